@@ -28,12 +28,12 @@ from alphazero_llm_trainer.policy.student import (
 )
 from alphazero_llm_trainer.training.critic import new_network
 from alphazero_llm_trainer.training.frozen import keep_narrow
+from alphazero_llm_trainer.training.merging import bare, merged
 from alphazero_llm_trainer.training.models import (
     RECOMPUTE,
     attach,
     make_optimizer,
     make_trainable,
-    merged,
     save_adapter,
 )
 from alphazero_llm_trainer.training.ppo_critic import Critic
@@ -102,7 +102,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def in_64_bits(student: Student, adapter: Path) -> Any:
     """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
-    model: Any = merged(student.model, torch.float32, adapter="none")
+    model: Any = bare(student.model, torch.float32)
     adapters.load_adapter(model, adapter, adapters.POLICY)
     for layer in adapters.layers(model):
         layer._active_adapter = [adapters.POLICY]
@@ -127,7 +127,7 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: St
     before = adapters.fingerprint(student.model)
     logprobs(student.model, student)
     assert adapters.fingerprint(student.model) == before
-    plain = merged(student.model)
+    plain = bare(student.model)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
     gradients = []
     for model in (student.model, plain):
@@ -143,13 +143,13 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     randomise(student.model, adapters.POLICY, 0)
     student.model.eval()
     trained = logprobs(student.model, student)
-    merged(student.model).save_pretrained(tmp_path)
+    save_adapter(student.model, tmp_path / "adapter")
+    merged(bare(student.model), tmp_path / "adapter").save_pretrained(tmp_path)
     student.tokenizer.save_pretrained(tmp_path)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     assert difference(logprobs(plain, student), trained) < 5e-5  # 4-bit kernel and fp32 rounding included
-    save_adapter(student.model, student.spec.lora, tmp_path / "adapter")
     exact = in_64_bits(student, tmp_path / "adapter")
     assert difference(logprobs(plain.double(), student), logprobs(exact, student)) < 1e-5
     torch.testing.assert_close(logprobs(student.model, student), trained)  # and the 4-bit model is as it was
@@ -159,14 +159,14 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     randomise(other.model, adapters.POLICY, 0)
     wrong = make_trainable(other.model, other.spec, "lora").eval()
     assert difference(logprobs(wrong, student), trained) > 0.1
-    rounded = merged(student.model, torch.bfloat16)
+    rounded = merged(bare(student.model, torch.bfloat16), tmp_path / "adapter")
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
 def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, config: Config, tmp_path: Path) -> None:
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
-    save_adapter(student.model, student.spec.lora, tmp_path)
+    save_adapter(student.model, tmp_path)
     student.model.eval()
     again = load_student(config, path=tmp_path)
     assert torch.equal(logprobs(again.model, again), logprobs(student.model, student))
@@ -193,7 +193,7 @@ def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(tmp_path: Path) 
     first = load_student(load_config(overrides=[*LORA, {"models": {"embedded": {"lora": lora}}}]))
     make_trainable(first.model, first.spec, "lora")
     randomise(first.model, adapters.POLICY, 0)
-    save_adapter(first.model, first.spec.lora, tmp_path / "first")
+    save_adapter(first.model, tmp_path / "first")
     first.model.eval()
     expected = logprobs(first.model, first)
     others = load_config(
@@ -207,7 +207,7 @@ def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(tmp_path: Path) 
     again.model.eval()
     with adapters.under(again.model, "value"):
         assert torch.equal(logprobs(again.model, again), expected)
-    save_adapter(again.model, again.spec.lora, tmp_path / "second")
+    save_adapter(again.model, tmp_path / "second")
     later = load_student(load_config(overrides=LORA), path=tmp_path / "second")
     assert torch.equal(logprobs(later.model, later), expected)
 
@@ -217,7 +217,7 @@ def test_all_weights_under_an_adapter_are_not_trained(tmp_path: Path, capsys: py
     first = load_student(config)
     make_trainable(first.model, first.spec, "lora")
     randomise(first.model, adapters.POLICY, 0)
-    save_adapter(first.model, first.spec.lora, tmp_path / "adapter")
+    save_adapter(first.model, tmp_path / "adapter")
     first.model.eval()
     flags = [*SMALL, "--model", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
     whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
@@ -231,7 +231,7 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
     config = load_config(overrides=LORA)
     student = load_student(config)
     make_trainable(student.model, student.spec, "lora")
-    save_adapter(student.model, student.spec.lora, tmp_path)
+    save_adapter(student.model, tmp_path)
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(CheckpointError, match="can't be loaded over this student"):

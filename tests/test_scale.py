@@ -149,7 +149,7 @@ def test_workers_sample_through_a_vllm_server(tmp_path: Path, cluster: tuple[str
         # An adapter is unloaded at the end, although workers are killed.
         student = load_student(load_config(overrides=SERVED))
         make_trainable(student.model, student.spec, "lora")
-        save_adapter(student.model, student.spec.lora, tmp_path / "adapter")
+        save_adapter(student.model, tmp_path / "adapter")
         adapted = [*command, "--model", str(tmp_path / "adapter"), "--set", "train.adapter=lora"]
         assert main([*adapted, "--out", str(tmp_path / "own"), "--workers", "2", "--address", cluster[0]]) == 0
         assert set(server.students) == {"student"} and len(server.answered) > 1

@@ -36,7 +36,8 @@ from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
 from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.models import make_trainable, merged
+from alphazero_llm_trainer.training.merging import bare, merged
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")
@@ -348,7 +349,7 @@ def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Stud
 
 
 @pytest.mark.parametrize("where", [LORA, SERVER])
-def test_adapters_are_swapped(ours: Student, where: str, request: pytest.FixtureRequest) -> None:
+def test_adapters_are_swapped(ours: Student, where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Two versions of an adapter: each is what the merged model says, and the base's engine stays what it was."""
     student = request.getfixturevalue("lora" if where == LORA else "server")
     engine = student.engine
@@ -361,7 +362,9 @@ def test_adapters_are_swapped(ours: Student, where: str, request: pytest.Fixture
         student.model.eval()
         engine.set_policy(None, version)
         theirs = greedy(ours, engine, 16)
-        own = InProcessEngine(merged(trained), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
+        save_adapter(student.model, tmp_path / str(version))
+        plain = merged(bare(trained), tmp_path / str(version))
+        own = InProcessEngine(plain, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
         most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))

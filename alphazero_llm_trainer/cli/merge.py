@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
+from ..files import sync_all
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, write_facts
 from .base import add_config_arguments, add_model, check_out, resolve, tell_loading
@@ -15,7 +17,7 @@ from .base import add_config_arguments, add_model, check_out, resolve, tell_load
 
 def add_merge(commands: Any) -> None:
     parser = commands.add_parser(
-        "merge", help="fold a LoRA adapter into its base's weights: a plain folder that transformers loads"
+        "merge", help="fold an adapter into its base's weights: a plain folder that transformers loads"
     )
     parser.add_argument(
         "--adapter", type=Path, required=True, metavar="DIR", help="such as checkpoints/run-001/adapter"
@@ -44,24 +46,26 @@ def run_merge(args: argparse.Namespace) -> int:
     check_out(args.out)
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
-        from ..policy.adapters import POLICY, own_parameters
         from ..policy.student import load_student
         from ..training.hub import check_hub, upload
-        from ..training.models import merged
+        from ..training.merging import bare, merged, read_back
 
         if args.push_to_hub is not None:
             check_hub(args.push_to_hub)
-        student = load_student(config, path=adapter)
-        if not own_parameters(student.model, POLICY):
-            raise CheckpointError(
-                f"--adapter {adapter} changes no layer of student {student.name}: name its own base with --model"
-            )
-        plain = merged(student.model)
-        plain.save_pretrained(str(args.out))
-        student.tokenizer.save_pretrained(args.out)
-        write_facts(args.out, student.name, config.models[student.name])
+        student = load_student(config, path=adapter, bare=True)
+        plain = merged(bare(student.model), adapter)
+        part = args.out.with_name(args.out.name + ".part")  # until all of it is there, and read back
+        try:
+            plain.save_pretrained(str(part))
+            student.tokenizer.save_pretrained(part)
+            write_facts(part, student.name, config.models[student.name])
+            read_back(part, plain)
+            sync_all(part)
+            part.replace(args.out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
         size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
-        print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.config.dtype}")
+        print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.dtype}")
         if args.push_to_hub is not None:
             print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
         return 0

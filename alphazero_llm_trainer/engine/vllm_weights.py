@@ -10,6 +10,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from ..errors import ConfigError
+
 ADAPTER = "default"  # peft's name of the adapter that training changes
 HEAD = "lm_head.weight"  # the output layer's, in every family that models.yaml names
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ones that vLLM's LoRA kernels are made for
@@ -21,9 +23,19 @@ def has_adapter(model: Any) -> bool:
 
 
 def write_adapter(model: Any, folder: Path) -> None:
-    """The policy's adapter as peft writes one: its configuration and its tensors, under peft's names."""
+    """The policy's adapter as peft writes one: its configuration and its tensors, under peft's names.
+
+    Raises ConfigError for ranks or scales by layer, which vLLM leaves out without a word.
+    """
+    config = model.peft_config[ADAPTER]
+    for field in ("rank_pattern", "alpha_pattern"):
+        if getattr(config, field):
+            raise ConfigError(
+                f"the student's adapter has a {field}, and vLLM knows a single rank and scale: set"
+                " engine.backend=inprocess, or start from the folder that `merge` makes of it"
+            )
     folder.mkdir(parents=True)
-    model.peft_config[ADAPTER].save_pretrained(str(folder))
+    config.save_pretrained(str(folder))
     mark = f".{ADAPTER}."
     tensors = {
         f"base_model.model.{name.replace(mark, '.')}": parameter.detach().to("cpu").contiguous()

@@ -19,10 +19,21 @@ from torch import nn
 
 from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
+from .folders import ADAPTER_CONFIG, read_note
 
 POLICY, CRITIC, START = "default", "critic", "start"  # names of adapters; `value` and `prm` are those of critics
 PARTS = ("lora_A", "lora_B")
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
+
+# Fields of adapter_config.json that don't say what is computed, or that the forwards here know: rank, scale, modules.
+KNOWN = frozenset({
+    "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
+    "peft_type", "auto_mapping", "base_model_name_or_path", "eva_config", "inference_mode", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "task_type",
+})  # fmt: skip
+# Of the others, values that change nothing. Starts that aren't listed change the base's own weights.
+HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva")}
 
 _current: list[tuple[Any, str | None]] = []  # what `under` was entered with and not left yet
 
@@ -100,19 +111,55 @@ def freeze_base(model: Any) -> None:
             parameter.requires_grad_(False)
 
 
+def unusual(folder: Path) -> list[str]:
+    """What an adapter's adapter_config.json has beyond LoRA of linear layers: fields with their values."""
+    fields = read_note(folder, ADAPTER_CONFIG)
+    if fields.get("peft_type") != "LORA":
+        return [f"peft_type {fields.get('peft_type')!r}"]
+    return [
+        f"{field} {value!r}"
+        for field, value in fields.items()
+        if field not in KNOWN and value and value not in HARMLESS.get(field, ())
+    ]
+
+
+def not_plain(folder: Path, what: str) -> str:
+    """What to do with an adapter that is more than LoRA of linear layers."""
+    return (
+        f"adapter {folder} has {what} in its {ADAPTER_CONFIG}, and beside a base only LoRA of its layers' linear parts is"
+        f" computed: make a model of both with `merge --adapter {folder} --model BASE --out DIR`, and name that folder"
+    )
+
+
 def load_adapter(model: Any, folder: Path, name: str) -> None:
     """Put a saved adapter into `model` as `name`, for inference; what is active stays. One that is there stays too.
 
-    Raises CheckpointError where the folder holds no adapter that fits.
+    Raises CheckpointError where the folder holds no adapter that fits, or more than LoRA of linear layers.
     """
+    from transformers.pytorch_utils import Conv1D
+
     if name in getattr(model, "peft_config", {}):
         return
+    for field in unusual(folder):
+        raise CheckpointError(not_plain(folder, field))
     before = {id(layer): layer._active_adapter for layer in layers(model)}
     trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
     try:
-        model.load_adapter(str(folder), adapter_name=name)
+        report = model.load_adapter(str(folder), adapter_name=name)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"adapter {folder} can't be loaded over this student: train it again") from error
+    lacking = {key for key in report.missing_keys if f".{name}." in key}
+    faults = sorted(lacking | {*report.unexpected_keys})
+    if faults:
+        raise CheckpointError(
+            f"adapter {folder} doesn't fit this student ({faults[0]} is on one side alone): name its own base with --model"
+        )
+    head = model.get_output_embeddings()
+    for place, layer in model.named_modules():
+        if hasattr(layer, "lora_A") and name in layer.scaling:
+            linear = isinstance(layer.get_base_layer(), nn.Linear | Conv1D)
+            if layer is head or not linear:
+                raise CheckpointError(not_plain(folder, f"{place} among its target_modules"))
     freeze_base(model)
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -121,12 +168,13 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
 
 
 def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
-    """`lora` with the rank, scale and modules of the policy's adapter in `model`, which are its own wherever it goes on."""
+    """`lora` with the largest rank and the modules of the policy's adapter in `model`, which goes on as it is."""
     adapter = model.peft_config[POLICY]
     targets = {
         name.rpartition(".")[2] for name, module in model.named_modules() if POLICY in getattr(module, "lora_A", ())
     }
-    return lora.model_copy(update={"rank": adapter.r, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))})
+    rank = max(adapter.r, *adapter.rank_pattern.values()) if adapter.rank_pattern else adapter.r
+    return lora.model_copy(update={"rank": rank, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))})
 
 
 def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:

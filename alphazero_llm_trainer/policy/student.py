@@ -72,12 +72,13 @@ def load_student(
     path: Path | None = None,
     opening: Opening = NOTHING,
     inference: bool = False,
+    bare: bool = False,
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
-    A folder with an adapter is the student's own weights under that adapter. `opening` is of its chats. `inference` says that
-    nothing will be trained and no other network is asked: then a model that the kernels compute is loaded without transformers'
-    model code, in half the time.
+    A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out. `opening` is of its
+    chats. `inference` says that nothing will be trained and no other network is asked: then a model that the kernels
+    compute is loaded without transformers' model code, in half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -119,10 +120,11 @@ def load_student(
                 f"adapter {adapter} was trained over other weights than student {name} has: name its student with"
                 " --model, or its base with --set models.NAME.path"
             )
-        load_adapter(model, adapter, POLICY)
-        for layer in layers(model):
-            layer._active_adapter = [POLICY]
-        spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
+        if not bare:
+            load_adapter(model, adapter, POLICY)
+            for layer in layers(model):
+                layer._active_adapter = [POLICY]
+            spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, opening, source)
     if not inference:
         from .backend import QUESTION, check_rounding

@@ -155,7 +155,7 @@ def save_critic(
     )
     files = [NUMBERS]
     if trained.adapter:
-        saved = save_adapter(student.model, student.spec.lora, folder / ADAPTER, trained.kind)
+        saved = save_adapter(student.model, folder / ADAPTER, trained.kind)
         files += [f"{ADAPTER}/{name}" for name in saved]
     else:
         # transformers takes a copy of a student that began as an adapter for one that has it still.

@@ -1,4 +1,4 @@
-"""Making a loaded model trainable: full weights, or LoRA adapters through peft; and folding adapters into the weights."""
+"""Making a loaded model trainable: full weights, or LoRA adapters through peft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import LoraConfig as PeftLora
 from peft import inject_adapter_in_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
@@ -24,7 +24,6 @@ from ..policy.adapters import (
     POLICY,
     fingerprint,
     freeze_base,
-    is_adapted,
     layers,
     own_parameters,
     recomputing,
@@ -33,6 +32,7 @@ from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
 from ..policy.weights import save_tensors
 from .attention import attend_by_length
 from .memory import PROMPT, rows_of_a_forward
+from .merging import bare, merged
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -210,9 +210,13 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     before = {id(layer): layer._active_adapter for layer in layers(model)}
     own = own_parameters(model, name) or own_parameters(model, POLICY)
     begun = {key.replace(f".{POLICY}.", f".{name}."): p.detach().clone() for key, p in own.items()}
+    started: Any = model  # from an adapter's folder: its ranks, scales and modules may differ by layer
+    known = getattr(started, "peft_config", {}).get(POLICY)
+    config = peft_config(lora) if known is None else copy.deepcopy(known)
+    config.lora_dropout, config.inference_mode = lora.dropout, False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", SEVERAL)
-        inject_adapter_in_model(peft_config(lora), model, adapter_name=name)
+        inject_adapter_in_model(config, model, adapter_name=name)
     freeze_base(model)
     with torch.no_grad():
         for key, parameter in own_parameters(model, name).items():
@@ -236,7 +240,7 @@ def peft_config(lora: LoraConfig) -> PeftLora:
     )
 
 
-def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: str = POLICY) -> list[str]:
+def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
     """Write one adapter as peft's own files, and what base it belongs to. Returns the files' names."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {
@@ -244,7 +248,7 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
         for key, p in own_parameters(model, name).items()
     }
     save_tensors(state, folder / ADAPTER_FILE)
-    config = peft_config(lora)
+    config = copy.deepcopy(model.peft_config[name])
     config.inference_mode = True
     config.save_pretrained(str(folder))
     quantization = "nf4" if getattr(model, "is_loaded_in_4bit", False) else "none"
@@ -266,10 +270,10 @@ def save_student(
     """
     facts, model = trained_with(student, source), student.model
     if adapter == "lora":
-        save_adapter(model, student.spec.lora, adapter_folder)
+        save_adapter(model, adapter_folder)
         write_facts(adapter_folder, student.name, facts, adapter=True)
         sync_all(adapter_folder)
-        model = merged(model)
+        model = merged(bare(model), adapter_folder)
     model.save_pretrained(str(folder))
     student.tokenizer.save_pretrained(folder)
     write_facts(folder, student.name, facts)
@@ -287,53 +291,3 @@ def load_trained_state(model: Any, state: dict[str, torch.Tensor]) -> None:
         for name, parameter in model.named_parameters():
             if name in state:
                 parameter.copy_(state[name])
-
-
-# -- merging -----------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def merged(model: PreTrainedModel, dtype: torch.dtype | None = None, adapter: str = POLICY) -> PreTrainedModel:
-    """A plain model (on the CPU) of the base's weights with one adapter added; `model` stays as it is.
-
-    4-bit weights are taken as the numbers that the forward computes with, and the sum is rounded once, to `dtype`
-    (None: the precision of the unquantised weights): the unquantised base, or a sum in 4 bits, would be another model.
-    """
-    bare: Any = model
-    config = copy.deepcopy(bare.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    chosen = bare.get_input_embeddings().weight.dtype if dtype is None else dtype
-    adapted = set(layers(bare))
-    added = {f"{name}.weight": layer for name, layer in bare.named_modules() if layer in adapted}
-    state = {}
-    for name, parameter in bare.named_parameters():
-        if is_adapted(name):
-            continue
-        plain = name.replace(".base_layer.", ".")
-        weight = dense(parameter)
-        if plain in added and adapter in added[plain].lora_A:
-            weight = weight.float() + added[plain].get_delta_weight(adapter).float()
-        state[plain] = weight.to(device="cpu", dtype=chosen)
-    with torch.device("meta"):
-        shell: Any = AutoModelForCausalLM.from_config(config)
-    shell.load_state_dict(state, strict=False, assign=True)
-    shell.tie_weights()
-    shell.eval()
-    for name, buffer in list(shell.named_buffers()):
-        owner, _, own = name.rpartition(".")
-        if buffer.is_meta:  # tables that aren't saved, of positions say
-            shell.get_submodule(owner).register_buffer(own, bare.get_buffer(name).cpu(), persistent=False)
-    shell.config.dtype = chosen
-    shell.generation_config = bare.generation_config
-    return shell
-
-
-def dense(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter's numbers, out of 4 bits where it is stored so."""
-    state = getattr(parameter, "quant_state", None)
-    if state is None:
-        return parameter.detach()
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(parameter.data, state)

@@ -1,0 +1,139 @@
+"""Folding adapters into a model's weights, by peft; and a check that the sum says what the two did apart."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTuner
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ..errors import CheckpointError
+from ..policy.adapters import is_adapted, unusual
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
+from ..policy.weights import load_tensors, load_weights
+
+TOKENS = 9  # of the check
+# Nats, in the mean over the vocabulary: a sum in 16 bits is rounded once more than a weight and its adapter.
+GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+REFUSALS = (
+    OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError, UserWarning,
+)  # fmt: skip
+
+
+@torch.no_grad()
+def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A plain model (on the CPU) of `model`'s weights without its adapters; `model` stays as it is.
+
+    4-bit weights are taken as the numbers that the forward computes with, in `dtype` (None: the precision of the
+    unquantised weights): the unquantised base would be another model.
+    """
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    chosen = model.get_input_embeddings().weight.dtype if dtype is None else dtype
+    state = {}
+    for name, parameter in model.named_parameters():
+        if not is_adapted(name):
+            weight = dense(parameter).to(device="cpu", dtype=chosen, copy=True)
+            state[name.replace(".base_layer.", ".")] = weight
+    with torch.device("meta"):
+        shell: Any = AutoModelForCausalLM.from_config(config)
+    shell.load_state_dict(state, strict=False, assign=True)
+    shell.tie_weights()
+    shell.eval()
+    for name, buffer in list(shell.named_buffers()):
+        owner, _, own = name.rpartition(".")
+        if buffer.is_meta:  # tables that aren't saved, of positions say
+            values = model.get_buffer(name).cpu()
+            shell.get_submodule(owner).register_buffer(own, values, persistent=False)
+    shell.config.dtype = chosen
+    shell.generation_config = model.generation_config
+    return shell
+
+
+def dense(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's numbers, out of 4 bits where it is stored so."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)
+
+
+def merged(plain: Any, adapter: Path) -> PreTrainedModel:
+    """`plain` itself with the adapter of a folder in its weights, of any kind that peft merges.
+
+    An output layer that shares the embedding's weights gets its own where the adapter changes one of the two.
+
+    Raises CheckpointError where peft can't merge it, or the sum says something else than the two apart.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        try:
+            apart = PeftModel.from_pretrained(plain, str(adapter)).eval()
+            if not isinstance(apart.base_model, BaseTuner):
+                raise ValueError("it changes no weights")
+            taken = get_peft_model_state_dict(apart, save_embedding_layers=True)
+            ignored = sorted(load_tensors(adapter / ADAPTER_FILE).keys() - taken.keys())
+            if ignored:
+                raise ValueError(f"the base has no place for {ignored[0]}")
+            expected = sample(apart)
+            inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
+            tied = outer is not None and under(inner).weight is under(outer).weight
+            if tied:
+                under(outer).weight = torch.nn.Parameter(under(outer).weight.detach().clone())
+            dtype = plain.dtype
+            model: Any = apart.merge_and_unload().to(dtype)  # peft trains whole modules in fp32
+        except REFUSALS as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+            fields = ", ".join(unusual(adapter)) or "LoRA"
+            raise CheckpointError(
+                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({said}): name its own base with"
+                " --model, or train one that peft can merge"
+            ) from error
+    weights = [model.get_input_embeddings().weight, model.get_output_embeddings().weight] if tied else []
+    if tied and torch.equal(*weights):
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    check(model, expected, f"adapter {adapter}, merged,")
+    return model
+
+
+def under(module: Any) -> Any:
+    """The layer of the model's own that peft wrapped, perhaps twice."""
+    for inner in ("original_module", "base_layer"):
+        if getattr(module, inner, None) is not None:
+            return under(getattr(module, inner))
+    return module
+
+
+@torch.no_grad()
+def sample(model: Any) -> torch.Tensor:
+    """Next-token log-probabilities `[T, V]` (fp32) at a few tokens from all over the vocabulary."""
+    words = model.config.get_text_config().vocab_size
+    ids = torch.arange(1, TOKENS + 1)[None] * (words // (TOKENS + 1))
+    return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+
+
+def check(model: Any, expected: torch.Tensor, what: str) -> None:
+    """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample`), up to its precision."""
+    gap = float((sample(model) - expected).abs().mean())
+    if not gap <= GAPS[model.dtype]:
+        raise CheckpointError(
+            f"{what} is {gap:.3g} nats from the adapter beside its base: nothing is written; report it, with the"
+            f" adapter's {ADAPTER_CONFIG}"
+        )
+
+
+def read_back(folder: Path, like: Any) -> None:
+    """Raise CheckpointError where a saved model isn't the one in memory."""
+    again = load_weights(AutoModelForCausalLM, str(folder), dtype=like.dtype).eval()
+    check(again, sample(like), f"model {folder}, read back,")

@@ -1,0 +1,243 @@
+"""Adapters that peft knows: computed beside a base as peft computes them, merged by peft, or refused by their field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from peft import LoraConfig, PeftConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from support import tiny_engine, tiny_llama
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
+from alphazero_llm_trainer.engine.vllm_weights import write_adapter
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.policy.adapters import POLICY, layers, load_adapter, shape_of, under
+from alphazero_llm_trainer.policy.student import PACKAGED
+from alphazero_llm_trainer.training.merging import bare, merged, read_back
+from alphazero_llm_trainer.training.models import attach, save_adapter
+
+IDS = (5, 3, 17, 8, 3, 40, 11)
+PARTS = ["q_proj", "v_proj"]
+
+
+def lora(**options: Any) -> PeftConfig:
+    return LoraConfig(**{"target_modules": PARTS, "r": 4, "lora_alpha": 8, **options})
+
+
+# LoRA of linear layers, which is computed beside a base
+PLAIN: dict[str, Callable[[], PeftConfig]] = {
+    "lora": lora,
+    "rslora": lambda: lora(use_rslora=True, lora_alpha=16),
+    "patterns": lambda: lora(rank_pattern={"q_proj": 2}, alpha_pattern={"layers.0.self_attn.v_proj": 32}),
+    "some layers": lambda: lora(layers_to_transform=[1]),
+    "a pattern of names": lambda: lora(target_modules=r".*\.1\..*_proj"),
+}
+# what is not, with the field that says so
+OTHERS: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
+    "dora": ("use_dora", lambda: lora(use_dora=True)),
+    "biases": ("bias", lambda: lora(bias="all")),
+    "its biases": ("bias", lambda: lora(bias="lora_only")),
+    "pissa": ("init_lora_weights", lambda: lora(init_lora_weights="pissa")),
+    "olora": ("init_lora_weights", lambda: lora(init_lora_weights="olora")),
+    "embedding": ("target_modules", lambda: lora(target_modules=["embed_tokens", "q_proj"])),
+    "head": ("target_modules", lambda: lora(target_modules=["lm_head", "q_proj"])),
+    "both": ("target_modules", lambda: lora(target_modules=["lm_head", "embed_tokens"])),
+    "dora head": ("use_dora", lambda: lora(target_modules=["lm_head", "q_proj"], use_dora=True)),
+    "whole head": ("modules_to_save", lambda: lora(modules_to_save=["lm_head"])),
+    "whole embedding": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens"])),
+    "whole both": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens", "lm_head"])),
+    "whole tied": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens"], ensure_weight_tying=True)),
+    "whole norm": ("modules_to_save", lambda: lora(modules_to_save=["norm"])),
+    "tokens": ("trainable_token_indices", lambda: lora(trainable_token_indices=[3, 5])),
+    "weights": ("target_parameters", lambda: lora(target_modules=[], target_parameters=["q_proj.weight"])),
+    "ia3": ("peft_type", lambda: peft.IA3Config(target_modules=PARTS, feedforward_modules=[])),
+    "loha": ("peft_type", lambda: peft.LoHaConfig(target_modules=PARTS, r=4)),
+    "lokr": ("peft_type", lambda: peft.LoKrConfig(target_modules=PARTS, r=4)),
+    "adalora": ("peft_type", lambda: peft.AdaLoraConfig(target_modules=PARTS, init_r=4, target_r=2, total_step=9)),
+    "vera": ("peft_type", lambda: peft.VeraConfig(target_modules=["q_proj"], r=4)),
+    "norms": ("peft_type", lambda: peft.LNTuningConfig(target_modules=["input_layernorm"])),
+    "token rows": ("peft_type", lambda: peft.TrainableTokensConfig(token_indices=[3], target_modules=["embed_tokens"])),
+}
+# and what peft can't merge either
+NEVER: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
+    "prompt": ("peft_type", lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "prefix": ("peft_type", lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "lora_bias": ("lora_bias", lambda: lora(lora_bias=True)),
+    "alora": ("alora_invocation_tokens", lambda: lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM")),
+}
+
+
+def base(tied: bool = False) -> LlamaForCausalLM:
+    """A base with a head of its own, or one that shares the embedding's weights."""
+    model = tiny_llama()
+    if tied:
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    return model
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([IDS])).logits[0].log_softmax(-1)
+
+
+def made(config: PeftConfig, folder: Path, tied: bool = False, model: Any = None) -> torch.Tensor:
+    """A trained adapter in a folder, as peft writes one; returns what peft's own model says with it."""
+    torch.manual_seed(1)
+    adapted: Any = get_peft_model(base(tied) if model is None else model, config)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += torch.randn(parameter.shape) * 0.2
+    adapted.eval().save_pretrained(folder)
+    return logprobs(adapted)
+
+
+def adapted(folder: Path, tied: bool = False) -> Any:
+    model: Any = base(tied)
+    load_adapter(model, folder, POLICY)
+    for layer in layers(model):
+        layer._active_adapter = [POLICY]
+    return model
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind: str, tmp_path: Path) -> None:
+    expected = made(PLAIN[kind](), tmp_path / "theirs")
+    before = logprobs(base())
+    assert (expected - before).abs().max() > 0.01
+    model = adapted(tmp_path / "theirs")
+    torch.testing.assert_close(logprobs(model), expected)
+    with under(model, None):
+        torch.testing.assert_close(logprobs(model), before)
+    scores = expected[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0].tolist()
+    for native in ("auto", "off"):  # the kernels' own packing, and torch
+        engine = tiny_engine(model, native=native)
+        [found] = asyncio.run(engine.score([(IDS[:1], IDS[1:])]))
+        assert found == pytest.approx(scores, abs=1e-4)
+    # Training goes on from it, beside it a critic that begins as it, and all of it is in the folders that are written.
+    spec = shape_of(model, OurLora())
+    attach(model, spec, POLICY)
+    attach(model, spec, "value")
+    for name in (POLICY, "value"):
+        with under(model.eval(), name):
+            torch.testing.assert_close(logprobs(model), expected)
+        save_adapter(model, tmp_path / name, name)
+        torch.testing.assert_close(logprobs(adapted(tmp_path / name)), expected)
+        torch.testing.assert_close(logprobs(merged(base(), tmp_path / name)), expected)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
+def test_a_merged_folder_says_what_peft_says(kind: str, tied: bool, tmp_path: Path) -> None:
+    config = PLAIN[kind]() if kind in PLAIN else OTHERS[kind][1]()
+    expected = made(config, tmp_path / "adapter", tied)
+    sum_of_both = merged(bare(base(tied)), tmp_path / "adapter")
+    sum_of_both.save_pretrained(tmp_path / "merged")
+    read_back(tmp_path / "merged", sum_of_both)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logprobs(again), expected, atol=1e-4, rtol=1e-4)
+    apart = not torch.equal(again.get_input_embeddings().weight, again.get_output_embeddings().weight)
+    assert again.config.tie_word_embeddings is (tied and not apart)
+    assert apart or tied
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, *NEVER])
+def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(kind: str, tmp_path: Path) -> None:
+    field, config = {**OTHERS, **NEVER}[kind]
+    made(config(), tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        load_adapter(base(), tmp_path, POLICY)
+    said = str(caught.value)
+    assert field in said and "adapter_config.json" in said and "`merge --adapter" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_what_peft_cannot_merge_is_one_sentence(kind: str, tmp_path: Path) -> None:
+    field, config = NEVER[kind]
+    made(config(), tmp_path)
+    with pytest.raises(CheckpointError, match=f"{field}.*can't be merged") as caught:
+        merged(base(), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_that_nobody_knows_yet_is_refused(tmp_path: Path) -> None:
+    """peft itself ignores it with a warning."""
+    made(lora(), tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "use_xora": {"scale": 2}}))
+    with pytest.raises(CheckpointError, match="use_xora"):
+        load_adapter(base(), tmp_path, POLICY)
+
+
+@pytest.mark.parametrize("fault", ["lacking", "unexpected", "shape"])
+def test_weights_that_do_not_fit_are_no_adapter(fault: str, tmp_path: Path) -> None:
+    made(lora(), tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[-1]
+    if fault == "lacking":
+        del weights[name]
+    elif fault == "unexpected":
+        weights[name.replace("layers.1", "layers.7")] = weights[name].clone()
+    else:
+        weights[name] = torch.cat([weights[name], weights[name]], dim=1)
+    save_file(weights, file, {"format": "pt"})
+    for take in (lambda: load_adapter(base(), tmp_path, POLICY), lambda: merged(base(), tmp_path)):
+        with pytest.raises(CheckpointError) as caught:
+            take()
+        assert "\n" not in str(caught.value)
+
+
+def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        made(lora(modules_to_save=["lm_head"]), tmp_path / str(dtype), model=base().to(dtype))
+        assert {p.dtype for p in merged(base().to(dtype), tmp_path / str(dtype)).parameters()} == {dtype}
+    made(lora(use_dora=True), tmp_path / "dora")
+    monkeypatch.setattr("peft.tuners.lora.model.LoraModel.merge_and_unload", lambda self: self.unload())
+    with pytest.raises(CheckpointError, match="nats from the adapter beside its base"):
+        merged(base(), tmp_path / "dora")
+
+
+def test_vllm_is_told_no_ranks_by_layer(tmp_path: Path) -> None:
+    made(PLAIN["patterns"](), tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="rank_pattern"):
+        write_adapter(adapted(tmp_path / "adapter"), tmp_path / "vllm")
+
+
+def test_the_command_merges_leaves_nothing_half_and_names_the_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped: Any = AutoModelForCausalLM.from_pretrained(PACKAGED)
+    expected = made(lora(use_dora=True, target_modules=["lm_head", "q_proj"]), tmp_path / "dora", model=shipped)
+    flags = ["--model", "embedded", "--adapter", str(tmp_path / "dora"), "--out", str(tmp_path / "out")]
+    capsys.readouterr()
+    assert main(["eval", "--model", str(tmp_path / "dora"), "--set", "student=embedded"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "use_dora" in error and "merge" in error
+    with monkeypatch.context() as patch:
+        broken = "alphazero_llm_trainer.training.merging.load_weights"
+        patch.setattr(broken, lambda *_, **__: AutoModelForCausalLM.from_pretrained(PACKAGED))
+        assert main(["merge", *flags]) == 2
+    assert "nats from" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["dora"]
+    assert main(["merge", *flags]) == 0
+    torch.testing.assert_close(
+        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-3, rtol=1e-3
+    )
+    shutil.rmtree(tmp_path / "out")
+    made(NEVER["prompt"][1](), tmp_path / "prompt", model=AutoModelForCausalLM.from_pretrained(PACKAGED))
+    flags[3] = str(tmp_path / "prompt")
+    assert main(["merge", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "PROMPT_TUNING" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dora", "prompt"]
