@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from alphazero_llm_trainer.eval.metrics import Interval, majority_at_k, paired_b
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
+    averages,
     paired,
     summary,
 )
@@ -123,6 +127,57 @@ def test_majority_at_k_equals_enumeration() -> None:
         majority_at_k(answers, correct, 8)
     many = ["a"] * 30 + ["b"] * 20
     assert majority_at_k(many, [one == "a" for one in many], 15) == pytest.approx(0.8, abs=0.08)  # drawn subsets
+
+
+def of_benchmark(benchmark: str, method: str, outcomes: str, calls: int = 4) -> Cell:
+    return replace(cell(method, outcomes), benchmark=benchmark, calls=calls)
+
+
+def results_of(cells: list[Cell]) -> dict[str, Any]:
+    rows = [summary(one) for one in cells]
+    return {
+        "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7, "rows": rows, "pairs": paired(cells),
+        "at_k": [], "averages": averages(rows), "benchmarks": {one.benchmark: {"problems": 4} for one in cells},
+    }  # fmt: skip
+
+
+def test_several_benchmarks_have_a_table_of_methods_with_the_average() -> None:
+    cells = [of_benchmark("gsm8k", "greedy", "0111"), of_benchmark("gsm8k", "mcts", "1111")]
+    cells += [of_benchmark("math", "greedy", "0001"), of_benchmark("math", "mcts", "0001")]
+    results = results_of(cells)
+    assert [(one["method"], one["accuracy"][0]) for one in results["averages"]] == [("greedy", 0.5), ("mcts", 0.625)]
+    value, low, high = results["averages"][0]["accuracy"]
+    sides = [summary(one)["accuracy"] for one in cells[::2]]
+    assert value - low == pytest.approx(math.hypot(*(side[0] - side[1] for side in sides)) / 2) and low < value < high
+    said, head, *rows = result_text(results).split("\n\n")[-1].splitlines()
+    assert said == "Accuracy by benchmark at 100 tokens, and its average over 2"
+    assert head.split() == ["method", "gsm8k", "math", "average", "[95%]"]
+    assert [row.split()[:4] for row in rows] == [
+        ["mcts", "1.000", "0.250", "0.625"],
+        ["greedy", "0.750", "0.250", "0.500"],
+    ]
+    cells_of = [
+        line.replace(" ", "").split("|")[1:5] for line in results_markdown(results).splitlines() if "0.625" in line
+    ]
+    assert [row[:3] for row in cells_of] == [["mcts", "1.000", "0.250"]]
+    one = results_of(cells[:2])
+    assert one["averages"] == [] and "by benchmark" not in result_text(one)
+
+
+def test_methods_that_are_level_are_said_to_be() -> None:
+    cells = [of_benchmark("math", "greedy", "0011", 4), of_benchmark("math", "majority", "0101", 12)]
+    said = result_text(results_of(cells)).splitlines()[0]
+    assert said.startswith("math at 100 tokens: greedy and majority are level, 0.500 [")
+    assert "is best" not in said
+
+
+def test_a_vote_of_too_few_samples_is_remarked() -> None:
+    cells = [of_benchmark("math", "greedy", "0011", 4), of_benchmark("math", "majority", "0101", 5)]
+    text = result_text(results_of(cells))
+    assert "math: majority had 1.2 samples a problem at 100 tokens, too few to choose among" in text
+    assert "samples a problem" not in result_text(
+        results_of([*cells[:1], of_benchmark("math", "majority", "0101", 12)])
+    )
 
 
 def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:

@@ -34,7 +34,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert main([*SMALL, "--out", str(out), "--samples", "2"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("embedded at 60 tokens: ") and " is best, " in said.out and "pass@k" in said.out
-    assert "276/276 problems, " in said.err and "tokens, " in said.err
+    assert "276/276 answers, " in said.err and "tokens, " in said.err
     shares = [float(line.split()[1]) for line in said.out.split("\n\n")[0].splitlines()[2:]]
     assert len(shares) == len(METHODS) and shares == sorted(shares, reverse=True)
     found = json.loads((out / "results.json").read_text())

@@ -185,7 +185,10 @@ def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.Capture
     assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
     assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0
     said = capsys.readouterr().out
-    assert "trees: 6\n" in said and "session_trees: 2\n" in said
+    assert (
+        said.startswith(f"6 of 6 questions have a tree in {out}\nsearched now: 2 in ")
+        and " responses are right, " in said
+    )
     broken, nothing = tmp_path / "broken.yaml", str(tmp_path / "nothing")
     broken.write_text("rewards: 0.5\n")
     for argv, words in (

@@ -262,6 +262,9 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
     assert view(sampled, "--question", rows[2]["id"], "--out", sampled / "one.html") == 0
     single = Data((sampled / "one.html").read_text(encoding="utf-8"))
     assert single.tree()["key"] == rows[2]["key"] and json.loads(single.blocks["facts"])["single"]
+    # As the page numbers it, which counts from 1.
+    assert view(sampled, "--question", str(rows[2]["number"] + 1), "--out", sampled / "third.html") == 0
+    assert Data((sampled / "third.html").read_text(encoding="utf-8")).tree()["key"] == rows[2]["key"]
     (sampled / "few.jsonl").write_bytes((sampled / "journal.jsonl").read_bytes())
     assert view(sampled / "few.jsonl", "--trees", "2") == 0
     assert json.loads(Data((sampled / "few.html").read_text(encoding="utf-8")).blocks["facts"])["left_out"] == 4
@@ -292,6 +295,8 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
         ([empty], "no finished tree"),
         ([text], "is no tree"),
         ([sampled, "--question", "q-none"], "'q-none'"),
+        ([sampled, "--question", "0"], "'0'"),
+        ([sampled, "--question", "7"], "number of its page"),
         ([sampled, "--trees", "0"], "--trees is 0"),
         ([sampled, "--out", tmp_path / "no" / "where.html"], "can't be written"),
     ):

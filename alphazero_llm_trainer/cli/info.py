@@ -18,6 +18,7 @@ from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, uncovered, unit_name
 from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_facts, resolve
+from .train import add_method
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai")
 EXTRAS = ("bitsandbytes", "vllm", "ray", "reasoning-gym", "mlflow", "tensorboard", "trackio", "wandb")
@@ -28,6 +29,7 @@ def add_info(commands: Any) -> None:
     parser = commands.add_parser("info", help="what a run would use: versions, device, student, keys, places")
     add_model(parser, key="train.student")
     add_source(parser)
+    add_method(parser)
     add_json(parser)
     about = "also print the whole configuration, with FILE's keys in it"
     add_config_arguments(parser, nargs="?", const=True, help=about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def run_merge(args: argparse.Namespace) -> int:
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
     check_out(args.out)
+    # Nothing is generated here, so that how fast the engine would be is no news.
+    logging.getLogger("alphazero_llm_trainer.engine").setLevel(logging.ERROR)
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
         from ..policy.student import load_student

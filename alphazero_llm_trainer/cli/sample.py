@@ -19,7 +19,7 @@ from .base import (
     add_source,
     check_least,
     check_out,
-    print_facts,
+    print_json,
     resolve,
     tell_loading,
 )
@@ -79,7 +79,10 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
             )
         tell_loading(args, progress)
         summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
-        print_facts(summary.as_dict(), args.json)
+        if args.json:
+            print_json(summary.as_dict())
+        else:
+            print(summary.text(args.out))
         short = shortfall(summary.session.ends)
         if short is not None:
             progress.say(short)

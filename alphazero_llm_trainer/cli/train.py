@@ -40,6 +40,15 @@ the first right response of each tree whose steps a calculator checks. Each meth
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
+def add_method(parser: Parser) -> None:
+    """--use-grpo and the like."""
+    method = parser.add_mutually_exclusive_group()
+    for name, text in METHODS.items():
+        method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
+    parser.set_defaults(method=None)
+    parser.keys["method"] = "train.method"
+
+
 def add_arguments(parser: Parser) -> None:
     """The arguments of `train`."""
     add_model(parser, "the student to start from", key="train.student")
@@ -64,11 +73,8 @@ def add_arguments(parser: Parser) -> None:
     parser.option("--save-every", type=int, metavar="N", key="train.save_every", help="questions between checkpoints")
     about = "say how far the run is after each N questions"
     parser.option("--log-interval", type=int, metavar="N", key="train.log_interval", help=about)
-    method = parser.add_mutually_exclusive_group()
-    for name, text in METHODS.items():
-        method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
-    parser.set_defaults(method=None, run=run_train)
-    parser.keys["method"] = "train.method"
+    add_method(parser)
+    parser.set_defaults(run=run_train)
     parser.option(
         "--track",
         metavar="KIND",

@@ -27,7 +27,7 @@ def add_view(commands: Any) -> None:
     parser = commands.add_parser("view", help="search trees as one HTML page", epilog=EPILOG)
     parser.add_argument("run_or_journal", type=Path, metavar="RUN", help="a run folder, a journal, or a search's JSON")
     parser.add_argument(
-        "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
+        "--question", metavar="ID", help="one question's tree, by its number on the page, its id or the record's key"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
     about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"

@@ -20,7 +20,7 @@ from ..types import Opening
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
 from .names import METHOD_NAMES, UNJUDGED
-from .results import EvalFolder, at_k, paired, summary
+from .results import EvalFolder, at_k, averages, paired, summary
 from .verifiers import load_verifier, named_verifier
 
 if TYPE_CHECKING:
@@ -97,11 +97,12 @@ class Evaluation:
         identity = self.settings(config) | {"weights": fingerprint(student.model)}
         # What is said before the questions is a part of them.
         openings = {one.name: opening(config, open_one_of(config, one.name), student.name) for one in benchmarks}
-        rows = {one.name: one.data_hash + said_before(student, openings[one.name]) for one in benchmarks}
-        folder = EvalFolder(out, identity, rows, resume)
+        hashes = {one.name: one.data_hash + said_before(student, openings[one.name]) for one in benchmarks}
+        folder = EvalFolder(out, identity, hashes, resume)
         self.fill(folder, config, student, benchmarks, openings, progress, stop)
         cells = [cell for asked in self.cells() if (cell := folder.read(*asked)) is not None]
         measured = [cell for cell in cells if cell.method != SAMPLES]
+        rows = [summary(cell) for cell in measured]
         return {
             "student": student.name if path is None else str(path),
             "verifier": self.judge,
@@ -118,7 +119,8 @@ class Evaluation:
                 }
                 for one in benchmarks
             },
-            "rows": [summary(cell) for cell in measured],
+            "rows": rows,
+            "averages": averages(rows),
             "pairs": paired(measured),
             "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
@@ -137,7 +139,7 @@ class Evaluation:
         by_name = {one.name: one for one in benchmarks}
         left = [cell for cell in self.cells() if not folder.file(*cell).exists()]
         total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (self.cells(), left))
-        progress.start(total, total - todo, "problem", cost=student.engine.cost)
+        progress.start(total, total - todo, "answer", cost=student.engine.cost)
         custom = open_reward(config.rewards)
         verifier = load_verifier(self.judge, student, config, self.prm, self.value)
 

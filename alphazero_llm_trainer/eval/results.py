@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -142,6 +143,30 @@ def summary(cell: Cell) -> dict[str, Any]:
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
     }
+
+
+def averages(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The mean accuracy of each method and budget over several benchmarks that have gold answers, each of equal weight;
+    nothing of one. The benchmarks' intervals are of separate problems: half of the mean's is the root of the sum of their
+    halves' squares over their number."""
+    found: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if not row.get("no_gold"):
+            found.setdefault((row["budget"], row["method"]), []).append(row)
+    several = []
+    for (budget, method), of_method in found.items():
+        count = len(of_method)
+        if count < 2:
+            continue
+        mean = sum(row["accuracy"][0] for row in of_method) / count
+        below, above = (
+            math.sqrt(sum((row["accuracy"][0] - row["accuracy"][side]) ** 2 for row in of_method)) / count
+            for side in (1, 2)
+        )
+        names = [row["benchmark"] for row in of_method]
+        accuracy = [mean, max(mean - below, 0.0), min(mean + above, 1.0)]
+        several.append({"budget": budget, "method": method, "benchmarks": names, "accuracy": accuracy})
+    return several
 
 
 def mean_reward(rewards: Sequence[float | None]) -> dict[str, Any]:

@@ -53,8 +53,12 @@ def gains(results: Results, row: Results) -> dict[str, Interval]:
 
 
 def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
-    """The best method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
+    """The best method of a budget, or those that are level, and whether it is clearly above greedy, in words; and if so
+    "good"."""
     best = rows[0]
+    level = [
+        row["method"] for row in rows if measure(row) == measure(best) and row[measure(row)] == best[measure(best)]
+    ]
     over = gains(results, best).get("over greedy")
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
@@ -62,6 +66,10 @@ def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
     what = "reward " if measure(best) == "reward" else ""
     if not value.value:
         return f"{where}: {'every reward is 0' if what else 'no method has a right answer'}", ""
+    if len(level) > 1:
+        names = f"{', '.join(level[:-1])} and {level[-1]}"
+        cheapest = f"{best['method']} with the fewest tokens, {tokens(best):.0f} a problem"
+        return f"{where}: {names} are level, {what}{value}; {cheapest}{sure}", "" if over is None else over.kind
     said = f"{where}: {best['method']} is best, {what}{value} with {tokens(best):.0f} tokens a problem{sure}"
     return said, "" if over is None else over.kind
 
@@ -83,6 +91,38 @@ def blocks(results: Results, benchmark: str, plot: bool = False) -> list[Block]:
             lines.append([row["method"], accuracy_of(row), *[reward_of(row)] * rewarded, *figures, *drawn[at : at + 1]])
         found.append((headline(results, rows)[0], lines))
     return found + at_k(results, benchmark)
+
+
+def average_blocks(results: Results) -> list[Block]:
+    """Of several benchmarks a table for each budget: the methods' accuracies on each, and their average, the best first."""
+    averages = results.get("averages", [])  # 0.6 wrote none
+    every = [name for name in results["benchmarks"] if any(name in row["benchmarks"] for row in averages)]
+    found: dict[int, list[list[str]]] = {}
+    accuracy = {(row["benchmark"], row["budget"], row["method"]): row["accuracy"][0] for row in results["rows"]}
+    for row in sorted(averages, key=lambda row: (row["budget"], -row["accuracy"][0])):
+        budget, method = row["budget"], row["method"]
+        lines = found.setdefault(budget, [["method", *every, "average [95%]"]])
+        values = [f"{accuracy[name, budget, method]:.3f}" if name in row["benchmarks"] else "" for name in every]
+        lines.append([method, *values, str(Interval(*row["accuracy"]))])
+    return [
+        (f"Accuracy by benchmark at {budget:,} tokens, and its average over {len(every)}", lines)
+        for budget, lines in found.items()
+    ]
+
+
+WHOLE = {"majority": 3, "weighted-majority": 3, "best-of-n": 2}  # least samples of which one can be chosen
+
+
+def few_samples(results: Results, benchmark: str) -> list[str]:
+    """One line on methods whose budget pays for too few samples to choose among; nothing where there are none."""
+    few = [
+        f"{row['method']} had {row['calls']:.1f} samples a problem at {row['budget']:,} tokens"
+        for rows in sorted_rows(results, benchmark).values()
+        for row in rows
+        # A network's calls are counted too.
+        if not row["scored_tokens"] and row["calls"] < WHOLE.get(row["method"], 0)
+    ]
+    return [f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens"] if few else []
 
 
 def reward_of(row: Results) -> str:
@@ -119,9 +159,9 @@ def result_text(results: Results) -> str:
     """What the terminal shows."""
     found = []
     for name in results["benchmarks"]:
-        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name, plot=True)] + unjudged(
-            results, name
-        )
+        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name, plot=True)]
+        found += unjudged(results, name) + few_samples(results, name)
+    found += [f"{said}\n{columns(rows)}" for said, rows in average_blocks(results)]
     return "\n\n".join(found)
 
 
@@ -151,10 +191,11 @@ def results_markdown(results: Results) -> str:
         f"`{results['command']}`",
         f"{NOTE} Accuracies have Wilson 95% intervals, differences paired bootstrap ones.",
     ]
+    parts += [part for said, rows in average_blocks(results) for part in (f"{said}:", markdown(rows))]
     for name, facts in results["benchmarks"].items():
         parts.append(f"## {name}: {facts['problems']:,} problems")
         parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
-        parts += unjudged(results, name)
+        parts += unjudged(results, name) + few_samples(results, name)
         parts += [
             *told(facts),
             "Every figure, as means a problem:",
@@ -188,7 +229,7 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
 
 def evaluation_parts(results: Results) -> list[str]:
     """An `eval` folder's results: for each benchmark the methods in order at each budget, then every figure."""
-    parts = []
+    parts = [part for said, rows in average_blocks(results) for part in (heading(said), table(rows))]
     for name, facts in results["benchmarks"].items():
         by_budget = sorted_rows(results, name)
         drawn = [method_chart(results, budget, rows) for budget, rows in by_budget.items()]
@@ -197,7 +238,10 @@ def evaluation_parts(results: Results) -> list[str]:
         big = f"{top[0]['method']} {best:.3f}" if best else "0"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
-        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *told(facts)])]
+        parts += [
+            figures(drawn, NOTE),
+            *map(paragraph, [*unjudged(results, name), *few_samples(results, name), *told(facts)]),
+        ]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts

@@ -163,8 +163,12 @@ def _embedded_if_it_reads(tree: Tree) -> Tokenizer | None:
 
 
 def chosen_records(source: Source, question: str) -> list[dict[str, Any]]:
-    """The records of one question, by key or by its id. Raises DataError where there is none."""
+    """The records of one question, by key, by its id or by its number on the page. Raises DataError where there is none."""
     found = [one for one in source if question in (one["key"], (one.get("problem") or {}).get("id"))]
+    if not found and question.isdecimal():
+        found = [one for number, one in enumerate(source, 1) if number == int(question)]
     if not found:
-        raise DataError(f"--question is {question!r}, which {source.path} has no tree of: name an id or a key of it")
+        raise DataError(
+            f"--question is {question!r}, which {source.path} has no tree of: name an id, a key or a number of its page"
+        )
     return found

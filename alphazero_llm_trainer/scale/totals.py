@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..live import Progress, last_tree
+from ..live import Progress, duration, last_tree
 from ..mcts.extract import endings, trajectories
 from ..mcts.tree import Tree
 from ..rollouts import FAILED, FAILED_REWARD
@@ -87,6 +88,24 @@ class Summary:
     def dollars(self) -> float:
         """What providers charged in this session."""
         return self.session.cost.dollars + sum(cost.dollars for part in self.teachers for cost in part.values())
+
+    def text(self, folder: Path) -> str:
+        """What the terminal shows of the run in `folder`."""
+        session, tokens = self.session, self.session.cost.sampled_tokens
+        lines = [f"{self.trees:,} of {self.questions:,} questions have a tree in {folder}"]
+        if session.trees:
+            right = f"{session.right:,} of {session.responses:,} responses are right"
+            lines.append(
+                f"searched now: {session.trees:,} in {duration(self.seconds)}; {right}, and {session.solved:,} trees have a"
+                f" right one; {tokens:,} sampled tokens, {tokens / max(self.seconds, 1e-9):,.0f} a second"
+            )
+        if session.skipped:
+            lines.append(f"{session.skipped:,} trees are empty: the question doesn't fit, or its reward failed")
+        if self.set_aside:
+            lines.append(f"{len(self.set_aside):,} questions failed three times and are in set_aside.jsonl")
+        if self.dollars:
+            lines.append(f"the teachers charged ${self.dollars:.4f}")
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain figures: all but `trees` and `set_aside` are this session's."""

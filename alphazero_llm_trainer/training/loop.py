@@ -155,7 +155,8 @@ class Run(Measured):
         """A round's line: on the terminal, in metrics.jsonl, to the tracker."""
         line = asdict(stats) | figures
         self.write_metrics(line)
-        tell_round(self.progress, line, self.round_name(line["round"]))
+        compares = self.config.train.method in ("grpo", "legacy")
+        tell_round(self.progress, line, self.round_name(line["round"]), compares)
 
     def round_name(self, number: int) -> str:
         """Round `number` as it is told; of how many is not known where tokens end the run."""

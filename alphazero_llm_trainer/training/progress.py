@@ -23,12 +23,14 @@ def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
         progress.trouble(f"{tree.key} is left out: {tree.failed_reward}")
 
 
-def tell_round(progress: Progress, line: dict[str, Any], name: str) -> None:
-    """One round's figures: below the bar, or as a line with the pace."""
+def tell_round(progress: Progress, line: dict[str, Any], name: str, compares: bool) -> None:
+    """One round's figures: below the bar, or as a line with the pace. `compares`: the method learns from how the responses
+    to a question differ."""
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
+    alike = f", {line['flat']} without a difference to learn from" if compares else ""
     figures = (
-        f"{name}: reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']},"
-        f" solved {line['solved']}, rows {line['rows']}, updates {line['updates']}{loss}"
+        f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; mean reward"
+        f" {line['mean_reward']:.3f}; {line['updates']} updates on {line['rows']} responses{loss}"
     )
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")
