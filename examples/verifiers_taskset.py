@@ -7,7 +7,7 @@ import sys
 
 import alphazero_llm_trainer as az
 
-env_id = sys.argv[1] if len(sys.argv) > 1 else "alphazero-llm-trainer?train_size=60"
+env_id = sys.argv[1] if len(sys.argv) > 1 else "alphazero-llm-trainer?source=embedded&train_size=60"
 run = az.train(
     f"verifiers:{env_id}",
     model="embedded",

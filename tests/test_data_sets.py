@@ -245,7 +245,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
     lines = [hotpotqa(1, answer="no"), hotpotqa(2, context=long)]
     (tmp_path / "validation.jsonl").write_text("\n".join(lines))
-    taskset = {"id": OUR_ID, "source": "hotpotqa", "path": str(tmp_path)}
+    taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
     raw: dict[str, Any] = {"taskset": taskset, "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}}}
     env = vf.load_environment(vf.resolve_env_config(raw))
     ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
@@ -266,7 +266,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
 
 def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
     (tmp_path / "validation.jsonl").write_text(hotpotqa(1, answer="The 70 Countries"))
-    raw: dict[str, Any] = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "path": str(tmp_path)}}
+    raw: dict[str, Any] = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}}
     [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
     assert (task.data.source, task.data.gold) == ("hotpotqa", "The 70 Countries")
     assert "one line" in task.data.system_prompt and "paragraph" in task.data.system_prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from aiohttp import web
+from support import tiny_chat
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient, EnvServer
@@ -20,13 +22,15 @@ from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
+from alphazero_llm_trainer.engine.step_ends import split_steps
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.calls import ChatSteps
+from alphazero_llm_trainer.environment.calls import GOING_ON, ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
-from alphazero_llm_trainer.environment.front_end import notes
+from alphazero_llm_trainer.environment.front_end import left_out
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
-from alphazero_llm_trainer.environment.harness import record
+from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, record
 from alphazero_llm_trainer.environment.taskset import (
+    ENDLESS,
     AlphaZeroData,
     AlphaZeroTask,
     AlphaZeroTaskConfig,
@@ -40,11 +44,14 @@ from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
+from alphazero_llm_trainer.policy.folders import find_model
+from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.types import Cost, Direction, Problem, Step
+from alphazero_llm_trainer.serve.requests import Models, chat_request
+from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, ids_of
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -58,8 +65,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def chat_student(tmp_path_factory: pytest.TempPathFactory) -> Student:
+    """A random model with a chat template, whose turns have a mark at their end."""
+    folder = tiny_chat(tmp_path_factory.mktemp("models") / "Tiny-Chat")
+    found, _ = find_model(str(folder), load_config())
+    config = load_config(overrides=[found, "engine.max_context=1024"])
+    return load_student(config)
+
+
 def environment(taskset: dict[str, Any] | None = None, harness: dict[str, Any] | None = None) -> AlphaZeroEnv:
-    raw = {"taskset": {"id": OUR_ID, "eval_size": 2, **(taskset or {})}, "agent": {"harness": harness or {}}}
+    own = {"source": "embedded", "split": "test", "eval_size": 2}  # which `vf-eval` fills in
+    raw = {"taskset": {"id": OUR_ID, **own, **(taskset or {})}, "agent": {"harness": harness or {}}}
     env = vf.load_environment(vf.resolve_env_config(raw))
     assert isinstance(env, AlphaZeroEnv)
     return env
@@ -87,10 +104,13 @@ async def served(answer: Handler, use: Callable[[str], Awaitable[Any]]) -> tuple
         body = await request.json()
         bodies.append(body)
         reply = answer(body)
+        told = 5
+        if isinstance(reply, tuple):
+            reply, told = reply
         if isinstance(reply, int):
             return web.json_response({"error": {"message": "out of order"}}, status=reply)
         choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        usage = {"prompt_tokens": told, "completion_tokens": 3, "total_tokens": told + 3}
         return web.json_response(
             {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
         )
@@ -106,11 +126,14 @@ async def served(answer: Handler, use: Callable[[str], Awaitable[Any]]) -> tuple
         await runner.cleanup()
 
 
-def remote(env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict], list[vf.Episode]]:
+def remote(
+    env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch, train: bool = False
+) -> tuple[list[dict], list[vf.Episode]]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    kind = vf.TrainClientConfig if train else vf.EvalClientConfig
 
     async def use(url: str) -> list[vf.Episode]:
-        ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY"))
+        ctx = vf.ModelContext(model="m", client=kind(base_url=url, api_key_var="NO_SUCH_KEY"))
         async with env.serving():
             return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
 
@@ -122,10 +145,12 @@ def remote(env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_taskset_sizes_splits_and_keys() -> None:
     def tasks(**config: Any) -> list[AlphaZeroTask]:
-        return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **config)))
+        own = {"source": "embedded", "split": "test"}
+        return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **(own | config))))
 
     assert len(tasks()) == 20
-    assert len(tasks(split="train")) == 50
+    assert len(tasks(split="train", train_size=50)) == 50
+    assert len(tasks(split="train")) == ENDLESS
     assert len(tasks(eval_size=3)) == 3
     assert {task.data.level for task in tasks(levels=[2])} == {2}
     first, second = tasks(eval_size=1)[0], tasks(eval_size=2)[0]
@@ -139,8 +164,18 @@ def test_the_default_harness_is_named_where_it_is_set() -> None:
     assert default.model_dump(exclude_unset=True)["harness"]["id"] == OUR_ID
 
 
+def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(70)]
+    (tmp_path / "gsm8k").mkdir()
+    for split in ("train", "test"):
+        text = "".join(json.dumps(row | {"question": f"{split}: {row['question']}"}) + "\n" for row in rows)
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(text)
+    tasks = list(vf.load_taskset(vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(tmp_path))))
+    assert len(tasks) > 50 and all(task.data.prompt_text.startswith("train: ") for task in tasks)
+
+
 def test_real_rows_are_tasks_too(data_dir) -> None:
-    [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(source="gsm8k", eval_size=1, path=str(data_dir)))
+    [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(source="gsm8k", split="test", eval_size=1, path=str(data_dir)))
     assert task.key == "gsm8k/test/0"
     assert asyncio.run(task.validate(None)) is True  # type: ignore[arg-type]
 
@@ -202,7 +237,9 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> 
     def tasks(weight: float) -> list[AlphaZeroTask]:
         file = tmp_path / "weights.yaml"
         file.write_text(f"rewards: {{hre_weight: {weight}, use_student_model: true}}")
-        config = AlphaZeroTasksetConfig(id=OUR_ID, use_student_model=False, eval_size=1, config_file=file)
+        config = AlphaZeroTasksetConfig(
+            id=OUR_ID, source="embedded", split="test", use_student_model=False, eval_size=1, config_file=file
+        )
         return list(AlphaZeroTaskset(config))
 
     assert tasks(0.1)[0].config.needs.hre_weight == 0.1
@@ -283,8 +320,9 @@ def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None
         assert all(call.sampling.temperature == 1.0 for call in trace.calls)
         sampled = [node for node in range(1, len(tree)) if tree.source[node] == "student"]
         assert all(len(tree.token_ids[node]) == len(tree.logprobs[node]) > 0 for node in sampled)
-        replies = {node.message.content for node in trace.nodes if node.sampled}
-        assert {text.rstrip("\n") for text in tree.text[1:]} <= replies
+        # A call's branch is what it went on from, in one message, and what came.
+        texts = {"".join(m.content for m in branch.messages if m.role == "assistant") for branch in trace.branches}
+        assert all(any(text.startswith(tree.response(leaf)) for text in texts) for leaf in tree.leaves())
         assert trace.metrics["correctness_reward"] in (0.0, 1.0)
         assert found["directions"] == ["none"] * len(found["steps"])
 
@@ -337,21 +375,86 @@ def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> N
 
 def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(body: dict[str, Any]) -> str:
-        written = [message for message in body["messages"] if message["role"] == "assistant"]
-        if not written:
-            return "1 + 1 = 2\nthis second line is not asked for"
-        return "#### 5" if body["seed"] % 3 else "#### 6"
+        final = "#### 5" if body["seed"] % 3 else "#### 6"
+        begun = body["messages"][-1]["role"] == "assistant"
+        return final if begun else f"1 + 1 = 2\n2 + 2 = 4\n{final}\nthis line is not asked for"
+
+    def answer_or_probe(body: dict[str, Any]) -> str:
+        return "." if body["max_tokens"] == 1 else answer(body)
 
     harness = {"search": "mcts", "simulations": 4, "samples": 4}
-    bodies, episodes = remote(environment(harness=harness), answer, monkeypatch)
+    bodies, episodes = remote(environment(harness=harness), answer_or_probe, monkeypatch)
     for episode in episodes:
         found = episode.traces[0].info["mcts"]
         assert found["answer"] in ("5", "6") and found["steps"][0] == "1 + 1 = 2"
-    assert all(body["stop"] == ["\n"] and body["temperature"] == 1.0 for body in bodies)
+    asked = [body for body in bodies if body["max_tokens"] > 1]
+    assert all("stop" not in body and body["temperature"] == 1.0 for body in asked)
+    assert {body["max_tokens"] for body in asked} == {400}  # a chat model's, as models.yaml has it
+    begun = [body for body in bodies if body["messages"][-1]["role"] == "assistant"]
+    assert begun and all(body["continue_final_message"] and not body["add_generation_prompt"] for body in begun)
     questions = {task.data.prompt_text for task in environment().taskset}
-    written = {m["content"] for body in bodies for m in body["messages"] if m["role"] != "system"}
-    assert written - questions <= {"1 + 1 = 2", "#### 5", "#### 6"}
+    written = {m["content"] for body in asked for m in body["messages"] if m["role"] != "system"}
+    assert written - questions <= {"1 + 1 = 2\n", "1 + 1 = 2\n2 + 2 = 4\n"}
     assert all("gold" not in body for body in bodies)
+
+
+@pytest.mark.parametrize(
+    ("model", "student"),
+    [(EMBEDDED_MODEL, "embedded"), ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b"), ("my@model", "my@model")],
+)
+def test_where_steps_end_is_as_the_students_entry_says(model: str, student: str) -> None:
+    config = AlphaZeroHarnessConfig(simulations=5).resolve(model)
+    entry = config.models[student]
+    assert (config.student, config.search.simulations) == (student, 5)
+    assert (config.search.step, config.search.max_tokens) == (entry.step, entry.max_tokens)
+    assert entry.step == ("line" if student == "embedded" else "thought")
+
+
+def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
+    """What the harness sends for a prefix is, through `serve`, the prompt of a search in this process: token for token."""
+    config = load_config(overrides=["student=embedded"])
+    question = load_tasks("embedded", "test", 1)[0].problem.question
+    problem = Problem("a", question, "x")
+
+    async def main() -> None:
+        # One that has a chat template with a mark at each turn's end, and the embedded student.
+        for student in (chat_student, frozen_student().student):
+            policy = EngineSteps(student, 1.0)
+            opening = [*student.opening.messages(question), {"role": "user", "content": question}]
+            calls = ChatSteps(None, opening, config.search, None)  # type: ignore[arg-type]
+            for lines in ([], ["1 + 1 = 2\n"], ["1 + 1 = 2\n", "\n2 + 2 = 4\n", "So "]):
+                steps = [Step(tuple(student.encode(line)), (), line) for line in lines]
+                body = {"model": "m", "messages": calls.messages(steps), **(GOING_ON if steps else {})}
+                wanted = chat_request(json.dumps(body).encode(), student, Models("m"), config.serve)
+                assert wanted.prompt == policy.prompt_ids(problem) + ids_of(steps)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("rule", "last"),
+    [
+        ("line", ["\n\\[\n", "2\n", "\\]\n", "Done! #### 4"]),
+        ("sentence", ["\n\\[\n", "2\n", "\\]\n", "Done!", " #### 4"]),
+        ("thought", ["\n\\[\n2\n\\]\n", "Done! #### 4"]),
+    ],
+)
+def test_a_reply_is_cut_by_the_students_rule(rule: str, last: list[str]) -> None:
+    text = "\nFirst: 3.5 and 2.\n1 + 1 = 2\n\n\\[\n2\n\\]\nDone! #### 4"
+    assert split_steps(text, rule) == ["\nFirst: 3.5 and 2.\n", "1 + 1 = 2\n", *last]
+    assert split_steps("a\n\n \n", rule) == ["a\n"]
+
+
+@pytest.mark.parametrize("kind", ["ignores", "trains"])
+def test_a_server_that_does_not_go_on_from_a_message_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return ("1 + 1 = 2\n#### 2", 12 if body["messages"][-1]["role"] == "assistant" else 5)
+
+    harness = {"search": "mcts", "simulations": 3, "samples": 1}
+    _, episodes = remote(environment({"eval_size": 1}, harness), answer, monkeypatch, train=kind == "trains")
+    [error] = episodes[0].traces[0].errors
+    why = {"ignores": "begins a new message", "trains": "training client"}[kind]
+    assert why in error.message and "continue_final_message" in error.message
 
 
 def test_a_search_that_finished_nothing_has_nothing_to_score() -> None:
@@ -363,35 +466,35 @@ def test_a_search_that_finished_nothing_has_nothing_to_score() -> None:
 def test_a_limit_of_lines_ends_a_continuation() -> None:
     class Endless:
         async def __call__(self, messages: Any, **parameters: Any) -> Any:
-            return {"message": {"content": "1 + 1 = 2"}, "finish_reason": "stop"}, Cost(sampled_tokens=4, calls=1)
+            assert parameters["max_tokens"] == 100
+            return {"message": {"content": "1 + 1 = 2\n" * 9}, "finish_reason": "length"}, Cost(sampled_tokens=100)
 
     async def main(limits: Limits) -> Any:
-        return await ChatSteps(Endless(), [], 1.0, None).continuations(Problem("a", "q", "x"), (), 1, 0, limits)
+        search = load_config(overrides=["student=embedded"]).search
+        return await ChatSteps(Endless(), [], search, None).continuations(Problem("a", "q", "x"), (), 1, 0, limits)
 
-    [continuation], cost = asyncio.run(main(Limits(steps=3, tokens=100)))
-    assert (len(continuation.steps), continuation.ended, cost.calls) == (3, False, 3)
-    [continuation], _ = asyncio.run(main(Limits(steps=9, tokens=5)))
-    assert len(continuation.steps) == 2
+    for lines in (3, 9, 12):
+        [continuation], _ = asyncio.run(main(Limits(steps=lines, tokens=100)))
+        assert (len(continuation.steps), continuation.ended) == (min(lines, 9), False)
 
 
 # -- teachers -------------------------------------------------------------------------------------------------------
 
 
-def told(env: AlphaZeroEnvConfig) -> EvalConfig:
-    return EvalConfig(env=env, model="m")
-
-
-def test_without_its_key_a_tier_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     env = environment({"tier": "free"}, {"search": "mcts", "simulations": 1})
     assert env.config.agent.harness.tier == "free"
-    [_, line] = notes(told(env.config))
-    assert "OPENROUTER_API_KEY isn't set" in line and "without teachers" in line
     assert all(episode.ok for episode in play(env, embedded()))
+    plain = environment({"tier": "free"})
+    [line] = left_out(EvalConfig(env=env.config, model="m"))
+    assert "OPENROUTER_API_KEY isn't set" in line and "search" not in line
+    [line] = left_out(EvalConfig(env=plain.config, model="m"))
+    assert "OPENROUTER_API_KEY isn't set" in line and "steps of a search" in line
     monkeypatch.setenv("OPENROUTER_API_KEY", "k")
-    plain = AlphaZeroEnvConfig(taskset=AlphaZeroTasksetConfig(id=OUR_ID, tier="free"))
-    [_, line] = notes(told(plain))
-    assert "in search only" in line
+    assert left_out(EvalConfig(env=env.config, model="m")) == []
+    [line] = left_out(EvalConfig(env=plain.config, model="m"))
+    assert "steps of a search" in line and "isn't set" not in line
 
 
 def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -210,6 +211,44 @@ def test_a_run_whose_rollouts_all_failed_is_a_failure(
     assert code == EXIT_ALL_FAILED
     assert "2 rollouts, 2 failed" in printed.out
     assert "vf-eval: every rollout failed, the first one with:" in printed.err
+
+
+def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a dashboard's process a warning without a handler became "No handlers could be found for logger"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    root, resort = logging.getLogger(), logging.lastResort
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(logging.Logger.manager, "emittedNoHandlerWarning", False)
+
+    def warned(argv: list[str]) -> int:
+        logging.lastResort = None
+        logging.getLogger("somebody").warning("the disk is slow")
+        return 0
+
+    monkeypatch.setattr(front_end, "verifiers_own", warned)
+    monkeypatch.setattr(report, "summarise", lambda folder: report.RolloutSummary(total=1))
+    assert run([OUR_ID, "-n", "1", "--tier", "free"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == "the disk is slow" and "No handlers" not in printed.err
+    assert logging.lastResort is resort and root.handlers == []
+    lines = printed.out.splitlines()
+    assert lines[1] == lines[-1] and lines[-1].startswith("tier free takes no part: OPENROUTER_API_KEY isn't set and")
+
+
+def test_a_server_that_refuses_to_go_on_is_told_what_search_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(front_end, "verifiers_own", lambda argv: 0)
+    failed = report.RolloutSummary(total=1, failed=1, first_error='upstream 400: {"error": "unknown argument"}')
+    monkeypatch.setattr(report, "summarise", lambda folder: failed)
+    assert run([OUR_ID, *REMOTE, "--env.agent.harness.search", "mcts"]) == EXIT_ALL_FAILED
+    assert "unknown argument" in (said := capsys.readouterr().err) and "continue_final_message" in said
+    assert run([OUR_ID, *REMOTE]) == EXIT_ALL_FAILED
+    assert "continue_final_message" not in capsys.readouterr().err
 
 
 def test_the_summary_counts_only_what_ended(tmp_path: Path) -> None:

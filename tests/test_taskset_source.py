@@ -32,7 +32,7 @@ from alphazero_llm_trainer.training.sft import worked_solutions
 from alphazero_llm_trainer.types import Step, Task
 
 FOLDER = Path(__file__).parent / "tasksets" / "word_length"
-OWN, WORDS = f"verifiers:{OUR_ID}", "verifiers:word-length"
+OWN, WORDS = f"verifiers:{OUR_ID}?source=embedded", "verifiers:word-length"
 
 
 @pytest.fixture(autouse=True)
@@ -135,13 +135,13 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path: Path, monkeyp
 def test_own_choices_of_a_split_are_taken() -> None:
     config = vf.taskset_config_type(OUR_ID)()
     assert own_splits(config) == {split: split for split in SPLITS}
-    source = open_taskset(f"{OWN}?train_size=7&eval_size=3")
+    source = open_taskset(f"{OWN}&train_size=7&eval_size=3")
     native = open_problems(ProblemsConfig(source="embedded"), None)
     for split, count in (("train", 7), ("validation", 3), ("arena", 3), ("test", 3)):
         same = [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)]
         assert [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)] == same
     # Set by the address, it is one more option, and the splits are cut out of it.
-    assert sum(len(open_taskset(f"{OWN}?split=test&eval_size=40").load(split, 99)) for split in SPLITS) == 40
+    assert sum(len(open_taskset(f"{OWN}&split=test&eval_size=40").load(split, 99)) for split in SPLITS) == 40
 
 
 # -- graded ------------------------------------------------------------------------------------------------------------

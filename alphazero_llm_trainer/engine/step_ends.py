@@ -69,6 +69,19 @@ class StepEnds:
         return bool(token_ids) and self.cut(token_ids)[-1:] == [len(token_ids)]
 
 
+def split_steps(text: str, rule: str) -> list[str]:
+    """The steps of a text without tokens, which join to it; blank text behind the last one is left out."""
+    ending, goes_on = RULES[rule]
+    steps, step = [], ""
+    for character in text:
+        step += character
+        ends = step.strip() and re.search(ending, character)
+        if ends and (goes_on is None or not goes_on(step)):
+            steps.append(step)
+            step = ""
+    return [*steps, step] if step.strip() else steps
+
+
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
     """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's text."""
     texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])

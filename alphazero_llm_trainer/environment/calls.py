@@ -9,14 +9,22 @@ from typing import Any
 import aiohttp
 
 from ..answers import is_final
-from ..engine.protocol import Drawn, Limits
+from ..config.sections import SearchConfig
+from ..engine.protocol import Drawn, Generated, Limits
+from ..engine.step_ends import split_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .frozen import FrozenStudent
 
-LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left
 SEED_BITS = 31  # some servers take 32 bits with a sign
+GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
+PROBE = "1"  # one token, of nearly every tokenizer
+SPARE = 2  # tokens: PROBE's, and where it isn't one
+NEEDS = (
+    "tree search asks with continue_final_message, which vLLM, llama.cpp's server and `alphazero-llm-trainer serve` have:"
+    " use one of them, or leave --env.agent.harness.search out"
+)
 
 
 class ChatCalls:
@@ -59,23 +67,34 @@ def _cost(usage: dict[str, Any]) -> Cost:
     )
 
 
-class ChatSteps:
-    """`search.driver.StepPolicy` over chat calls: a sampled step is one call whose messages are the steps before it.
+def prompt_of(cost: Cost) -> int:
+    """Tokens of a call's prompt."""
+    return cost.prompt_tokens + cost.cached_tokens
 
-    So every path of the search's tree is a branch of verifiers' trace (where samples with one text stay apart). Steps
-    carry the embedded student's token ids where it is the one that answers, and text alone elsewhere.
+
+class ChatSteps:
+    """`search.driver.StepPolicy` over chat calls: a continuation is one call, which goes on from the steps before it.
+
+    These stand in one assistant's message as they were written, so that the model reads the tokens of its own chain and no
+    turns that it never had. Steps carry the embedded student's token ids where it is the one that answers, and text alone
+    elsewhere.
 
     Args:
         chat: the rollout's calls.
         opening: the messages that ask the question.
-        temperature: of the samples.
+        settings: the temperature of the samples and the rule of where steps end.
         frozen: the embedded student when it answers, else None.
     """
 
     def __init__(
-        self, chat: ChatCalls, opening: Sequence[dict[str, Any]], temperature: float, frozen: FrozenStudent | None
+        self,
+        chat: ChatCalls,
+        opening: Sequence[dict[str, Any]],
+        settings: SearchConfig,
+        frozen: FrozenStudent | None,
     ) -> None:
-        self.chat, self.opening, self.temperature, self.frozen = chat, list(opening), temperature, frozen
+        self.chat, self.opening, self.settings, self.frozen = chat, list(opening), settings, frozen
+        self._asked = 0  # prompt tokens of the question alone, until the server is known to go on from a message
 
     async def continuations(
         self,
@@ -92,39 +111,62 @@ class ChatSteps:
         None takes the harness's own temperature.
 
         Raises:
-            EngineError: a call got no answer.
+            EngineError: a call got no answer, or the server doesn't go on from `steps`.
         """
-        done = await asyncio.gather(*(self._one(steps, derive_seed(seed, i), limits, temperature) for i in range(n)))
+        warm = self.settings.temperature if temperature is None else temperature
+        if steps:
+            await self._check_server()
+        drawn = await asyncio.gather(*(self._draw(steps, derive_seed(seed, i), limits, warm) for i in range(n)))
         cost = Cost()
-        for _, spent in done:
+        for _, spent in drawn:
             cost.add(spent)
-        return [continuation for continuation, _ in done], cost
+        return [continuation for continuation, _ in drawn], cost
 
-    async def _one(
-        self, prefix: Sequence[Step], seed: int, limits: Limits, temperature: float | None
+    async def _draw(
+        self, prefix: Sequence[Step], seed: int, limits: Limits, temperature: float
     ) -> tuple[Continuation, Cost]:
-        steps: list[Step] = []
-        cost, left = Cost(), limits.tokens
-        while len(steps) < limits.steps and left > 0:
-            choice, spent = await self.chat(
-                self.messages([*prefix, *steps]),
-                temperature=self.temperature if temperature is None else temperature,
-                max_tokens=min(left, LINE_TOKENS),
-                stop=["\n"],
-                seed=derive_seed(seed, len(steps)) % 2**SEED_BITS,
-                **({"return_token_ids": True} if self.frozen is not None else {}),
-            )
-            cost.add(spent)
-            left -= max(spent.sampled_tokens, 1)
-            line = next((line for line in (choice["message"].get("content") or "").split("\n") if line.strip()), "")
-            # A server that reports stop sequences tells a line's end and the response's apart; elsewhere only an empty
-            # line or a final answer ends a response.
-            ended = choice.get("finish_reason") == "stop" and choice.get("stop_reason", "unknown") is None
-            if line:
-                steps.append(self._step(line if ended else line + "\n", ended, choice))
-            if ended or not line or is_final(line):
-                return Continuation(tuple(steps), ended=True), cost
-        return Continuation(tuple(steps), ended=False), cost
+        parameters: dict[str, Any] = {
+            "temperature": temperature,
+            "max_tokens": limits.tokens,
+            "seed": seed % 2**SEED_BITS,
+        }
+        if prefix:
+            parameters |= GOING_ON
+        if self.frozen is not None:
+            parameters["return_token_ids"] = True
+        choice, cost = await self.chat(self.messages(prefix), **parameters)
+        if not prefix:
+            self._asked = prompt_of(cost)
+        ended = choice.get("finish_reason") == "stop"
+        if self.frozen is None:
+            drawn = self._cut(choice["message"].get("content") or "", ended)
+        else:
+            ids, logprobs = tuple(choice["token_ids"]), tuple(choice["token_logprobs"])
+            drawn = self.frozen.steps.cut(Generated(ids, logprobs, "eos" if ended else "length"))
+        if len(drawn.steps) > limits.steps:
+            drawn = Continuation(drawn.steps[: limits.steps], ended=False)
+        return drawn, cost
+
+    def _cut(self, text: str, ended: bool) -> Continuation:
+        """A reply as steps. Whatever follows the final answer is not part of the response."""
+        steps = split_steps(text, self.settings.step)
+        final = next((number for number, step in enumerate(steps, 1) if is_final(step)), len(steps))
+        read = final == len(steps)
+        return Continuation(tuple(Step((), (), step) for step in steps[:final]), ended and read, cut=read and not ended)
+
+    async def _check_server(self) -> None:
+        """Raise EngineError for a server that takes the parameter and ignores it.
+
+        A message that goes on is as many tokens longer than the question alone as it has; one that was closed, with a new
+        one opened behind it, has the chat's own tokens too.
+        """
+        if self.frozen is not None or not self._asked:
+            return  # asked once, and nothing is known where a server tells no usage
+        begun = [*self.opening, {"role": "assistant", "content": PROBE}]
+        _, cost = await self.chat(begun, temperature=0.0, max_tokens=1, **GOING_ON)
+        if prompt_of(cost) > self._asked + SPARE:
+            raise EngineError(f"the server begins a new message where it should go on from the assistant's; {NEEDS}")
+        self._asked = 0
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
@@ -132,16 +174,12 @@ class ChatSteps:
         """A step that somebody else wrote, as it stands."""
         line = text.rstrip("\n")
         final = is_final(line)
-        step = self._step(line if final else line + "\n", final, {})
-        return Continuation((step,), ended=final, source=source, direction=direction), Cost()
+        written = line if final else line + "\n"
+        ids = () if self.frozen is None else self.frozen.encode(written, final)
+        return Continuation((Step(ids, (), written),), ended=final, source=source, direction=direction), Cost()
 
     def messages(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        """The opening and one assistant message a step."""
-        return [*self.opening, *({"role": "assistant", "content": step.text.rstrip("\n")} for step in steps)]
-
-    def _step(self, text: str, ended: bool, choice: dict[str, Any]) -> Step:
-        if self.frozen is None:
-            return Step((), (), text)
-        if "token_ids" in choice:  # as they were sampled
-            return Step(tuple(choice["token_ids"]), tuple(choice["token_logprobs"]), text)
-        return Step(self.frozen.encode(text, ended), (), text)
+        """The opening, and the steps so far in one assistant's message."""
+        if not steps:
+            return self.opening
+        return [*self.opening, {"role": "assistant", "content": "".join(step.text for step in steps)}]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
     from .env import AlphaZeroEnvConfig
 
 EXIT_ALL_FAILED = 1
+TRAIN_SIZE = 50  # problems of the train split
+MOST_WARNINGS = 1000
+UNKNOWN_PARAMETER = re.compile("upstream (400|404|422)")  # how a server may refuse `continue_final_message`
 TRAIN_EXAMPLE = f"`vf-eval {OUR_ID} -s -- --num-examples 100 --use-grpo`"
 
 USAGE = f"""\
@@ -120,10 +127,11 @@ def evaluate(argv: list[str]) -> int:
     from verifiers.v1.cli.output import output_path
 
     from . import rollouts
+    from .calls import NEEDS
 
     config = parse(argv)
     fill(config)
-    for line in notes(config):
+    for line in [*plan(config), *left_out(config)]:
         print(line, flush=True)
     # Of one command alone, so they are no part of a saved configuration.
     once = [f"--{name.replace('_', '-')}" for name in ("dry_run", "clean", "resume") if getattr(config, name)]
@@ -131,7 +139,8 @@ def evaluate(argv: list[str]) -> int:
         file = Path(folder) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
         try:
-            verifiers_own(["@", str(file), *once])
+            with warnings_afterwards():
+                verifiers_own(["@", str(file), *once])
         except SystemExit as stop:
             if isinstance(stop.code, str):  # verifiers' own sentences
                 raise ConfigError(stop.code) from stop
@@ -139,11 +148,36 @@ def evaluate(argv: list[str]) -> int:
     if config.dry_run:
         return 0
     summary = rollouts.summarise(output_path(config))
-    print(f"\n{rollouts.text(summary, output_path(config))}")
+    print("\n".join(["", rollouts.text(summary, output_path(config)), *left_out(config)]))
     if summary.failed and summary.failed == summary.total:
-        print(f"vf-eval: every rollout failed, the first one with: {summary.first_error}", file=sys.stderr)
+        reason = summary.first_error
+        if searches(config) and UNKNOWN_PARAMETER.match(reason):
+            reason += f"; {NEEDS}"
+        print(f"vf-eval: every rollout failed, the first one with: {reason}", file=sys.stderr)
         return EXIT_ALL_FAILED
     return 0
+
+
+@contextmanager
+def warnings_afterwards() -> Iterator[None]:
+    """Print warnings when verifiers' dashboard has left the screen. It takes Python's handler of last resort away, and in the
+    place of a warning without a handler Python says that there is none."""
+    kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
+    kept.setLevel(logging.WARNING)
+    root, last_resort = logging.getLogger(), logging.lastResort
+    root.addHandler(kept)
+    try:
+        yield
+    finally:
+        logging.lastResort = last_resort
+        root.removeHandler(kept)
+        kept.close()
+
+
+def searches(config: EvalConfig) -> bool:
+    """Whether this package's harness answers by search."""
+    env = own_env(config)
+    return env is not None and getattr(env.agent.harness, "search", "none") != "none"
 
 
 def parse(argv: list[str]) -> EvalConfig:
@@ -197,15 +231,18 @@ def fill(config: EvalConfig) -> None:
     if env.agent.client is None:
         fill_model(config, env.agent.model is not None)
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
+    sized = taskset.model_fields_set & {"train_size", "eval_size"}
     if taskset.source is None:
         taskset.source = "embedded" if embedded else "gsm8k"
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded
+    taskset.split = taskset.split or "test"
+    taskset.train_size = taskset.train_size or TRAIN_SIZE
     taskset.tell_the_task()
     size = "train_size" if taskset.split == "train" else "eval_size"
-    if config.select.limit is not None and size not in taskset.model_fields_set:
+    if config.select.limit is not None and size not in sized:
         asked = config.select.skip + config.select.limit
-        setattr(taskset, size, max(asked, taskset.size))
+        setattr(taskset, size, max(asked, getattr(taskset, size)))
 
 
 def fill_model(config: EvalConfig, of_seat: bool) -> None:
@@ -236,28 +273,37 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
         )
 
 
-def notes(config: EvalConfig) -> list[str]:
-    """What the user should know before the run: model and problems, and teachers that won't take part."""
-    from ..config.load import load_config, missing_key
+def plan(config: EvalConfig) -> list[str]:
+    """The line that says which model answers which problems and how to change that; none under another environment."""
     from .frozen import EMBEDDED_URL
 
     env = own_env(config)
     if env is None:
         return []
-    taskset, settings = env.taskset, load_config(env.taskset.config_file)
+    taskset, size = env.taskset, env.taskset.size
+    assert size is not None
     embedded = config.client.base_url == EMBEDDED_URL
     model = "the embedded student" if embedded else config.model
     change = "-m MODEL --client.base-url URL" if embedded else "-m, or leave it out for the embedded student"
     other = "gsm8k" if taskset.source == "embedded" else "embedded"
-    size = taskset.size
     count = size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
-    told = [
+    return [
         f"model: {model} (change: {change}); problems: {taskset.source} {taskset.split}, {count}"
         f" (change: --env.taskset.source {other}, --env.taskset.split, -n)"
     ]
-    missing = None if taskset.tier == "none" else missing_key(settings, taskset.tier)
+
+
+def left_out(config: EvalConfig) -> list[str]:
+    """Why the teachers that were asked for don't take part, said before the run and after it."""
+    from ..config.load import load_config, missing_key
+
+    env = own_env(config)
+    if env is None or env.taskset.tier == "none":
+        return []
+    tier, missing = env.taskset.tier, missing_key(load_config(env.taskset.config_file), env.taskset.tier)
+    reasons = []
     if missing is not None:
-        told.append(f"tier {taskset.tier}: {missing} isn't set, so evaluation goes on without teachers")
-    elif taskset.tier != "none" and getattr(env.agent.harness, "search", "none") == "none":
-        told.append(f"tier {taskset.tier}: teachers take part in search only, add --env.agent.harness.search mcts")
-    return told
+        reasons.append(f"{missing} isn't set")
+    if not searches(config):
+        reasons.append("teachers propose steps of a search (--env.agent.harness.search mcts)")
+    return [f"tier {tier} takes no part: {' and '.join(reasons)}"] if reasons else []

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ..answers import is_final
 from ..config.load import Config, load_config
+from ..policy.engine_steps import EngineSteps
 from ..policy.student import Student, load_student
 from ..rewards.perplexity import Perplexity
 from ..types import Problem, Step
@@ -23,6 +24,7 @@ class FrozenStudent:
     def __init__(self, student: Student, config: Config) -> None:
         self.student, self.config = student, config
         self.perplexity = Perplexity(student, config.search.max_tokens, own=True)
+        self.steps = EngineSteps(student, config.search.temperature)
 
     def room(self, question: str) -> int:
         """Tokens that the context leaves for a response to `question`; none, or fewer, where it doesn't fit."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from ..teachers.build import build_teachers, is_remote, open_remote
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
-from .calls import ChatCalls, ChatSteps
+from .calls import NEEDS, ChatCalls, ChatSteps
 from .frozen import EMBEDDED_MODEL, frozen_student
 
 FAILED = 1
@@ -32,7 +33,8 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
 
     id: vf.ID = OUR_ID
     search: Literal["none", "mcts"] = "none"
-    """none: one call a question. mcts: tree search over reasoning steps, one call a sampled step."""
+    """none: one call a question. mcts: tree search over reasoning steps, one call a sampled continuation. The server has to
+    go on from an assistant's message (`continue_final_message`)."""
     simulations: Annotated[int, Field(ge=1)] | None = None
     """Expansions a question (unset: search.simulations of training.yaml, 60)."""
     samples: Annotated[int, Field(ge=1)] | None = None
@@ -42,11 +44,20 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
     config_file: Path | None = None
     """A YAML file over training.yaml, likewise from `--env.taskset.config-file`."""
 
-    def resolve(self) -> Config:
-        """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer."""
+    def resolve(self, model: str) -> Config:
+        """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer.
+
+        Where steps end and how long a response may be is as `model`'s entry of models.yaml says (its name's, or its path's);
+        a model without one has the defaults of an entry.
+        """
         own = {"simulations": self.simulations, "samples": self.samples}
         search = {name: value for name, value in own.items() if value is not None}
-        return load_config(self.config_file, [{"search": search, "teachers": {"tier": self.tier, "wrong": 0}}])
+        entries = load_config(self.config_file).models
+        name = "embedded" if model == EMBEDDED_MODEL else model
+        student = next((known for known, entry in entries.items() if name in (known, entry.path)), name)
+        more = {} if student in entries else {"models": {student: {"path": student}}}
+        settings = {"student": student, "search": search, "teachers": {"tier": self.tier, "wrong": 0}}
+        return load_config(self.config_file, [more, settings])
 
 
 class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
@@ -84,6 +95,8 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                     trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
                 elif self.config.search == "none":
                     await chat(messages)
+                elif ctx.client.type == "train":
+                    raise EngineError(f"verifiers' training client closes every message; {NEEDS}")
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
                     trace.info["mcts"] = record(await self._search(chat, messages, problem))
@@ -93,17 +106,21 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
 
     async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
-        config, teachers = self._settings
+        config, teachers = self._settings(chat.model)
         frozen = frozen_student() if chat.model == EMBEDDED_MODEL else None
-        policy = ChatSteps(chat, messages, config.search.temperature, frozen)
+        policy = ChatSteps(chat, messages, config.search, frozen)
         perplexity = None if frozen is None else frozen.perplexity
         search = answer_search(None, config, perplexity, policy=policy, advisor=teachers)
         return await search.run(problem, derive_seed(config.seed, problem.id))
 
     @cached_property
-    def _settings(self) -> tuple[Config, TeacherEnsemble | None]:
+    def _settings(self) -> Callable[[str], tuple[Config, TeacherEnsemble | None]]:
+        """`_read` of a model, once."""
+        return cache(self._read)
+
+    def _read(self, model: str) -> tuple[Config, TeacherEnsemble | None]:
         """The search's settings, and the teachers where their tier is named and its key is there."""
-        config = self.config.resolve()
+        config = self.config.resolve(model)
         taught = self.config.tier != "none" and missing_key(config, self.config.tier) is None
         remote = open_remote(config) if taught and is_remote(config) else None
         return config, build_teachers(config, _no_scripted_teacher, remote) if taught else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -19,6 +20,9 @@ from ..rewards.custom import open_reward
 from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
+
+TRAINERS_SOURCE = "gsm8k"  # where none is named: `vf-eval` names one always
+ENDLESS = 1000  # problems of an endless source where all are asked for
 
 
 class AlphaZeroTaskConfig(vf.TaskConfig):
@@ -153,11 +157,12 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
-    """Which problems: a name, a file, or another address. Unset: embedded (gsm8k under `vf-eval` with another model)."""
-    split: Literal["train", "validation", "arena", "test"] = "test"
-    """Which split (math has test alone, unless `path` has a train.jsonl)."""
-    train_size: Annotated[int, Field(ge=1)] = 50
-    """Problems of the train split."""
+    """Which problems: a name, a file, or another address. Unset: gsm8k (embedded under `vf-eval` with the embedded student)."""
+    split: Literal["train", "validation", "arena", "test"] | None = None
+    """Which split (math has test alone, unless `path` has a train.jsonl). Unset: train, as a trainer that loads the taskset
+    needs it (test under `vf-eval`)."""
+    train_size: Annotated[int, Field(ge=1)] | None = None
+    """Problems of the train split. Unset: all of them, and 1,000 of an endless source (50 under `vf-eval`)."""
     eval_size: Annotated[int, Field(ge=1)] = 20
     """Problems of any other split."""
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
@@ -176,9 +181,9 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
         self.task = scoring(self, load_config(self.config_file).rewards)
 
     @property
-    def size(self) -> int:
-        """How many problems the split gives."""
-        return self.train_size if self.split == "train" else self.eval_size
+    def size(self) -> int | None:
+        """How many problems the split gives, None for all of them."""
+        return self.train_size if self.split in (None, "train") else self.eval_size
 
 
 class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
@@ -192,12 +197,15 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        given = chosen.model_dump(include={"source", "levels"}, exclude_none=True)
+        given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
-        for row in load_tasks(source, chosen.split, chosen.size, rewards=task_config.needs):
+        size = chosen.size
+        if size is None:
+            size = ENDLESS if source.endless else sys.maxsize
+        for row in load_tasks(source, chosen.split or "train", size, rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
 
