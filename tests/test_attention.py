@@ -47,7 +47,7 @@ def packed() -> dict[str, torch.Tensor]:
     made = plan([prompt] * 3, ends, 16, Work(1.0, 0.0))
     [batch] = made.batches
     assert len(batch) == 1
-    given = tensors(batch, torch.float32, torch.device("cpu"))
+    given = tensors(batch, torch.float32, torch.device("cpu"), LlamaConfig())
     return {key: given[key] for key in ("input_ids", "position_ids", "attention_mask")}
 
 

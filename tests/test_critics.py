@@ -143,7 +143,7 @@ def test_the_packed_gradient_equals_the_flat_one() -> None:
         torch.nn.init.normal_(network.score.weight, generator=torch.Generator().manual_seed(0))
         loss: Any = 0.0
         for row, share in zip(rows, shares, strict=True):
-            inputs = collate([row], torch.float32)
+            inputs = collate([row], torch.float32, policy.config)
             targets, weights = inputs.pop("targets"), inputs.pop("weights")
             loss = loss + share * cross_entropy(network(**inputs).logits[..., 0], targets, weights)
         loss.backward()

@@ -262,7 +262,7 @@ def test_off_is_off() -> None:
             lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             "rotary .* dynamic",
         ),
-        (lambda: llama().half(), "float32 or bfloat16 on the CPU"),
+        (lambda: llama().double(), "float32, bfloat16 or float16 on the CPU"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "llama, qwen2, qwen3 and not gpt2"),
     ],
 )

@@ -48,7 +48,10 @@ def flat(model, rows):
 
 def packed(model, rows, work=FREE_PAIRS):
     made = plan([np.array(p) for p, _ in rows], [np.array(c) for _, c in rows], max(len(c) for _, c in rows), work)
-    outputs = [model(**tensors(one, torch.float32, torch.device("cpu")), fused_lm_head=True) for one in made.batches]
+    outputs = [
+        model(**tensors(one, torch.float32, torch.device("cpu"), model.config), fused_lm_head=True)
+        for one in made.batches
+    ]
     return (
         spread([out.log_probs for out in outputs], made.where),
         spread([out.entropy for out in outputs], made.where),

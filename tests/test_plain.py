@@ -122,7 +122,7 @@ def test_a_faulty_file_is_left_to_transformers(tmp_path: Path) -> None:
     folder = changed(tmp_path / "student")
     weights = load_file(folder / WEIGHTS)
     name = "model.layers.1.mlp.up_proj.weight"
-    for fault in ({name: weights[name] * torch.nan}, {name: weights[name].half()}, {"more": torch.zeros(1)}):
+    for fault in ({name: weights[name] * torch.nan}, {name: weights[name].double()}, {"more": torch.zeros(1)}):
         save_file(weights | fault, folder / WEIGHTS)
         assert read_plain(folder) is None
     (folder / WEIGHTS).write_bytes(b"cut")

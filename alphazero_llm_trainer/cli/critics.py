@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
+from ..engine.device import text_config
 from ..errors import ConfigError, DataError
 from ..files import FolderLock
 from ..live import Progress, Stop
@@ -136,7 +137,7 @@ def train(
     from ..training.critic_data import read_questions, split_by_question
     from ..training.critic_run import save_critic, train_critic
 
-    questions = read_questions(args.data or [args.out], student.model.config.vocab_size)
+    questions = read_questions(args.data or [args.out], text_config(student.model).vocab_size)
     if kind == "value" and any(one.preferences for one in questions):
         raise DataError("--data has step preferences, and a value learns from outcomes: name trees, or train a prm")
     parts = split_by_question(questions)

@@ -279,7 +279,7 @@ class StudentModel(Section):
     cpu: bool = False
     adapter: Literal["full", "lora"] = "lora"
     quantization: Literal["none", "nf4"] = "none"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
     max_tokens: Positive = 400

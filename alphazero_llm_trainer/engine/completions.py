@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from ..errors import EngineError
 from ..types import Cost
 from .background import LoopThread
+from .device import text_config
 from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .step_ends import StepEnds
 
@@ -126,7 +127,7 @@ class CompletionEngine(Engine):
         trainable: bool = True,
     ) -> None:
         self.model, self.eos_id, self.eos_ids, self.step_ends = model, eos_id, eos_ids | {eos_id}, step_ends
-        self.vocabulary = model.config.vocab_size
+        self.vocabulary = text_config(model).vocab_size
         self.capabilities = Capabilities(context, trainable=trainable)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {}

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..errors import EngineError
+
 
 def device_memory() -> tuple[str, int, int]:
     """ "cuda" or "cpu", and its free and total bytes."""
@@ -23,10 +25,27 @@ def device_memory() -> tuple[str, int, int]:
         return "cpu", total, total
 
 
+def text_config(model: Any) -> Any:
+    """The configuration of a model's language layers, which may be a part of its own."""
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def kv_shape(shape: Any) -> tuple[int, int]:
-    """Key-value heads of a model's configuration, and the size of one."""
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    return heads, getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    """Key-value heads of a model's configuration, and the size of one. Raises EngineError for a model without attention."""
+    heads = getattr(shape, "num_attention_heads", None)
+    if not heads:
+        raise EngineError(f"a {shape.model_type} model keeps no keys and values of each token: use another student")
+    groups = getattr(shape, "num_key_value_heads", None) or heads
+    if getattr(shape, "multi_query", False) and not getattr(shape, "new_decoder_architecture", False):
+        groups = 1  # GPT-BigCode, Falcon
+    return groups, getattr(shape, "head_dim", None) or shape.hidden_size // heads
+
+
+def context_of(shape: Any, wanted: int) -> int:
+    """Tokens of a sequence: `wanted`, or what a model's configuration has room for."""
+    room: int | None = getattr(shape, "max_position_embeddings", None) or getattr(shape, "max_seq_len", None)
+    return wanted if room is None else min(wanted, room)
 
 
 def token_bytes(shape: Any, dtype: Any) -> int:

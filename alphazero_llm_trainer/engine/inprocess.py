@@ -22,7 +22,7 @@ from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
 from .admission import check_tokens
-from .device import device_memory, kv_shape, token_bytes
+from .device import context_of, device_memory, kv_shape, text_config, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -50,7 +50,9 @@ def tell_once(reason: str) -> None:
 
 
 class InProcessEngine(Engine):
-    """`engine.protocol.Engine` over a causal language model of transformers (Llama-like: RoPE by position ids).
+    """`engine.protocol.Engine` over a causal language model of transformers.
+
+    `miniature.check_forward` refuses those that it doesn't compute as transformers does.
 
     Args:
         model: the policy; it is read, never changed, except by `set_policy`.
@@ -75,8 +77,12 @@ class InProcessEngine(Engine):
     ) -> None:
         self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
         self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
-        shape = model.config
-        context = min(settings.max_context, shape.max_position_embeddings)
+        shape = text_config(model)
+        context = context_of(shape, settings.max_context)
+        if self._why_not() is not None:
+            from .miniature import check_forward
+
+            check_forward(model, context)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         kernels = library() if settings.native == "auto" else None
@@ -168,7 +174,7 @@ class InProcessEngine(Engine):
         """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""
         if self._busy():
             raise EngineError("set_value was called while requests are under way: wait for them first")
-        size = self.model.config.hidden_size
+        size = text_config(self.model).hidden_size
         if weight is not None and tuple(weight.shape) != (size,):
             raise EngineError(f"the value head's weight has shape {tuple(weight.shape)}: give one of ({size},)")
         self.forward.set_value(weight, bias)

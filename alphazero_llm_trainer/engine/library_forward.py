@@ -15,6 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
+from .last_layer import LastLayer
+from .masks import Masks, masks
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -154,8 +156,11 @@ class LibraryForward:
         self.cache.layers = list(self.layers)
         self.cache.layer_class_to_replicate = None
         self.value: tuple[torch.Tensor, float] | None = None
+        self.last_layer = LastLayer(getattr(model, "shared", model))
+        # torch's own attention takes any precision with a mask of bool; what a model adds to its scores is a number.
+        self.mask_dtype = torch.bool if model.config._attn_implementation == "sdpa" else tree.dtype
 
-    def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, mask: Masks) -> torch.Tensor:
         """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and values go to slots, tree."""
         hidden = self.model.base_model(
             input_ids=ids,
@@ -228,9 +233,11 @@ class LibraryForward:
         window.new_columns = torch.from_numpy(new_columns).to(device)
         window.new_nodes = torch.tensor(nodes, device=device)
         # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
-        mask = (torch.arange(window.length, device=device) <= window.positions[:, :, None])[:, None]
+        keys = torch.arange(window.length, device=device)[None]
+        seen = keys[:, None] <= window.positions[:, :, None]
+        mask = masks(self.model.config, seen, window.positions, keys, self.mask_dtype)
         hidden = self.hidden(torch.from_numpy(ids).to(device), mask)
-        head = self.model.get_output_embeddings()
+        head = self.last_layer
         last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
         logprobs = torch.log_softmax(head(last).float(), dim=-1)
         values: list[float] = []

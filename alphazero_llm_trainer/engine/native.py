@@ -197,7 +197,7 @@ class NativeLlama:
             if (adapted or name.endswith("_proj")) and not (plain and name.endswith("_proj")):
                 return "the kernels compute no adapters but LoRA on the seven projections, and no quantised weights"
         if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
-            return "the kernels compute weights in float32 or bfloat16 on the CPU"
+            return "the kernels compute weights in float32, bfloat16 or float16 on the CPU"
         return None
 
     @classmethod

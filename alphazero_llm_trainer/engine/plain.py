@@ -21,7 +21,7 @@ from ..files import read_object
 from .precision import KINDS, uncovered
 
 WEIGHTS = "model.safetensors"
-DTYPES = (torch.float32, torch.bfloat16)  # of weights that the kernels pack
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights that the kernels pack
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings",

@@ -10,7 +10,7 @@ import torch
 
 from ..config.sections import MOST_ROWS, EngineConfig, StudentModel
 from ..errors import ConfigError
-from .device import device_memory, token_bytes
+from .device import context_of, device_memory, text_config, token_bytes
 from .vllm_weights import RANKS
 
 CPU_BLOCK = 32  # tokens of a cache block: the CPU attention kernel wants a multiple of 32
@@ -45,7 +45,7 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
         )
     if lora and spec.lora.rank > RANKS[-1]:
         raise ConfigError(f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}")
-    context = min(settings.max_context, model.config.max_position_embeddings - 1)
+    context = context_of(text_config(model), settings.max_context + 1) - 1
     given: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,
@@ -76,7 +76,9 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
         given |= {"gpu_memory_utilization": settings.vllm.gpu_memory, "enable_sleep_mode": True}
     else:
         tokens = max(settings.cache_tokens, 4 * context)
-        cache = min(settings.cache(device_memory()[2]), tokens * token_bytes(model.config, getattr(torch, spec.dtype)))
+        cache = min(
+            settings.cache(device_memory()[2]), tokens * token_bytes(text_config(model), getattr(torch, spec.dtype))
+        )
         given |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": cache}
         # Its seeded requests can't be prefilled in chunks: torch's CPU generator doesn't rewind.
         given |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_PREFILL, context + 1)}

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..config.load import Config
+from ..engine.device import text_config
 from ..engine.protocol import Engine, Judgement, Verifier
 from ..errors import CheckpointError
 from ..files import read_object
@@ -102,7 +103,8 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     card = read_card(folder, kind)
     tensors = load_file(folder / NUMBERS)
     weight, bias = tensors["weight"].float(), float(tensors["bias"])
-    width, words = student.model.config.hidden_size, student.model.config.vocab_size
+    shape = text_config(student.model)
+    width, words = shape.hidden_size, shape.vocab_size
     if weight.shape != (width,) or card["vocabulary"] != words:
         raise CheckpointError(
             f"{NAMES[kind]} {folder} is of width {weight.numel()} for {card['vocabulary']} tokens, student {student.name}"

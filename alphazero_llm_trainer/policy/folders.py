@@ -96,14 +96,15 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     over weights as they are; a smaller one is trained whole, in float32.
     """
     given = read_note(folder, "config.json")
-    half = given.get("dtype", given.get("torch_dtype")) in ("bfloat16", "float16")
+    precision = given.get("dtype", given.get("torch_dtype"))
+    half = precision in ("bfloat16", "float16")
     kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)  # a folder may have its weights in two formats
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
     adapter = facts.get("adapter", "lora" if size >= LORA_FROM * (2 if half else 4) else "full")
     spec = {
         "path": str(folder),
         "adapter": adapter,
-        "dtype": "bfloat16" if half and adapter == "lora" else "float32",
+        "dtype": precision if half and adapter == "lora" else "float32",
         "prompts": facts.get("prompts", {}),
     }
     return facts.get("name", called(folder, given)), spec

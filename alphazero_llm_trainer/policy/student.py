@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..engine.native import library
 from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
-from ..errors import CheckpointError, ConfigError, EngineError
+from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
 from ..files import read_object
 from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
@@ -302,8 +303,9 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
     if file and find_spec("gguf") is None:
         raise ConfigError(f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}")
     try:
+        check_quantisation(source, folder, file)
         model = load_weights(AutoModelForCausalLM, folder, **options, **file)
-    except CheckpointError:
+    except AlphaZeroError:
         raise
     except ImportError as error:
         raise ConfigError(
@@ -319,6 +321,19 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
             # no gradient passes from then on.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return model.eval()
+
+
+def check_quantisation(source: str, folder: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a search can be had here."""
+    from transformers import PreTrainedConfig
+
+    said, _ = PreTrainedConfig.get_config_dict(folder, **options)
+    method = (said.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise ConfigError(
+            f"student {source} is quantised by {method.upper()}, which is neither trained nor searched here: name the"
+            " model that it was made of, with quantization: nf4 in its entry for 4 bits"
+        )
 
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:

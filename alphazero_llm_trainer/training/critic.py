@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from ..config.load import Config
 from ..config.train import CriticConfig
-from ..errors import TrainingError
+from ..engine.device import text_config
+from ..errors import ConfigError, TrainingError
 from ..policy.adapters import bind
-from ..policy.critic import Kind
+from ..policy.critic import NAMES, Kind
 from ..policy.student import Student
 from .memory import EXTRA_LAYERS, rows_of_a_forward
 from .models import (
@@ -37,6 +39,7 @@ from .models import (
     trained_state,
 )
 from .packing import ValueRow, collate
+from .scoring import check_packs
 
 Line = dict[str, float]
 
@@ -60,6 +63,7 @@ def new_network(student: Student, config: Config, kind: Kind) -> tuple[Any, bool
     in its last layer, at the position before: only layers above can hold that against the token that came.
     """
     policy, spec = student.model, student.spec
+    check_packs(policy, f"a {NAMES[kind]}", "use another student")
     trained = config.train.adapter or spec.adapter
     check_full(policy, spec, trained)
     if trained == "lora":
@@ -87,8 +91,13 @@ def headed(policy: PreTrainedModel, shape: Any, backbone: Any) -> Any:
 def classifier(family: Any, shape: Any, backbone: Any, score: torch.nn.Module) -> Any:
     """One of transformers' classifiers with one label, over layers that exist already; it has no weights of its own."""
     shape.num_labels, shape.classifier_dropout, shape.architectures = 1, 0.0, None
-    with torch.device("meta"):
-        network = family.from_config(shape)
+    try:
+        with torch.device("meta"):
+            network = family.from_config(shape)
+    except ValueError as error:
+        raise ConfigError(
+            f"transformers has no token classifier of {shape.model_type} models: use another student for a critic"
+        ) from error
     setattr(network, network.base_model_prefix, backbone)
     network.score = score
     return network
@@ -106,8 +115,9 @@ def state_logits(network: Any, rows: Sequence[ValueRow], size: int, bfloat16: bo
     found: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     for indices in (order[i : i + size] for i in range(0, len(order), size)):
-        inputs = collate([rows[i] for i in indices], parameter.dtype)
-        given = {name: inputs[name].to(parameter.device) for name in ("input_ids", "position_ids", "attention_mask")}
+        inputs = collate([rows[i] for i in indices], parameter.dtype, network.config)
+        given = {name: inputs[name] for name in ("input_ids", "position_ids", "attention_mask")}
+        given = send_to_device(given, parameter.device)
         with torch.autocast(parameter.device.type, torch.bfloat16, enabled=bfloat16):
             logits = network(**given).logits[..., 0]
         for at, i in enumerate(indices):
@@ -121,7 +131,7 @@ def forward_size(config: Config, model: Any, longest: int, squares: int = 0) -> 
 
     `longest` is tokens of the longest row, `squares` the bytes of each pair of them.
     """
-    batch, shape = config.train.optimizer.batch_size, model.config
+    batch, shape = config.train.optimizer.batch_size, text_config(model)
     if config.train.micro_batch is not None:
         return math.gcd(config.train.micro_batch, batch)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size

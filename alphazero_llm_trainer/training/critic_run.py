@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..config.load import Config
+from ..engine.device import text_config
 from ..errors import DataError
 from ..eval.critic_figures import CHANCE, blend, in_order, pair_accuracy, reliability
 from ..files import sync_all, write_json
@@ -168,7 +169,7 @@ def save_critic(
         "kind": trained.kind,
         "base": fingerprint(student.model, None),
         "student": student.name,
-        "vocabulary": student.model.config.vocab_size,
+        "vocabulary": text_config(student.model).vocab_size,
         "seed": config.seed,
         **trained.card,
         **facts,

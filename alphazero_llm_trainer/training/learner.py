@@ -7,6 +7,7 @@ objective is a sum over tokens by the whole minibatch's total, so that the parts
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,8 +29,9 @@ from .fsdp import on_cpus, uses_fsdp
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
 from .rows import TrainRow
-from .scoring import Scorer, Scores, score
+from .scoring import Scorer, Scores, check_packs, packs, score
 
+log = logging.getLogger(__name__)
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
 
@@ -115,6 +117,13 @@ class Learner:
             checkpoint_layers(inner)
         if memory.autocast and not self.sharded:
             keep_narrow(inner)
+        # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
+        self.pack = "off" if self.sharded else objective.pack
+        if self.pack == "on":
+            check_packs(model, "train.pack=on", "set it to auto")
+        elif self.pack == "auto" and not packs(model):
+            log.info("responses are not packed: a %s isn't itself in packed rows", type(model).__name__)
+            self.pack = "off"
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
         optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, memory.eight_bit)
@@ -138,11 +147,6 @@ class Learner:
         with self.autocast():
             return score(self.scorer, self.config, rows, self.pack, self.dtype, self.accelerator.device)
 
-    @property
-    def pack(self) -> str:
-        # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
-        return "off" if self.sharded else self.objective.pack
-
     def autocast(self) -> Any:
         """Products in bfloat16, over weights as they are."""
         kind = self.accelerator.device.type
@@ -161,6 +165,8 @@ class Learner:
         self.scorer.train()
         device, parts = self.accelerator.device, self.parts_of(dealt(minibatch, self.ranks))
         total = torch.tensor(max(self.objective.total(minibatch), 1e-8), device=device)
+        # A token's share of a mean is less than float16 can hold: there the sum's gradient is taken, and divided afterwards.
+        scale = float(total) if self.dtype == torch.float16 else 1.0
         tokens = sum(len(row.completion_ids) for row in minibatch)
         sums: dict[str, Any] = {}
         for i, part in enumerate(parts):
@@ -169,7 +175,7 @@ class Learner:
                     scores = self.score(part)
                     loss, figures = self.objective.loss(part, scores, total)
                 # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's mean already.
-                self.accelerator.backward(loss * self.ranks.size)
+                self.accelerator.backward(loss * self.ranks.size * scale)
             figures |= {
                 "loss": loss,
                 "entropy": (scores.entropy * mask_of(part, scores.logprobs)).sum() / tokens,
@@ -178,6 +184,10 @@ class Learner:
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().float()
         found = dict(zip(sums, self.accelerator.reduce(torch.stack([*sums.values()])).tolist(), strict=True))
+        if scale != 1.0:
+            for parameter in self.scorer.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= scale
         found["grad_norm"] = self.clip()
         for name in ("loss", "grad_norm"):
             if not math.isfinite(found[name]):

@@ -98,7 +98,7 @@ class Forecast:
         self.quantised = spec.quantization != "none"
         self.ppo = train.method == "ppo" and not sft
         self.counts = Counts.of(shape, spec.lora)
-        self.width = 2 if spec.dtype == "bfloat16" else 4  # bytes of a weight and of an activation
+        self.width = 4 if spec.dtype == "float32" else 2  # bytes of a weight and of an activation
         self.trained_width = 4 if self.lora else self.width  # peft's adapters are fp32
         self.prompt = min(prompt, context - 1)
         self.length = min(self.prompt + config.search.max_tokens, context)  # tokens of the longest row

@@ -168,6 +168,10 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
         return
     if spec.quantization != "none":
         raise ConfigError(f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use 'lora'")
+    if spec.dtype == "float16":
+        raise ConfigError(
+            "train.adapter is 'full' but the student's dtype is float16, in which updates are lost: use 'lora'"
+        )
     if layers(model):
         raise ConfigError(
             "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or start from the folder"

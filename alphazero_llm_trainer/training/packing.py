@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
+from ..engine.masks import masks
+
 IGNORED = -100  # the label of a position that predicts nothing
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
 
@@ -36,8 +38,9 @@ class Work:
     @classmethod
     def of(cls, config: Any) -> Work:
         """Of a decoder's layers, read off its configuration."""
-        width, layers = config.hidden_size, config.num_hidden_layers
-        inner = getattr(config, "intermediate_size", None) or 4 * width
+        shape = config.get_text_config()
+        width, layers = shape.hidden_size, shape.num_hidden_layers
+        inner = getattr(shape, "intermediate_size", None) or 4 * width
         # Twice for pairs: masked attention runs at about half of a matrix product's rate.
         return cls(layers * (4.0 * width * width + 3.0 * width * inner), layers * 4.0 * width)
 
@@ -166,8 +169,9 @@ def grouped(tries: Sequence[Trie]) -> list[list[int]]:
     return batches
 
 
-def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """A forward's `input_ids`, `position_ids`, `shift_labels` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`."""
+def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device, config: Any) -> dict[str, Any]:
+    """A forward's `input_ids`, `position_ids`, `shift_labels` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`, or one for
+    each kind of the layers that the model of `config` has."""
     count, width = len(batch), max(map(len, batch))
     ids, depths, ends = (np.zeros((count, width), dtype=np.int64) for _ in range(3))
     labels = np.full((count, width), IGNORED, dtype=np.int64)
@@ -177,26 +181,25 @@ def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device) -> 
         ids[g, :size], depths[g, :size], labels[g, :size] = trie.tokens, trie.depths, trie.labels
         # The last row's tokens were never closed.
         ends[g, :size] = [end or size for end in trie.ends]
-    twins = [trie.twins for trie in batch]
+    seen = ancestors(torch.from_numpy(ends).to(device), [trie.twins for trie in batch])
+    positions = torch.from_numpy(depths).to(device)
     return {
         "input_ids": torch.from_numpy(ids).to(device),
-        "position_ids": torch.from_numpy(depths).to(device),
+        "position_ids": positions,
         "shift_labels": torch.from_numpy(labels).to(device),
-        "attention_mask": ancestor_mask(torch.from_numpy(ends).to(device), dtype, twins),
+        "attention_mask": masks(config, seen, positions, positions, dtype),
     }
 
 
-def ancestor_mask(
-    ends: torch.Tensor, dtype: torch.dtype, twins: Sequence[Sequence[tuple[int, int]]] = ()
-) -> torch.Tensor:
-    """The additive mask `[G, 1, N, N]` of tries with subtree ends `[G, N]`: a token sees itself and its ancestors."""
+def ancestors(ends: torch.Tensor, twins: Sequence[Sequence[tuple[int, int]]] = ()) -> torch.Tensor:
+    """Which tokens each sees, `[G, N, N]`, in tries with subtree ends `[G, N]`: itself and its ancestors."""
     column = torch.arange(ends.shape[1], device=ends.device)
     seen = (column[None, None, :] <= column[None, :, None]) & (column[None, :, None] < ends[:, None, :])
     for g, pairs in enumerate(twins):
         if pairs:
             second, first = torch.tensor(pairs, device=ends.device).unbind(1)
             seen[g, second, first] = False
-    return torch.zeros(seen.shape, dtype=dtype, device=ends.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    return seen
 
 
 def together(groups: Sequence[int], batches: int) -> list[int]:
@@ -292,8 +295,9 @@ def pack_values(prompt_ids: Sequence[int], targets: Sequence[tuple[Sequence[int]
     return ValueRow(tuple(ids), tuple(ends), tuple(positions), means, shares, states)
 
 
-def collate(rows: Sequence[ValueRow], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Rows, padded on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`."""
+def collate(rows: Sequence[ValueRow], dtype: torch.dtype, config: Any) -> dict[str, Any]:
+    """Rows, padded on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`, or one
+    for each kind of the layers that the model of `config` has."""
 
     def padded(name: str) -> torch.Tensor:
         return pad_sequence([torch.tensor(getattr(row, name)) for row in rows], batch_first=True)
@@ -301,10 +305,11 @@ def collate(rows: Sequence[ValueRow], dtype: torch.dtype) -> dict[str, torch.Ten
     ends = padded("ends")
     # Padding sees itself alone, so that no row of the mask is empty.
     ends = torch.where(ends > 0, ends, torch.arange(1, ends.shape[1] + 1))
+    positions = padded("positions")
     return {
         "input_ids": padded("token_ids"),
-        "position_ids": padded("positions"),
-        "attention_mask": ancestor_mask(ends, dtype),
+        "position_ids": positions,
+        "attention_mask": masks(config, ancestors(ends), positions, positions, dtype),
         "targets": padded("targets"),
         "weights": padded("weights"),
     }

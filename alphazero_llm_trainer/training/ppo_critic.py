@@ -13,9 +13,9 @@ from ..config.sections import LoraConfig
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .models import attach, deepen
-from .packing import spread, tensors
+from .packing import Work, spread, tensors
 from .rows import TrainRow
-from .scoring import MASKS_IN_4D, plan_rows
+from .scoring import MASKS_IN_4D, check_packs, plan_rows
 
 
 class Critic(torch.nn.Module):
@@ -28,6 +28,7 @@ class Critic(torch.nn.Module):
 
     def __init__(self, policy: PreTrainedModel, lora: LoraConfig | None = None) -> None:
         super().__init__()
+        check_packs(policy, "PPO's critic", "set train.method=grpo")
         backbone: Any = policy.base_model if lora is not None else copy.deepcopy(policy.base_model)
         shape = copy.deepcopy(backbone.config) if lora is not None else backbone.config
         if lora is not None:
@@ -54,10 +55,10 @@ class Critic(torch.nn.Module):
 
     def forward(self, rows: Sequence[TrainRow]) -> torch.Tensor:
         """`[B, T]` of rows' response tokens; padding is 0. Rows that share their beginnings are computed together."""
-        made, device = plan_rows(rows, self.config), self.score.weight.device
+        made, device = plan_rows(rows, Work.of(self.config)), self.score.weight.device
         found = []
         for batch in made.batches:
-            given = tensors(batch, self.backbone.dtype, device)
+            given = tensors(batch, self.backbone.dtype, device, self.config)
             del given["shift_labels"]
             hidden = self.backbone(**given, use_cache=False).last_hidden_state
             found.append(self.score(hidden.to(self.score.weight.dtype))[..., 0])

@@ -6,14 +6,19 @@ of an update (`benchmarks/real_training.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor, Partial
 
+from ..engine.last_layer import LastLayer
+from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_of
+from ..errors import ConfigError
 from .attention import NAME
 from .frozen import narrow
 from .packing import IGNORED, PackingPlan, Work, plan, spread, tensors
@@ -22,8 +27,7 @@ from .rows import TrainRow
 TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
 TILE = 2**26  # elsewhere: 256 MiB
 LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
-# What a model may do with its logits beside a product: of those that do the whole forward is asked.
-SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
 PACKS_FROM = 0.9  # share of the flat batch's work that packing must come down to, under `pack: auto`
 MASKS_IN_4D = ("sdpa", "eager", NAME)  # attention implementations that take an additive mask of our own
 
@@ -79,10 +83,20 @@ def tiles(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(hidden), size))
 
 
+@torch.no_grad()
 def plain(model: Any) -> bool:
-    """Whether a causal model's head is a product and nothing else."""
-    head, config = model.get_output_embeddings(), model.config.get_text_config()
-    return head is not None and head.bias is None and all(getattr(config, name, None) is None for name in SCALES)
+    """Whether a causal model's logits are a product of its hidden states and nothing else: no bias, no scale, no cap."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.bias is not None:
+        return False
+    # As large that a cap shows.
+    hidden = torch.full((1, head.in_features), 100, dtype=head.weight.dtype, device=head.weight.device)
+    product = head(hidden).float()
+    try:
+        logits = LastLayer(model)(hidden).float()
+    except (AttributeError, TypeError):  # its own forward asks more of its backbone
+        return False
+    return bool((logits - product).norm() <= 0.01 * product.norm())
 
 
 class Scorer(torch.nn.Module):
@@ -94,7 +108,7 @@ class Scorer(torch.nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.plain = model, plain(model)
         self._no_split_modules = model._no_split_modules  # where accelerate looks for FSDP's layers
 
     @property
@@ -104,7 +118,7 @@ class Scorer(torch.nn.Module):
     def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`inputs` are the model's own: `input_ids [G, N]`, `attention_mask` and perhaps `position_ids`."""
         model, mask = self.model, labels != IGNORED
-        if plain(model):
+        if self.plain:
             hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
             head = model.get_output_embeddings()
             weight = narrow(head) if torch.is_autocast_enabled(inputs["input_ids"].device.type) else head.weight
@@ -112,8 +126,7 @@ class Scorer(torch.nn.Module):
                 weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
             found = LabelLogProbs.apply(hidden[mask], weight, labels[mask])
         else:
-            logits = model(**inputs, use_cache=False).logits[mask].float()
-            every = logits.log_softmax(-1)
+            every = model(**inputs, use_cache=False).logits[mask].float().log_softmax(-1)
             entropy = -(every.exp() * every).sum(-1).detach()
             found = every.gather(1, labels[mask][:, None])[:, 0], entropy
         # `masked_scatter` leaves a batch without a label connected to the model: its gradient is 0, not an error.
@@ -142,22 +155,52 @@ def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: 
         dtype: of the additive masks of packed sequences.
     """
     if pack != "off" and config._attn_implementation in MASKS_IN_4D:
-        made = plan_rows(rows, config)
+        made = plan_rows(rows, Work.of(config))
         if pack == "on" or made.work < PACKS_FROM * made.flat_work:
-            found = []
-            for batch in made.batches:
-                given = tensors(batch, dtype, device)
-                found.append(scorer(given.pop("shift_labels"), **given))
-            logprobs, entropy = (spread(list(one), made.where) for one in zip(*found, strict=True))
-            return Scores(logprobs, entropy, made.tokens / made.flat_tokens)
+            return packed(scorer, config, made, dtype, device)
     return flat(scorer, rows, device)
 
 
-def plan_rows(rows: Sequence[TrainRow], config: Any) -> PackingPlan:
+def packed(scorer: Any, config: Any, made: PackingPlan, dtype: torch.dtype, device: Any) -> Scores:
+    """The scores of rows that are packed as planned."""
+    found = []
+    for batch in made.batches:
+        given = tensors(batch, dtype, device, config)
+        found.append(scorer(given.pop("shift_labels"), **given))
+    logprobs, entropy = (spread(list(one), made.where) for one in zip(*found, strict=True))
+    return Scores(logprobs, entropy, made.tokens / made.flat_tokens)
+
+
+def packed_gap(small: Any) -> float:
+    """How far (nats) log-probabilities of packed rows are from those of a small model's own forward at most."""
+    words, prompt = words_of(small), SPAN // 2  # so that the responses' beginnings are shared too
+    rows: Any = [SimpleNamespace(prompt_ids=row[:prompt], completion_ids=row[prompt:]) for row in words.tolist()]
+    with torch.no_grad():
+        made = plan_rows(rows, TOGETHER)
+        scores = packed(Scorer(small), small.config, made, torch.float32, torch.device("cpu")).logprobs
+    own = own_logprobs(small, words)[:, prompt - 1 : -1].gather(2, words[:, prompt:, None])[..., 0]
+    return float((scores - own).abs().max().nan_to_num(math.inf))
+
+
+def packs(model: Any) -> bool:
+    """Whether a model's log-probabilities are its own in packed rows, whose tokens stand apart from those before them."""
+    if is_plain(model):
+        return True
+    gap = trial(model, math.inf, packed_gap)
+    return gap is not None and gap <= GAP
+
+
+def check_packs(model: Any, wanted: str, fix: str) -> None:
+    """Raise ConfigError where `wanted` needs packed rows and this model isn't itself in them."""
+    if not packs(model):
+        raise ConfigError(f"{wanted} needs packed rows, in which a {type(model).__name__} isn't itself: {fix}")
+
+
+def plan_rows(rows: Sequence[TrainRow], work: Work) -> PackingPlan:
     """How to pack these rows."""
     prompts = [np.array(row.prompt_ids, dtype=np.int64) for row in rows]
     completions = [np.array(row.completion_ids, dtype=np.int64) for row in rows]
-    return plan(prompts, completions, max(map(len, completions)), Work.of(config))
+    return plan(prompts, completions, max(map(len, completions)), work)
 
 
 def flat(scorer: Any, rows: Sequence[TrainRow], device: Any) -> Scores:

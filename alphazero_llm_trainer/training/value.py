@@ -58,5 +58,5 @@ def value_trainer(
             **arguments(config, network, adapter, len(rows), size, out, bfloat16), remove_unused_columns=False
         ),
         train_dataset=list(rows),
-        data_collator=partial(collate, dtype=next(network.parameters()).dtype),
+        data_collator=partial(collate, dtype=next(network.parameters()).dtype, config=network.config),
     )
