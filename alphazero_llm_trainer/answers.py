@@ -338,7 +338,7 @@ def number(text: str) -> Fraction | None:
 def gold_number(text: str) -> Fraction | None:
     """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it states anything else."""
     value = number(text)
-    return value if value is not None else number(_numeric(text, boxed=True))
+    return value if value is not None else number(_spelt_out(text))
 
 
 def without_unit(latex: str) -> str:
@@ -402,16 +402,12 @@ def _one_number(found: str) -> str:
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:
-    """What a statement says where answers are numbers, in a form that `number` reads: units of one letter or after a hyphen,
-    digits in groups, `No. 5`, `negative 5` and calculations are spelt out; remarks and decoration are gone.
-
-    In a box an exclamation mark is a factorial, elsewhere it is delight.
+    """What a statement says where answers are numbers, in a form that `number` reads: what `_spelt_out` mends, the result of
+    a calculation; remarks are gone. In a box an exclamation mark is a factorial, elsewhere it is delight.
     """
-    text = _grouped(_strip(_plain(_TAGS.sub("", statement))))
+    text = _spelt_out(statement)
     if not boxed:
         text = re.sub(r"(?<=[0-9])\s*!+", "", text)
-    for pattern, new in _SPELT_OUT:
-        text = pattern.sub(new, text)
     left, equals, right = text.rpartition("=")
     if equals and _computed(left, right):
         text = right
@@ -419,6 +415,14 @@ def _numeric(statement: str, boxed: bool = False) -> str:
         text = left  # 18 = 9 + 9
     text = _one_number(text.strip())
     return text if number(text) is not None else _one_number(_REMARK.sub("", text))
+
+
+def _spelt_out(text: str) -> str:
+    """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5` as `number` reads them."""
+    text = _grouped(_strip(_plain(_TAGS.sub("", text))))
+    for pattern, new in _SPELT_OUT:
+        text = pattern.sub(new, text)
+    return text
 
 
 def _grouped(text: str) -> str:

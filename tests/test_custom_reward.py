@@ -108,6 +108,21 @@ def test_what_a_function_does_wrong_is_one_sentence(function: Callable[..., Any]
         asked(function)
 
 
+@pytest.mark.parametrize(("value", "taken"), [(1.0000000001, 1.0), (1 + 1e-7, 1.0), (-1e-9, 0.0), (0.5, 0.5)])
+def test_a_reward_that_rounding_took_out_of_its_range_is_cut_to_it(value: float, taken: float) -> None:
+    reward = CustomReward(lambda problem, response, task: value, "mine:f")
+    assert asyncio.run(reward(TASK.problem, "4", TASK)) == taken
+
+
+def test_a_long_exception_is_told_in_a_line() -> None:
+    def fails(problem: Problem, response: str, task: Task) -> float:
+        raise ValueError("no\n" + "x" * 10_000)
+
+    with pytest.raises(RewardError, match=r"raised ValueError \(no x{297}\.\.\.\) in ") as raised:
+        asyncio.run(CustomReward(fails, "mine:f")(TASK.problem, "4", TASK))
+    assert len(str(raised.value)) < 500 and "\n" not in str(raised.value)
+
+
 def test_sync_calls_run_beside_each_other() -> None:
     together = Barrier(4)  # broken, and an error, unless four calls meet
     reward = CustomReward(lambda *_: float(together.wait(60) >= 0), "mine")

@@ -10,7 +10,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Task
-from .rows import Row, json_row, lines_of, load_hub
+from .rows import PACKED, ROW_FILES, Row, json_row, lines_of, load_hub, read_file
 from .source import Source
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
@@ -21,7 +21,8 @@ class RowSource(Source):
     """A data set's rows as a source; a subclass says how a row becomes a task.
 
     Attributes:
-        folder: its folder below `dataset.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl` for each of the hub's splits.
+        folder: its folder below `dataset.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl` (or in another of
+            `rows.ROW_FILES`, packed or not) for each of the hub's splits.
         hub: its name on the hub and its configuration there, None where it has one alone.
         columns: the columns that every row needs.
         test_split: the hub's split that test problems are read from; the others come from its train rows (`split_rows`).
@@ -64,9 +65,15 @@ class RowSource(Source):
                 f"{self.place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point dataset.path or"
                 f" {DATA_VARIABLE} at the folder with the {self.name} rows, or unset both to use the hub"
             )
+        missing = DataError(f"{file} has no rows: put {self.name} rows with {', '.join(self.columns)} into it")
+        if not file.name.startswith(f"{hub_split}.jsonl"):
+            found = read_file(file)
+            if not found:
+                raise missing
+            return len(found), found.__getitem__
         lines = list(lines_of(file))
         if not lines:
-            raise DataError(f"{file} has no rows: put {self.name} rows with {', '.join(self.columns)} into it")
+            raise missing
         return len(lines), lambda index: json_row(lines[index][1], f"{file} line {lines[index][0]}")
 
     @property
@@ -79,8 +86,10 @@ class RowSource(Source):
         """The local file of a split, or None where there is none."""
         if self.place is None:
             return None
-        name = f"{hub_split}.jsonl"
-        return next((file for file in (self.place / name, self.place / self.folder / name) if file.is_file()), None)
+        folders = (self.place, self.place / self.folder)
+        names = [f"{hub_split}{kind}{packed}" for kind in ROW_FILES for packed in ("", *PACKED)]
+        files = (folder / name for name in names for folder in folders)
+        return next((file for file in files if file.is_file()), None)
 
 
 def split_rows(split: str, total: int) -> range:

@@ -1,48 +1,46 @@
-"""Rows of your own as a source: a JSONL, Parquet or CSV file, or a data set of the hub.
+"""Rows of your own as a source: files (JSON, Parquet, CSV, a folder or a pattern of them), or a data set of the hub.
 
 Which columns hold question, answer and worked solution is said by `problems.question_column`, `answer_column` and
-`solution_column`; without them the usual names are looked for. A `split` column (or the hub's own splits) decides what is
-train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`. `problems.grade` names the rule
-of `grading.GRADERS`; without it the gold answers decide: numbers, one letter, LaTeX, or words.
+`solution_column`; without them the usual names are looked for. A `split` column, the names of a folder's files, or the
+hub's own splits decide what is train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`.
+`problems.grade` names the rule of `grading.GRADERS`; without it the gold answers decide (`grading.guess_grader`).
+One line says how the rows are read, how many each split has, and which rule grades them and why.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .rows import Columns, Row, as_task, each, load_hub, read_file
-from .source import READ, SPLITS, Source, TaskList, by_hash, once
+from .rows import Columns, Row, as_task, each, load_hub, read_files, split_in, value_at
+from .source import READ, Source, TaskList, by_hash, once
 
+log = logging.getLogger(__name__)
+
+PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
-ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
+ANSWERS = (
+    "answer", "final_answer", "answers", "answerKey", "gold", "ground_truth", "gold_answer", "expected_answer",
+    "correct_answer", "correct", "reward_model.ground_truth", "target", "output", "label", "result",
+)  # fmt: skip
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
 CHOICES = ("choices", "options")
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-    "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test",
-}  # fmt: skip
+FEW = 0.5  # of the rows: a smaller share of training questions is worth a warning
 
 
 class FileRows(TaskList):
-    """The rows of one file."""
+    """The rows of a file, a folder or a pattern."""
 
     opens = True
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`: `rest` is the file."""
-        by_split: dict[str, list[Row]] = {}
-        for columns, where in read_file(at_home(rest, "problems.source")):
-            named = columns.get("split")
-            split = "" if named is None else SPLIT_NAMES.get(str(named).lower())
-            if split is None:
-                raise DataError(f"{where} has the split {named!r}: use {', '.join(SPLITS)}, or leave the column out")
-            by_split.setdefault(split, []).append((columns, where))
-        return from_rows(by_split, problems)
+        return from_rows(read_files(str(at_home(rest, "problems.source"))), problems)
 
 
 class HubRows(TaskList):
@@ -62,7 +60,7 @@ class HubRows(TaskList):
         by_split: dict[str, list[Row]] = {}
         for split, rows in load_hub(name, configuration, None, "name a local file").items():
             placed = [(row, f"{name} {split} row {number}") for number, row in enumerate(rows)]
-            by_split.setdefault(SPLIT_NAMES.get(split.lower(), "train"), []).extend(placed)
+            by_split.setdefault(split_in(split) or "", []).extend(placed)
         return from_rows(by_split, problems)
 
 
@@ -75,9 +73,42 @@ def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -
     placed = [(split, row) for split, rows in by_split.items() for row in rows]
     made = each(placed, lambda one: (one[0], as_task(one[1], columns, name)))
     tasks = {wanted: [task for split, task in made if split == wanted] for wanted in by_split}
-    source = TaskList(divided(once(tasks, name)), name, problems.grade, problems.system_prompt)
+    source = TaskList(
+        divided(once(tasks, name)), name, problems.grade, problems.system_prompt, how_read(columns, everything)
+    )
     source.reads = READ
+    sizes = {split: len(of_split) for split, of_split in source.tasks.items()}
+    if any(by_split) and 0 < sizes["train"] < FEW * sum(sizes.values()):
+        said = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
+        log.warning(
+            "%s: %s of its %s rows are to train on (%s), as their splits say: change the split column or the files'"
+            " names if you want more", name, f"{sizes['train']:,}", f"{sum(sizes.values()):,}", said,
+        )  # fmt: skip
     return source
+
+
+def how_read(columns: Columns, rows: Sequence[Row]) -> str:
+    """How rows are read, in words."""
+    more = "" if columns.more is None else f" and `{columns.more}`"
+    first = value_at(rows[0][0], columns.question)
+    said = [f"question is `{columns.question}`{more}{' (messages)' if isinstance(first, list) else ''}"]
+    if columns.answer is None:
+        said.append(f"answer is the last box or #### line of `{columns.solution}`")
+    else:
+        values = (value_at(row, columns.answer) for row, _ in rows)
+        several = sum(len(set(map(str, one))) > 1 for one in map(listed, values))
+        first_counts = f" (of {several:,} rows with several answers the first counts)" if several else ""
+        said.append(f"answer is `{columns.answer}`{first_counts}")
+    if columns.choices is not None:
+        said.append(f"choices are `{columns.choices}`")
+    return ", ".join(said)
+
+
+def listed(value: object) -> Sequence[object]:
+    """What stands in a list of answers; nothing of any other value."""
+    if isinstance(value, Mapping):
+        value = value.get("text", value.get("aliases"))
+    return value if isinstance(value, list | tuple) else ()
 
 
 def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:
@@ -97,18 +128,39 @@ def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:
 def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     """The columns of question, answer, worked solution and choices. Raises DataError naming those that are there."""
     columns, where = row
+    by_lower: dict[str, str] = {}
+    for column in columns:
+        by_lower.setdefault(str(column).lower(), str(column))
 
     def pick(given: str | None, usual: Iterable[str], what: str) -> str | None:
-        found = given if given is not None else next((name for name in usual if name in columns), None)
-        if (found is None and what in ("question", "answer")) or (found is not None and found not in columns):
+        if given is None:
+            for name in usual:
+                outer, dot, inner = name.partition(".")
+                held = name if name in columns else by_lower.get(outer.lower(), "") + dot + inner
+                if held in columns or value_at(columns, held) is not None:
+                    return held
+        elif given in columns or value_at(columns, given) is not None:
+            return given
+        if given is not None or what == "question":
             raise DataError(
                 f"{where} has no column {given or what!r}, it has {', '.join(map(str, columns))}: name the right one with"
                 f" problems.{what}_column (--{what}-column)"
             )
-        return found
+        return None
 
-    question = pick(problems.question_column, QUESTIONS, "question")
-    answer = pick(problems.answer_column, ANSWERS, "answer")
+    pairs = [pair for pair in PAIRS if all(name in by_lower for name in pair)]
+    question: str | None
+    more = None
+    if problems.question_column is None and pairs:
+        question, more = (by_lower[name] for name in pairs[0])
+    else:
+        question = pick(problems.question_column, QUESTIONS, "question")
+    answer = pick(problems.answer_column, (name for name in ANSWERS if name not in (question, more)), "answer")
     solution = pick(problems.solution_column, (name for name in SOLUTIONS if name != answer), "solution")
-    assert question is not None and answer is not None
-    return Columns(question, answer, solution, pick(None, CHOICES, "choices"))
+    if answer is None and solution is None:
+        raise DataError(
+            f"{where} has no column 'answer', it has {', '.join(map(str, columns))}: name the right one with"
+            " problems.answer_column (--answer-column)"
+        )
+    assert question is not None
+    return Columns(question, answer, solution, pick(None, CHOICES, "choices"), more)

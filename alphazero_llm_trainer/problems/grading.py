@@ -11,9 +11,12 @@ and evaluation alike. After that:
   `y = 5`), percentages and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
   (see `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the official
-  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM, and F1 is the score.
+  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018), but for punctuation that means something; right
+  means EM, and F1 is the score.
 * **exact**: as words; right means the same text but for white space.
-* **choice**: as words; the first letter that stands alone counts.
+* **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response without one the last line
+  that names one.
+* **mixed**: each by the rule of its gold answer's kind.
 
 Answers other than numbers are taken as they stand.
 """
@@ -21,6 +24,7 @@ Answers other than numbers are taken as they stand.
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -31,10 +35,16 @@ from fractions import Fraction
 from .. import answers
 from .math_verifier import MathVerifier, Request, shared_verifier
 
-LETTERS = "ABCDEFGHIJ"  # of choices
-LOOKED_AT = 200  # gold answers that the rule is guessed from
+LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
+KINDS = {"numbers": "numbers", "choice": "letters of choices", "math": "formulas", "words": "words"}
+_LATEX = re.compile(r"\\|\^|_\{|\$")
+# `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
+_FORMULA = re.compile(
+    r"(?!.*[a-z]{3})(?=.*[a-z])[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
+    re.IGNORECASE,
+)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
 _PERCENT = re.compile(r"%|per ?cent")
@@ -226,6 +236,22 @@ class ChoiceGrader(ExactGrader):
         return answers.letter(answer) or normalize_words(answer)
 
 
+class MixedGrader(Grader):
+    """Gold answers of several kinds: each is met by the rule of its own kind."""
+
+    waits = True
+
+    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+        """See `Grader.grade_many`."""
+        grades: dict[int, Grade] = {}
+        kinds = [kind_of(gold) for _, gold in pairs]
+        for kind in set(kinds):
+            places = [place for place, other in enumerate(kinds) if other == kind]
+            graded = GRADERS[kind].grade_many([pairs[place] for place in places], strict)
+            grades.update(zip(places, graded, strict=True))
+        return [grades[place] for place in range(len(pairs))]
+
+
 GRADERS: dict[str, Grader] = {
     "any": Grader(),
     "numbers": NumberGrader(),
@@ -233,17 +259,37 @@ GRADERS: dict[str, Grader] = {
     "words": WordsGrader(),
     "exact": ExactGrader(),
     "choice": ChoiceGrader(),
+    "mixed": MixedGrader(),
 }
 
 
-def guess_grader(golds: Sequence[str]) -> str:
-    """The rule that fits gold answers: numbers (also where there are none), choice (a letter), math (LaTeX) or words."""
-    known = [gold for gold in golds if gold.strip()][:LOOKED_AT]
-    if all(answers.number(gold) is not None for gold in known):
+def kind_of(gold: str) -> str:
+    """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice (a letter), math (LaTeX or
+    a formula) or words."""
+    if answers.gold_number(gold) is not None and not re.search(r"\\|[^\W\d_]{2}", gold):
         return "numbers"
-    if all(len(gold) == 1 and gold.upper() in LETTERS for gold in known):
+    if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    return "math" if any(mark in gold for gold in known for mark in ("\\", "^", "_{")) else "words"
+    return "math" if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")) else "words"
+
+
+def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
+    """The rule that fits gold answers, and why in words: numbers where all are numbers, with units or without, or where there
+    are none; math where all are numbers, formulas or letters; of other mixtures each by the rule of its kind."""
+    known = [gold for gold in golds if gold.strip()]
+    if all(answers.gold_number(gold) is not None for gold in known):
+        return "numbers", "all gold answers are numbers" if known else "there are no gold answers"
+    kinds: dict[str, list[str]] = {}
+    for gold in known:
+        kinds.setdefault(kind_of(gold), []).append(gold)
+    if len(kinds) == 1:
+        [kind] = kinds
+        return kind, f"all gold answers are {KINDS[kind]}"
+    counts = [f"{KINDS[kind]} ({len(of_kind):,}, such as {of_kind[0][:40]!r})" for kind, of_kind in kinds.items()]
+    said = f"the gold answers are {' and '.join(counts)}"
+    if "words" not in kinds and "math" in kinds:
+        return "math", said
+    return "mixed", f"{said}, each met by the rule of its kind; problems.grade sets one rule for all"
 
 
 def normalize_words(text: str) -> str:

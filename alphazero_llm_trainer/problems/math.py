@@ -1,14 +1,16 @@
 r"""MATH rows as tasks: the 500 test problems of MATH-500, and train rows where a folder has them.
 
-The hub has a test split alone. A folder's `train.jsonl` in the same columns gives `train`, `validation` and `arena` as
-GSM8K's does (`data_set.split_rows`). A problem's id is `math/` and the row's `unique_id`, such as
-`math/test/algebra/2036.json`; its gold answer is the LaTeX of the `answer` column.
+The hub has a test split alone. A folder's `train.jsonl` gives `train`, `validation` and `arena` as GSM8K's does
+(`data_set.split_rows`), in the columns of MATH-500 or in those of the rows it was made from, which have `problem` and
+`solution`: their gold answer is the solution's last box. A problem's id is `math/` and the row's `unique_id`, such as
+`math/test/algebra/2036.json`, else its split and number; its gold answer is LaTeX.
 """
 
 from __future__ import annotations
 
 import re
 
+from .. import answers
 from ..errors import DataError
 from ..types import Problem, Task
 from .data_set import DATA_VARIABLE, RowSource
@@ -38,7 +40,10 @@ class Math(RowSource):
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""
-        question, solution, gold, unique_id = (text_of(row, name) for name in self.columns)
+        question, solution = text_of(row, "problem"), text_of(row, "solution")
+        stated = answers.extract(solution, strict=True, words=True)
+        gold = text_of(row, "answer") if stated is None or row[0].get("answer") is not None else stated
+        unique_id = row[0].get("unique_id") or f"{hub_split}/{number}"
         if len(gold) > LONGEST_ANSWER:
             raise DataError(
                 f"{row[1]} has an `answer` of {len(gold)} characters: write the final answer alone, {LONGEST_ANSWER} at most"

@@ -43,4 +43,5 @@ SYSTEM_PROMPTS = {
     "words": WORDS_PROMPT,
     "exact": OPEN_PROMPT,
     "choice": CHOICE_PROMPT,
+    "mixed": OPEN_PROMPT,
 }

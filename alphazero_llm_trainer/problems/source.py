@@ -8,18 +8,21 @@ A source is found by the value of `problems.source` (`--source`):
 
 * a name of `BUILT_IN` or of the entry-point group `alphazero_llm_trainer.sources`;
 * such a name, a colon and what it should open (`reasoning-gym:chain_sum`, `hub:OWNER/NAME`);
-* a file of rows (`FILE.jsonl`, `FILE.parquet`), or Python code of your own (`file.py:NAME`, `package.module:NAME`).
+* a file of rows (`FILE.jsonl`, `FILE.parquet`), a folder or a pattern of them;
+* Python code of your own (`file.py:NAME`, `package.module:NAME`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,14 +43,13 @@ from ..types import Problem, Task
 from .calculator import equations
 from .grading import GRADERS, Grade, Grader, guess_grader
 from .prompts import SYSTEM_PROMPTS
-from .rows import Columns, as_task, check_text
+from .rows import ROW_FILES, Columns, as_task, check_text, files_at, row_format
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "arena", "test")
 SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100: what generated problems are divided by
 GROUP = "alphazero_llm_trainer.sources"
-ROW_FILES = (".jsonl", ".json", ".parquet", ".csv")
 SHOWN = 60  # letters of a question in a message
 
 # name -> module and class. Each is one file, and one line here.
@@ -73,7 +75,7 @@ class Source(ABC):
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
         opens: something may follow its name and a colon.
-        grader: how answers are found and compared (`grading.GRADERS`): "numbers", "math", "words", "exact", "choice" or "any".
+        grader: how answers are found and compared, a name of `grading.GRADERS`.
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
@@ -186,6 +188,7 @@ class TaskList(Source):
         name: the source's name.
         grader: one of `grading.GRADERS`; None takes the one that fits the gold answers.
         system_prompt: what a chat model is told; None takes the rule's.
+        read: how its rows were read, in words, for the line that says which rule grades them.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class TaskList(Source):
         name: str,
         grader: str | None = None,
         system_prompt: str | None = None,
+        read: str = "",
     ) -> None:
         given = once(tasks if isinstance(tasks, dict) else {"": tasks}, name)
         unknown = [split for split in given if split not in (*SPLITS, "")]
@@ -201,16 +205,40 @@ class TaskList(Source):
             raise ConfigError(f"{name} has the split {unknown[0]!r}: the splits are {', '.join(SPLITS)}")
         if not isinstance(tasks, dict):
             given = by_hash(given[""])
+        golds = [task.gold for of_split in given.values() for task in of_split]
+        why = "problems.grade says so"
         if grader is None:
-            grader = guess_grader([task.gold for of_split in given.values() for task in of_split])
+            grader, why = guess_grader(golds)
+        else:
+            check_golds(golds, grader, name)
         self.name, self.grader = name, grader
         self.system_prompt = SYSTEM_PROMPTS[grader] if system_prompt is None else system_prompt
         self.tasks = {split: [own(task, name) for task in given.get(split, ())] for split in SPLITS}
         check_tasks([task for tasks in self.tasks.values() for task in tasks], name)
+        if golds:
+            sizes = ", ".join(f"{split} {len(tasks):,}" for split, tasks in self.tasks.items() if tasks)
+            told = f"{read}; " if read else ""
+            log.warning("%s: %s; %sgraded as %s, since %s", name, sizes, told, grader, why)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
         return self.tasks[split][start : start + count]
+
+
+def check_golds(golds: Sequence[str], grader: str, name: str) -> None:
+    """Raise DataError for a gold answer that the rule which the user named can't grade."""
+    unfit = {
+        "numbers": lambda gold: answers.gold_number(gold) is None,
+        "choice": lambda gold: answers.letter(gold) is None,
+    }
+    if grader in unfit:
+        wrong = next((gold for gold in golds if gold.strip() and unfit[grader](gold)), None)
+        if wrong is not None:
+            what = "number" if grader == "numbers" else "letter of a choice"
+            raise DataError(
+                f"problems.grade is {grader!r} and {name} has the gold answer {wrong[:SHOWN]!r}, which is no {what}: mend it,"
+                " or leave problems.grade out"
+            )
 
 
 def once(found: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Task]]:
@@ -330,9 +358,12 @@ def open_problems(problems: ProblemsConfig, path: str | None) -> Source:
 
 def changed(address: str) -> int | None:
     """When the file that an address names was written, in nanoseconds; None where it names none."""
-    for place in (Path(address), Path(address.rpartition(":")[0] or address)):
-        if place.is_file():
-            return place.stat().st_mtime_ns
+    for part in (address, address.rpartition(":")[0], address.partition(":")[2]):
+        place = os.path.expanduser(part)
+        files = [] if not place or place in BUILT_IN else [Path(place), *files_at(place)]
+        times = [file.stat().st_mtime_ns for file in files if file.is_file()]
+        if times:
+            return max(times)
     return None
 
 
@@ -412,7 +443,7 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
                 raise ConfigError(f"problems.source is {address!r}: write {name} alone")
             return found.open(rest, problems, path)
         return from_object(found, address, problems)
-    if address.endswith(ROW_FILES):
+    if row_format(address) or glob.has_magic(address) or Path(os.path.expanduser(address)).is_dir():
         return load_class("file").open(address, problems, path)
     if name.endswith(".py") and not rest:
         raise ConfigError(
@@ -423,7 +454,7 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
         return from_object(load_object(name, rest, "problems.source"), address, problems)
     known = ", ".join(sorted(set(names()) - {"file", "hub"}))
     raise UnknownSourceError(
-        f"problems.source is {address!r}: choose one of {known}, a file of rows ({', '.join(ROW_FILES)}),"
+        f"problems.source is {address!r}: choose one of {known}, a file or a folder of rows ({', '.join(ROW_FILES)}),"
         " hub:OWNER/NAME, file.py:NAME or package.module:NAME"
     )
 

@@ -23,6 +23,8 @@ from ..errors import ConfigError, RewardError
 from ..types import Problem, Task
 
 KEY = "rewards.custom"
+ROUNDING = 1e-6  # that a reward may be outside of [0, 1]: it is cut off
+SHOWN = 300  # letters of an exception's text in a message
 CONCURRENT = 8  # calls of `CustomReward.scores` under way at once
 
 Function = Callable[[Problem, str, Task], float | Awaitable[float]]
@@ -49,16 +51,18 @@ class CustomReward:
             if inspect.isawaitable(value):
                 value = await value
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
-            what = f"raised {type(error).__name__} ({error}){self.place(error)} for problem {problem.id}: mend it"
+            text = " ".join(str(error)[: 2 * SHOWN].split())
+            said = text if len(text) <= SHOWN else text[:SHOWN] + "..."
+            what = f"raised {type(error).__name__} ({said}){self.place(error)} for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         try:
             number, given = float(value), f"{float(value)}"
         except (TypeError, ValueError, RuntimeError, OverflowError):  # the last two: of a tensor, of a huge number
             number, given = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
-        if not 0.0 <= number <= 1.0:
+        if not -ROUNDING <= number <= 1.0 + ROUNDING:
             what = f"gave {given} for problem {problem.id}: return one number from 0 to 1"
             raise RewardError(f"{KEY} is {self.name!r} and {what}")
-        return number
+        return min(1.0, max(0.0, number))
 
     def place(self, error: BaseException) -> str:
         """The last line of the function's own file that an error came through, in words; nothing where there is none."""
