@@ -73,6 +73,8 @@ REFUSED = {
         ["sample", "--solution-column", "s", "--out", "OUT"],
         ["problems.solution_column", "embedded"],
     ),
+    "a folder of rows of generated problems": (["train", "--set", "dataset.path=OUT"], ["dataset.path", "embedded"]),
+    "a guide of an evaluation": (["eval", "--set", "search.value=CRITIC"], ["search.value", "--value"]),
     "a number beside a question": (["search", "Why?", "--index", "3"], ["--index", "question"]),
     "a cluster of one": (["sample", "--address", "auto", "--out", "OUT"], ["--address", "--workers 2"]),
     "tokens of another kind": ([*EXPORT, "--every-token"], ["--every-token is of --kind value"]),
@@ -103,6 +105,11 @@ def test_what_would_change_nothing_is_refused(kind: str, tmp_path: Path, capsys:
 def test_the_size_of_a_search_that_there_is_none_of_is_refused(capsys: Any) -> None:
     assert run(["alphazero-llm-trainer", "--env.agent.harness.simulations", "3"]) == 2
     assert "add --env.agent.harness.search mcts" in capsys.readouterr().err
+
+
+def test_a_folder_of_rows_of_generated_problems_is_refused(capsys: Any, tmp_path: Path) -> None:
+    assert run(["alphazero-llm-trainer", "--env.taskset.path", str(tmp_path)]) == 2
+    assert "dataset.path" in capsys.readouterr().err
 
 
 def test_keys_that_the_method_reads_are_taken() -> None:

@@ -14,7 +14,7 @@ from ..config.load import load_config
 from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
-from ..problems.source import open_problems, source_of
+from ..problems.source import check_reads, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem
@@ -199,7 +199,9 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         config = load_config(chosen.config_file)
         given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
-        source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
+        path = config.dataset.path if chosen.path is None else chosen.path
+        source = open_problems(problems, path)
+        check_reads(problems, path, [source])
         task_config = scoring(chosen, config.rewards)
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size

@@ -90,7 +90,12 @@ class Evaluation:
         from ..policy.adapters import fingerprint
         from ..policy.student import load_student
 
-        check_reads(config.problems, [open_one_of(config, name) for name in self.sources])
+        if config.search.value is not None:
+            raise ConfigError(
+                f"search.value is {config.search.value!r}, which guides no search of an evaluation: name it with"
+                " --value, as a verifier"
+            )
+        check_reads(config.problems, config.dataset.path, [open_one_of(config, name) for name in self.sources])
         benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)

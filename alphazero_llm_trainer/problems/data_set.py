@@ -28,6 +28,7 @@ class RowSource(Source):
         test_split: the hub's split that test problems are read from; the others come from its train rows (`split_rows`).
     """
 
+    reads = ("path",)
     folder: str
     hub: tuple[str, str | None]
     columns: tuple[str, ...]

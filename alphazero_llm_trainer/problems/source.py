@@ -79,7 +79,7 @@ class Source(ABC):
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
-        reads: keys of `problems` that say how its rows are read, of `READ`.
+        reads: keys of `problems` that say how its rows are read, of `READ`, and "path" where `dataset.path` may have them.
         hold_outs: what `problems.hold_out` may keep out of training: no two splits share it.
         demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
         gold_free: its grades need no gold answer.
@@ -326,18 +326,19 @@ def open_source(config: Config, address: str | None = None) -> Source:
     if address is not None and address != problems.source:
         problems = problems.model_copy(update={"source": address})
     source = open_problems(problems, config.dataset.path)
-    check_reads(problems, [source])
+    check_reads(problems, config.dataset.path, [source])
     return source
 
 
-def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
-    """Raise ConfigError where a key says how rows are read and none of the sources reads it."""
-    for name in READ:
-        given = getattr(problems, name)
+def check_reads(problems: ProblemsConfig, path: str | None, sources: Sequence[Source]) -> None:
+    """Raise ConfigError where a key, or `dataset.path`, says how rows are read and none of the sources reads it."""
+    asked = [(f"problems.{name}", name, getattr(problems, name), "a file or of the hub") for name in READ]
+    asked.append(("dataset.path", "path", path, "gsm8k, math or hotpotqa"))
+    for key, name, given, whose in asked:
         if given is not None and not any(name in source.reads for source in sources):
             raise ConfigError(
-                f"problems.{name} is {given!r}, which is for rows of a file or of the hub, and source"
-                f" {', '.join(source.name for source in sources)} reads its own: leave it out"
+                f"{key} is {given!r}, which is for rows of {whose}, and source"
+                f" {', '.join(source.name for source in sources)} has none of these: leave it out, or name such a source"
             )
 
 
