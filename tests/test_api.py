@@ -179,6 +179,16 @@ def test_train_without_a_method_learns_from_the_right_responses_of_verified_tree
     assert line["simulations"] == sum(len(saved.tree.simulations) for saved in trees)
 
 
+def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(config: Any, folder: Any) -> None:
+        raise ConfigError(f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}")
+
+    monkeypatch.setattr("alphazero_llm_trainer.api.train.check_start", asked)
+    for recipe, words in (("grpo_correctness", "grpo, None, 0.0"), ("nowhere", "config file nowhere can't be read")):
+        with pytest.raises(ConfigError, match=words):
+            az.train(model="embedded", config=recipe)
+
+
 def test_train_equals_the_command(tmp_path: Path) -> None:
     flags = ["--model", "embedded", "-n", "12", "--eval-size", "4", "--seed", "5", "--use-grpo"]
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.load import Config, flat, nested
+from ..config.load import Config, flat, given_layers, nested
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
@@ -89,7 +89,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     seed: int | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | str | Path | None = None,
     progress: Told = True,
 ) -> TrainingRun:
     """Train a student from search trees: search, grade, train, in rounds; what the command `train` runs.
@@ -107,12 +107,15 @@ def train(
         out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
         resume: go on with `out`, or with the newest run, as it was configured.
         seed: of everything random.
-        config: keys of training.yaml, nested or dotted, such as `{"train.credit": "step"}`.
+        config: keys of training.yaml, nested or dotted, such as `{"train.credit": "step"}`; or what `--config` names, such as
+            "grpo_correctness".
         progress: a live line, nothing, or a function that gets each line.
 
     Raises:
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
     """
+    if isinstance(config, str | Path):
+        [config] = given_layers(config, ())
     arguments = {
         "problems.source": address_of(problems),
         "rewards.custom": reward_address(reward),
