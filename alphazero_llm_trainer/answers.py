@@ -155,32 +155,38 @@ _REMARK = re.compile(
     r"|\s*(?:[#|]|<-|//)\s.*|\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^|>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
-_BRACES = re.compile(r"\\boxed\s*\{|[{}]")
-_BOX = re.compile(r"\\boxed\s*\{")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _CHOICE = r"(?:option|choice|letter|answer)"
-_BOXED_LETTER = re.compile(
-    rf"(?:the\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?[(\[{{\"'$]*([A-Za-z])[)\]}}\"'$.:]*",
+_ONE_LETTER = re.compile(
+    rf"(?:the\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
+_LETTERS = r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
 _END_OF_NAME = (
-    r"(?![\w'’+#-])(?=\s*(?:[.,;:!?)\]}\"]|$|\n)|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
+    r"(?![\w'’+#-])(?=\s*(?:[.,;:!?。，、)\]}\"]|$|\n)"
+    r"|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
 )
 _NAMED = re.compile(
-    r"^\(?([A-Z])[).:\]](?=\s|$)|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"  # at the start of a statement
+    # At the start of a statement: `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
+    r"^\(?([A-Z])[).:\]](?=\s|$)|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
+    r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    r"|\b(?i:is|are|be|was|remains?|leav(?:es|ing)|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
-    rf"|so|thus|hence|therefore)[\s,:]+[(\[\"']?([A-Z]){_END_OF_NAME}"
+    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
+    r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[选選择擇项項是为為は은는이][\s:]*)"
+    rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
 )
 _DENIED = re.compile(
-    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|but not)|n't|"
+    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|anything but)|n't|"
     r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
-    rf"\s+(?i:(?:be\s+)?(?:the\s+)?(?:{_CHOICE}s?\s+)?)[(\[]?([A-Z])(?![\w'’])"
+    rf"\s+(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
 )
 _IS_WRONG = re.compile(r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))")
-_SEVERAL = re.compile(r"(?<![\w'’])[(]?[A-Z][)]?(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b)+\s*[(]?[A-Z][)]?(?![\w'’]))+")
-_WHOLE_BOX = re.compile(r"\\boxed\s*\{(.*)\}", re.DOTALL)
+_SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
+_WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
 _EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u25a0\u25cf]")
@@ -205,6 +211,7 @@ _PLAIN = tuple(
         (r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])", r"e\1"),
         (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "÷"),
+        (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
     )
 )
 
@@ -294,15 +301,22 @@ def letter(statement: str) -> str | None:
     """
     text = _strip(_plain(_TAGS.sub("", statement)))
     text = re.sub(r"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))", "", text)
-    whole = _BOXED_LETTER.fullmatch(text)
+    whole = _ONE_LETTER.fullmatch(text)
     if whole:
         return whole[1].upper()
-    denied = {name[1].upper() for name in _DENIED.finditer(text)} | {name[1] for name in _IS_WRONG.finditer(text)}
+    denied = [letter for names in _DENIED.finditer(text) for letter in _standing(names[1])]
+    denied += [name[1] for name in _IS_WRONG.finditer(text)]
     named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
-    for several in _SEVERAL.finditer(text):
-        named += re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", several[0])
+    for names in _SEVERAL.finditer(text):
+        several = _standing(names[0])
+        named += several if len(several) > 1 else []
     left = dict.fromkeys(name for name in named if name not in denied)
     return next(iter(left)) if len(left) == 1 else None
+
+
+def _standing(text: str) -> list[str]:
+    """The capital letters that stand alone."""
+    return re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", text)
 
 
 def is_final(step: str) -> bool:

@@ -115,7 +115,7 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
 
 
 SOURCES = (
-    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet), hub:OWNER/NAME,"
+    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), hub:OWNER/NAME,"
     " reasoning-gym:TASK, verifiers:ENV_ID or"
     " file.py:NAME"
 )

@@ -54,12 +54,12 @@ MOST_PLACES = 30  # that are looked at
 _FOLDED = str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"}) | answers.DASHES
 # Between digits, before a number, after a letter (C++, A-): there punctuation changes what is meant.
 _MARKS = re.compile(
-    r"(?P<kept>(?<=\d)(?:[.:/^*-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
+    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
     r"|(?<=\w)[+#]+(?!\w)|(?<=\b[a-z])-(?!\w))|[^\w\s]|_"
 )
 _LABEL = re.compile(
-    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(([A-Z])\)(?=\s))"
-    r"(?:\\[,;:! ]|\\q?quad|[~\s])*(.*)",
+    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
+    r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
     re.DOTALL,
 )
 _DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
@@ -366,6 +366,8 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:
     """Whether `decimal` is `exact` rounded to six or more places, with as many digits that aren't leading zeros."""
+    if 10 ** (ROUNDED_DIGITS - 1) % decimal.denominator == 0:
+        return False
     places = next((n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0), MOST_PLACES)
     off = abs(decimal - exact) * 10**places
     return abs(decimal) * 10**places >= 10 ** (ROUNDED_DIGITS - 1) and off <= Fraction(1, 2)

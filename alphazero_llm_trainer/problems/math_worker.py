@@ -70,6 +70,7 @@ grader.sympy_numeric_eq = exactly_equal
 def latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
     text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))", r"\\sqrt{\1\2\3}", text)
+    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     for sign, command in SYMBOLS.items():
         text = text.replace(sign, command)
     return text

@@ -6,11 +6,14 @@ is a worked solution whose answer stands there; choices are written below their 
 
 from __future__ import annotations
 
+import bz2
 import csv
 import datetime
 import glob
+import gzip
 import hashlib
 import io
+import lzma
 import math
 import re
 import struct
@@ -31,7 +34,7 @@ One = TypeVar("One")
 Made = TypeVar("Made")
 FAULTS = 5  # of a file's broken rows that are told at once
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
-PACKED = (".gz", ".bz2", ".xz")
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
@@ -138,12 +141,11 @@ def read_file(file: Path) -> list[Row]:
 
 def text_in(file: Path) -> str:
     """The text of a file, packed or not."""
-    import fsspec
-
+    opener = PACKED.get(file.suffix.lower(), open)
     try:
-        with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", newline="") as opened:
+        with opener(file, "rt", encoding="utf-8-sig", newline="") as opened:
             return str(opened.read())
-    except (OSError, ValueError, EOFError) as error:  # of what it is packed in, too
+    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
         raise unreadable(file, error) from error
 
 
