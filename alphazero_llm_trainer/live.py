@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Self, TextIO
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TextIO, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,24 +23,53 @@ from .types import Cost
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 TROUBLES = 3  # lines about what is left out
+BASE = 2  # so many things tell no pace yet
 BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
+
+POLL = 0.25  # seconds between two looks at `stop`
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """The user asked to stop."""
+
+
+def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
+    """What `asyncio.run(work)` gives; `work` is cancelled soon after `stop` is true. Raises StoppedError then."""
+
+    async def watched() -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                if stop():
+                    raise StoppedError
+                await asyncio.wait((task,), timeout=POLL)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return asyncio.run(watched())
 
 
 class Stop:
     """Ctrl-C once asks the work to end at the next safe place; twice ends it at once.
 
-    As a context manager it puts the handler of before back. In a thread of its own it leaves Ctrl-C to the main one.
+    What is said then names what `progress` knows to be in hand, and how long that takes. As a context manager it puts the
+    handler of before back. In a thread of its own it leaves Ctrl-C to the main one.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.asked, self.progress = False, progress
         self.main = threading.current_thread() is threading.main_thread()
         self.previous = signal.signal(signal.SIGINT, self.handle) if self.main else None
 
     def handle(self, number: int, frame: object) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, self.previous)
-        sys.stderr.write("\nending at the next safe place; Ctrl-C again ends at once\n")
+        after = "" if self.progress is None else self.progress.in_hand
+        sys.stderr.write(f"\nending{after or ' at the next safe place'}; Ctrl-C again ends at once\n")
 
     def __call__(self) -> bool:
         return self.asked
@@ -50,14 +82,63 @@ class Stop:
             signal.signal(signal.SIGINT, self.previous)
 
 
+@dataclass(slots=True)
+class Stretch:
+    """A stretch of work since the second `began`: `total` things of the name `unit`, of which `first` were done before.
+
+    `cost` is the engine's running total, which had `before` tokens then. Times are estimated once more than `base` things
+    are done. A stop waits for `held`: for the thing in hand, where they are done one by one, or for all of them. The last
+    one took `last` seconds, until `moved`. `aside` are the seconds that other stretches took within this one.
+    """
+
+    began: float
+    total: int = 0
+    first: int = 0
+    unit: str = ""
+    doing: str = ""
+    cost: Cost | None = None
+    base: int = BASE
+    held: Literal["", "one", "all"] = ""
+    done: int = 0
+    before: int = 0
+    finished_tokens: int = 0
+    figures: str = ""
+    moved: float = 0.0
+    last: float | None = None
+    aside: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.done, self.moved = self.first, self.began
+        self.before = 0 if self.cost is None else self.cost.sampled_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled since the start."""
+        drawn = 0 if self.cost is None else self.cost.sampled_tokens - self.before
+        return max(self.finished_tokens, drawn)
+
+    def left(self, seconds: float) -> float:
+        """The seconds that are left after so many, at the pace so far.
+
+        Where the engine counts tokens, and nothing but sampling goes on, those of things that are under way count too:
+        many are, and the first ones end together.
+        """
+        done, left = self.done - self.first, self.total - self.done
+        if self.cost is not None and self.finished_tokens and not self.aside:
+            under_way = self.tokens - self.finished_tokens
+            tokens = max(left * self.finished_tokens / done - under_way, 0)
+            return tokens * seconds / self.tokens
+        return left * (seconds + self.aside) / done
+
+
 class Progress:
     """Tells on `out` (standard error) how far a command is; says nothing where `quiet`.
 
     `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either, and what is said stays
-    above the bar. Where there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
-    anything was finished or not; the newest figures (`now`) end it, and notes are left out. `dollars` tells what has been
-    charged so far, `clock` the seconds. With `tell` that function gets each line, nothing is written, and nothing is told
-    but from the thread that works.
+    above the bar. A stretch may have others within it (`within`). Where there is no bar, a line says how far the work is
+    after every `BEAT` seconds of silence, whether anything was finished or not; the newest figures (`now`) end it, and
+    notes are left out. `dollars` tells what has been charged so far, `clock` the seconds. With `tell` that function gets
+    each line, nothing is written, and nothing is told but from the thread that works.
     """
 
     def __init__(
@@ -71,12 +152,10 @@ class Progress:
         self.quiet = quiet
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
-        self.total = self.done = self.first = self.finished_tokens = self.troubles = self.before = 0
-        self.cost: Cost | None = None
-        self.unit, self.doing, self.figures = "", "", ""
-        self.began = self.said = clock()
+        self.troubles = 0
+        self.work, self.said = Stretch(clock()), clock()
+        self.nested = False
         self.dollars: Callable[[], float] = float  # nothing
-        self.looking: Callable[[], str] = str  # figures of the moment, in place of `now`'s
         self._over: threading.Event | None = None  # set at the end of the stretch under way
         self._writing = threading.RLock()
 
@@ -100,17 +179,13 @@ class Progress:
                 self.out.write(f"{text}\n")
                 self.out.flush()
 
-    def start(
-        self, total: int, done: int = 0, unit: str = "question", doing: str = "", cost: Cost | None = None
-    ) -> None:
-        """`total` things (`unit` is one's name) are to be done, of which `done` are done already.
+    def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "", **more: Any) -> None:
+        """`total` things are to be done, of which `done` are done already.
 
-        `cost` is the engine's running total: tokens show before the first thing is finished.
+        `more` are `cost`, `base` and `held` of `Stretch`.
         """
         self.stop()
-        self._begin(total, done, unit, doing)
-        if cost is not None:
-            self.cost, self.before = cost, cost.sampled_tokens
+        self._begin(Stretch(self.clock(), total, done, unit, doing, **more))
         if not self.quiet and self.tell is None and self.out.isatty():
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
             self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
@@ -120,11 +195,31 @@ class Progress:
             self.say(f"{doing}: {total - done:,} {unit}s")
         self._beat_until_stopped()
 
-    def wait(self, doing: str, looking: Callable[[], str] = str) -> None:
-        """Work that can't be counted begins: `doing` is its name, `looking` tells its figures of the moment."""
+    @contextmanager
+    def within(self, total: int, unit: str, doing: str, **more: Any) -> Iterator[None]:
+        """Other things are counted for a while, as by `start`, and the stretch under way stands still; where there is none,
+        this is one."""
+        outer, nested = self.work, self.nested
+        if not outer.unit:
+            self.start(total, 0, unit, doing, **more)
+            try:
+                yield
+            finally:
+                self.stop()
+            return
+        self.nested, self.work = True, Stretch(self.clock(), total, 0, unit, doing, **more)
+        drawn = 0 if outer.cost is None else outer.cost.sampled_tokens
+        try:
+            yield
+        finally:
+            outer.aside += self.clock() - self.work.began
+            outer.before += 0 if outer.cost is None else outer.cost.sampled_tokens - drawn
+            self.nested, self.work = nested, outer
+
+    def wait(self, doing: str) -> None:
+        """Work that can't be counted begins: `doing` is its name."""
         self.stop()
-        self._begin(0, 0, "", doing)
-        self.looking = looking
+        self._begin(Stretch(self.clock(), doing=doing))
         self._beat_until_stopped()
 
     def load(self, what: str, module: str) -> None:
@@ -133,10 +228,8 @@ class Progress:
             self.say(f"loading {what}")
         self.wait("loading")
 
-    def _begin(self, total: int, done: int, unit: str, doing: str) -> None:
-        self.total, self.done, self.first, self.finished_tokens, self.cost = total, done, done, 0, None
-        self.unit, self.doing, self.figures, self.looking, self.notes = unit, doing, "", str, {}
-        self.began = self.said = self.clock()
+    def _begin(self, work: Stretch) -> None:
+        self.work, self.said, self.notes = work, work.began, {}
 
     def _beat_until_stopped(self) -> None:
         """Call `beat` from a thread, because the one that works may be in one long call."""
@@ -157,30 +250,25 @@ class Progress:
         if self.bar is None and self.clock() - self.said >= BEAT:
             self.say(self.line())
 
-    def leave_out(self, tokens: int) -> None:
-        """The engine has sampled so many tokens for something else."""
-        self.before += tokens
-
-    def describe(self, text: str) -> None:
-        """What is worked on now."""
-        self.doing = text
-
     def advance(self, count: int = 1, tokens: int = 0) -> None:
         """`count` more things are done, for which so many tokens were sampled."""
-        self.finished_tokens += tokens
-        self.at(self.done + count)
+        self.work.finished_tokens += tokens
+        self.at(self.work.done + count)
 
     def at(self, done: int) -> None:
         """So many things are done."""
-        self.done = min(done, self.total)
-        if self.bar is None and self.done == self.total > self.first:
+        work, now = self.work, self.clock()
+        if done > work.done:
+            work.last, work.moved = (now - work.moved) / (done - work.done), now
+        work.done = min(done, work.total)
+        if self.bar is None and work.doing and not self.nested and work.done == work.total > work.first:
             self.say(self.line())
         else:
             self.beat()
 
     def now(self, text: str) -> None:
         """The newest figures."""
-        self.figures = text
+        self.work.figures = text
 
     def trouble(self, text: str) -> None:
         """A line that stays on something that is left out: the first `TROUBLES` of a command, then that more are counted."""
@@ -197,49 +285,55 @@ class Progress:
     def drawn(self) -> Group:
         """A bar, how far the work is, and the notes: what a terminal shows."""
         first = Table.grid(padding=(0, 1))
-        first.add_row(ProgressBar(self.total, self.done, width=BAR_WIDTH), told(self.line()))
+        first.add_row(ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), told(self.line()))
         notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
         return Group(first, *(told(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
-        doing = f"{self.doing}: " if self.doing else ""
-        counted = f"{self.done:,}/{self.total:,} {self.unit}s" if self.unit else ""
-        sampled = self.sampled if self.tokens and self.unit != "token" else ""
-        parts = (counted, self.looking(), self.figures, self.pace, sampled)
+        work = self.work
+        doing = f"{work.doing}: " if work.doing else ""
+        counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
+        parts = (counted, work.figures, self.pace, self.sampled)
         return doing + ", ".join(part for part in parts if part)
 
     @property
     def seconds(self) -> float:
-        """Since the start of the stretch under way."""
-        return max(self.clock() - self.began, 1e-9)
+        """What the stretch under way took so far, without what was counted within it."""
+        return max(self.clock() - self.work.began - self.work.aside, 1e-9)
 
     @property
     def pace(self) -> str:
-        """Things a second since the start and the time left at that rate; the seconds so far where none is finished."""
-        done = self.done - self.first
-        if not done:
-            return f"{duration(self.seconds)} so far{self.spent}"
-        left = self.total - self.done
-        eta = f", ETA {duration(left * self.seconds / done)}" if left else ""
-        return f"{rate(done, self.seconds, self.unit)}{self.spent}{eta}"
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled since the start."""
-        drawn = 0 if self.cost is None else self.cost.sampled_tokens - self.before
-        return max(self.finished_tokens, drawn)
+        """Things a second since the start and the time left at that rate; the seconds so far where too few are done."""
+        work, seconds, dollars = self.work, self.seconds, self.dollars()
+        done, left = work.done - work.first, work.total - work.done
+        spent = f", ${dollars:.4f}" if dollars else ""
+        if work.held == "one" and done:  # the thing in hand is none of those that are done
+            seconds = work.moved - work.began
+        if not done or (left and done <= work.base and work.held != "one"):
+            return f"{duration(seconds)} so far{spent}"
+        eta = f", ETA {duration(work.left(seconds))}" if left else ""
+        return f"{rate(done, seconds, work.unit)}{spent}{eta}"
 
     @property
     def sampled(self) -> str:
-        """Those tokens, and how many a second."""
-        return f"{self.tokens:,} tokens, {self.tokens / self.seconds:,.0f} a second"
+        """The tokens since the start, and how many a second; nothing where they are what is counted."""
+        tokens = self.work.tokens
+        if not tokens or (self.work.unit == "token" and tokens == self.work.done - self.work.first):
+            return ""
+        a_second = tokens / self.seconds
+        return f"{tokens:,} tokens, {a_second:,.{0 if a_second >= 10 else 1}f} a second"
 
     @property
-    def spent(self) -> str:
-        """What was charged, where anything was."""
-        dollars = self.dollars()
-        return f", ${dollars:.4f}" if dollars else ""
+    def in_hand(self) -> str:
+        """What a stop waits for, and how long that takes; "" where it waits for nothing that is known."""
+        work = self.work
+        if work.held == "all":
+            return f" after this: {self.line()}"
+        if not work.held:
+            return ""
+        known = "" if work.last is None else f", the last one took {duration(work.last)}"
+        return f" after the {work.unit} in hand (for {duration(self.clock() - work.moved)} so far{known})"
 
     def stop(self) -> None:
         """The stretch of work is over, or given up."""
@@ -250,6 +344,7 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+        self.work = Stretch(self.clock())
 
 
 def told(text: str) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,11 @@ def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -
 
 def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
     student = az.load("embedded")
+    engine = re.escape(student.engine.facts["forward"]["name"])
+    assert re.fullmatch(
+        rf"Student embedded: [\d,]+ parameters, float32, engine inprocess \({engine}, products in float32.*\)",
+        str(student),
+    )
     tokens = az.search(QUESTION, model=student, simulations=5, mode="token", temperature=0.7)
     assert max(map(len, tokens.tree.token_ids)) == 1 and tokens.tree.N[0] == 5
     few = az.search(QUESTION, model=student, budget_tokens=30)

@@ -284,7 +284,7 @@ def test_tokens_of_a_validation_are_not_told_as_the_searches():
     run.load()
     cost = run.student.engine.cost
     run.progress.start(8, cost=cost)
-    assert run.evaluate(run.tasks[:4]).tokens == cost.sampled_tokens > 0 == run.progress.tokens
+    assert run.evaluate(run.tasks[:4]).tokens == cost.sampled_tokens > 0 == run.progress.work.tokens
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):

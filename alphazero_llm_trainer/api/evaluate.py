@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config, load_answering
-from ..eval.cells import StoppedError
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
 from ..eval.results import RESULTS, TABLES, folder_in
 from ..files import FolderLock, write_json, write_whole
-from ..live import Progress, Stop
+from ..live import Progress, Stop, StoppedError
 from ..problems.source import Source
 from ..report.evaluation import result_text, results_markdown, silent
 from ..report.folder import write_report
@@ -116,7 +115,7 @@ def evaluate(
     command = "alphazero_llm_trainer.evaluate"
 
     def call() -> Table:
-        with Stop() as stop, progress_of(progress) as shown:
+        with progress_of(progress) as shown, Stop(shown) as stop:
             try:
                 return execute(work, resolved, folder, student, named, resume, command, shown, stop)
             except StoppedError as error:

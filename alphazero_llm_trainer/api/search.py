@@ -161,12 +161,19 @@ def find(
         from ..policy.critic import load_value
 
         value = load_value(Path(config.search.value), student, config)
-    with Stop() as stop:
-        search = answer_search(student, config, perplexity, stop, value)
-        tree = Tree()
-        if progress is not None:
-            progress.wait("searching", lambda: f"{len(tree):,} nodes, {len(tree.simulations):,} simulations")
+    progress, tree = progress if progress is not None else Progress(quiet=True), Tree()
+    with Stop(progress) as stop:
+
+        def asked() -> bool:
+            """Whether to stop; the search asks before each simulation."""
+            progress.at(len(tree.simulations))
+            return stop()
+
+        search = answer_search(student, config, perplexity, asked, value)
+        progress.start(config.search.simulations, unit="simulation", cost=student.engine.cost, held="one")
         found = asyncio.run(search.run(problem, config.seed, tree))
+        progress.at(len(tree.simulations))
+        progress.stop()
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)

@@ -12,7 +12,7 @@ from ..config.load import Config, flat, given_layers, nested
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
-from ..live import Progress, Stop
+from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..training.run import RunFolder, find_run, new_run
@@ -148,7 +148,7 @@ def train(
         elif named is not None and (named / "run.json").exists():
             raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
         check_start(config, None if folder is None else folder.path)
-        with Stop() as stop, progress_of(progress) as shown:
+        with progress_of(progress) as shown, Stop(shown) as stop:
             return execute(config, folder, resume, shown, stop)
 
     return outside_loops(call)
@@ -193,7 +193,10 @@ def execute(
         if ranks.first:
             progress.say(run.opening())
             if config.train.preflight and not resume and ranks.size == 1:
-                progress.say(run.preflight())
+                try:
+                    progress.say(run.preflight())
+                except StoppedError:
+                    raise KeyboardInterrupt from None  # there is no folder yet
             if folder is None:
                 folder = new_run(Path(config.train.checkpoint_dir))
                 held.enter_context(FolderLock(folder.path))

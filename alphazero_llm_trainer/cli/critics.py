@@ -80,7 +80,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     if (args.out / "critic.json").is_file():
         raise ConfigError(f"--out {args.out} holds a finished critic: name another folder or remove it")
     check_out(args.out)
-    with FolderLock(args.out), Progress(args.quiet) as progress, Stop() as stop:
+    with FolderLock(args.out), Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..policy.student import load_student
         from ..problems.load import opening

@@ -81,7 +81,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     progress = Progress(args.quiet)
     try:
-        with progress, Stop() as stop:
+        with progress, Stop(progress) as stop:
             tell_loading(args, progress)
             table = execute(work, config, args.path, None, args.out, args.resume, command, progress, stop)
     except StoppedError as error:

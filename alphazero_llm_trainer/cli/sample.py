@@ -71,7 +71,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
 
     tasks = tasks_of(config, args.split, args.num, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
-    with Progress(args.quiet) as progress, Stop() as stop:
+    with Progress(args.quiet) as progress, Stop(progress) as stop:
         if len(tasks) < args.num:
             progress.say(
                 f"{config.problems.source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are"

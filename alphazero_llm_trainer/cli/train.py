@@ -131,7 +131,7 @@ def run_train(args: argparse.Namespace) -> int:
 
     over = resume and "after" in folder.read_card()
     follows = rank_and_size()[0] > 0  # another process says what there is to say
-    with Progress(args.quiet or follows) as progress, Stop() as stop:
+    with Progress(args.quiet or follows) as progress, Stop(progress) as stop:
         if not over:
             data, place = check_run(config), folder.path if resume else None
             if not args.dry_run:

@@ -196,6 +196,7 @@ class Schedule:
         tree, pending, kept = self.tree, self.pending, []
         while frontier:
             drawn = self._draw(frontier, table, index)
+            self.cost.sampled_tokens += len(drawn.tokens)
             self.reserve(len(drawn.tokens))
             onward: Frontier = []
             at = 0
@@ -346,6 +347,5 @@ class Schedule:
         told = None if call.request.tempered is None else tuple(rider.tempered)
         call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached, told)
         call.missing -= 1
-        self.cost.sampled_tokens += len(rider.tokens)
         if not call.missing:
             call.future.set_result([generated for generated in call.done if generated is not None])

@@ -29,10 +29,6 @@ NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method ha
 T = TypeVar("T")
 
 
-class StoppedError(Exception):
-    """The user asked to stop; the cell under way is not kept."""
-
-
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """A named set of tasks."""
@@ -95,12 +91,11 @@ async def run_cell(
     benchmark: Benchmark,
     method: str,
     budget: int,
-    stop: Callable[[], bool],
     tell: Callable[[int], None],
     custom: CustomReward | None = None,
 ) -> Cell:
-    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises StoppedError, and RewardError where
-    `custom` fails for every response.
+    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises RewardError where `custom`
+    fails for every response.
 
     Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
     """
@@ -113,7 +108,7 @@ async def run_cell(
         tell(found.cost.sampled_tokens)
         return found
 
-    found = await each(sampler, one, benchmark.tasks, stop)
+    found = await each(sampler, one, benchmark.tasks)
     cell = Cell(benchmark.name, method, budget, seconds=time.perf_counter() - began)
     grades = await graded([answer.response for answer in found], benchmark.tasks)
     verdicts = [
@@ -138,10 +133,9 @@ async def run_samples(
     sampler: MethodContext,
     benchmark: Benchmark,
     samples: int,
-    stop: Callable[[], bool],
     tell: Callable[[int], None],
 ) -> Cell:
-    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and maj@k. Raises StoppedError."""
+    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and maj@k."""
     sampler.student.engine.reset_prefix_cache()
     began = time.perf_counter()
     limits = Limits(sampler.settings.max_depth, sampler.settings.max_tokens)
@@ -163,7 +157,7 @@ async def run_samples(
             for chain in chains
         ]
 
-    texts = await each(sampler, one, benchmark.tasks, stop)
+    texts = await each(sampler, one, benchmark.tasks)
     repeated = [task for task in benchmark.tasks for _ in range(samples)]
     grades = iter(await graded([text for row in texts for text in row], repeated))
     for row, task in zip(texts, benchmark.tasks, strict=True):
@@ -189,16 +183,12 @@ async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list
     return grades
 
 
-async def each(
-    sampler: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task], stop: Callable[[], bool]
-) -> list[T]:
-    """`work` of all tasks in order, `search.concurrent` at once; `stop` is asked before each."""
+async def each(sampler: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]) -> list[T]:
+    """`work` of all tasks in order, `search.concurrent` at once."""
     gate = asyncio.Semaphore(sampler.settings.concurrent)
 
     async def one(task: Task) -> T:
         async with gate:
-            if stop():
-                raise StoppedError
             return await work(task)
 
     return await together(*(one(task) for task in tasks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..live import Progress
+from ..live import Progress, run_until
 from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
 from ..problems.source import SPLITS, check_reads, open_one_of
@@ -142,23 +141,27 @@ class Evaluation:
     ) -> None:
         """Measure every cell that is missing; each is kept as soon as it is finished."""
         by_name = {one.name: one for one in benchmarks}
-        left = [cell for cell in self.cells() if not folder.file(*cell).exists()]
-        total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (self.cells(), left))
-        progress.start(total, total - todo, "answer", cost=student.engine.cost)
         custom = open_reward(config.rewards)
         verifier = load_verifier(self.judge, student, config, self.prm, self.value)
 
         def tell(tokens: int) -> None:
             progress.advance(tokens=tokens)
 
-        for name, method, budget in left:
-            student.opening = openings[name]
-            progress.describe(f"{name}, {method}, {budget}")
+        cells = self.cells()
+        for number, (name, method, budget) in enumerate(cells, 1):
+            if folder.file(name, method, budget).exists():
+                continue
+            student.opening, benchmark = openings[name], by_name[name]
             sampler = MethodContext(student, verifier, config)
             if method == SAMPLES:
-                folder.write(asyncio.run(run_samples(sampler, by_name[name], budget, stop, tell)))
+                what, work = f"{budget} samples each", run_samples(sampler, benchmark, budget, tell)
             else:
-                folder.write(asyncio.run(run_cell(sampler, by_name[name], method, budget, stop, tell, custom)))
+                what = f"{method} at {budget:,} tokens"
+                work = run_cell(sampler, benchmark, method, budget, tell, custom)
+            doing = f"{number} of {len(cells)}, {name}, {what}"
+            progress.start(len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost)
+            folder.write(run_until(stop, work))
+        progress.stop()
 
     def cells(self) -> list[tuple[str, str, int]]:
         """(source, method, budget) of every cell, budgets from small to large; samples last."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import RequestError
-from ..live import Progress
+from ..live import Progress, run_until
 from ..mcts.seeds import derive_seed
 from ..policy.student import Student
 from ..problems.source import source_of
@@ -54,14 +54,15 @@ def answer(
     progress: Progress | None = None,
     doing: str = "answering",
     custom: CustomReward | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Answers:
     """Answer `tasks` with `n` responses each and grade them against gold, and by `custom`. Runs its own event loop.
 
     Of a response that was cut at `max_tokens` only a `####` line is read.
 
-    Raises RewardError where `custom` fails for every response.
+    Where a `progress` is given, the problems are counted there as what it is `doing`. Without `stop` nothing ends it.
 
-    Where a `progress` is given, the problems are counted there as what it is `doing`.
+    Raises RewardError where `custom` fails for every response, StoppedError where `stop` says so.
     """
     progress = progress if progress is not None else Progress(quiet=True)
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
@@ -101,10 +102,9 @@ def answer(
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 
-    progress.start(len(tasks), unit="problem", doing=doing, cost=student.engine.cost)
-    try:
-        asyncio.run(respond_to_all())
-    finally:
-        progress.stop()
+    held = "all" if stop is None else ""
+    if tasks:
+        with progress.within(len(tasks), "problem", doing, cost=student.engine.cost, held=held):
+            run_until(stop or (lambda: False), respond_to_all())
     answers.seconds = time.perf_counter() - began
     return answers

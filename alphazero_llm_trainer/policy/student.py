@@ -39,7 +39,7 @@ PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokeni
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
@@ -56,6 +56,16 @@ class Student(Chat):
     opening: Opening = NOTHING
     adapter: Path | None = None
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        first, facts = next(self.model.parameters()), self.engine.facts
+        # Four bits: two weights a byte.
+        count = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
+        dtype = str(first.dtype).removeprefix("torch.")
+        packed = "" if self.spec.quantization == "none" else f" in {self.spec.quantization}"
+        forward = facts.get("forward")
+        products = "" if forward is None else f" ({forward['name']}, products in {forward['products']})"
+        return f"Student {self.title}: {count:,} parameters{packed}, {dtype}, engine {facts['backend']}{products}"
 
     @property
     def title(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from ..config.load import Config
 from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import Pairs, States
-from ..live import Progress
+from ..live import Progress, StoppedError, run_until
 from ..mcts.extract import graded, step_preferences, value_targets
 from ..mcts.journal import Journal, journal_of, placed, record_at
 from ..mcts.tree import Tree
@@ -72,7 +71,9 @@ def collect_trees(
     progress.start(len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost)
     try:
         if missing:
-            asyncio.run(search())
+            run_until(stop, search())
+    except StoppedError:
+        pass
     finally:
         progress.stop()
         journal.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,9 +20,12 @@ from ..rollouts import Collector
 from ..types import Cost, Task
 from .hub import upload, write_model_card
 from .models import load_trained_state, save_student, trained_state
+from .ranks import Ranks
 from .run import RunFolder
 from .size import RunSize
 from .tracking import Tracking
+
+VALIDATION = "validation"
 
 
 class Measured:
@@ -40,17 +43,26 @@ class Measured:
     progress: Progress
     best: tuple[float, int] | None  # the best validation score, and after how many rounds
     ends: Counter[str]
+    stop: Callable[[], bool]
+    ranks: Ranks
 
-    def evaluate(self, tasks: Sequence[Task], doing: str | None = None) -> Answers:
-        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`."""
+    def evaluate(self, tasks: Sequence[Task], doing: str = VALIDATION) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`.
+
+        Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the updates before it would be
+        made again.
+        """
         self.student.model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
-        shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
         answers = answer(
-            self.student, tasks, max_tokens=self.config.search.max_tokens, custom=self.collector.custom, **shown
+            self.student,
+            tasks,
+            max_tokens=self.config.search.max_tokens,
+            custom=self.collector.custom,
+            progress=self.progress,
+            doing=doing,
+            stop=None if doing == VALIDATION or self.ranks.size > 1 else self.stop,
         )
-        if not shown:  # beside searches that are counted
-            self.progress.leave_out(answers.tokens)
         self.student.engine.reset_prefix_cache()
         self.student.engine.sleep()
         return answers

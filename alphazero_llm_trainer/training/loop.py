@@ -22,7 +22,7 @@ from ..engine.background import freeze_loaded
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
 from ..files import check_space, sync
-from ..live import Progress
+from ..live import Progress, StoppedError
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..policy.critic import load_prm
@@ -40,9 +40,9 @@ from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .ppo_critic import Critic
 from .preflight import preflight
-from .progress import tell_round, tell_tree, tell_update
+from .progress import tell_round, tell_tree
 from .ranks import ALONE, Ranks
-from .rounds import Interrupted, Rounds, RoundStats
+from .rounds import Rounds, RoundStats
 from .rows import Minibatches, RowBuilder
 from .run import RunFolder
 from .size import RunSize
@@ -79,7 +79,7 @@ class Run(Measured):
     def train(self, rounds: Rounds, builder: RowBuilder, learner: Learner, start: int) -> None:
         """The rounds from number `start` on, until all questions are asked or `train.tokens` are sampled.
 
-        Raises Interrupted where the user ends them.
+        Raises StoppedError where the user ends them.
         """
         for number in range(start, self.size.rounds):
             if self.ranks.tell(self.share(number)) >= 1:
@@ -109,13 +109,13 @@ class Run(Measured):
         mine = [row for rows in minibatches for row in dealt(rows, self.ranks)]
         figures = learner.objective.begin(learner, mine, number)
         found: list[dict[str, float]] = []
-        began = time.perf_counter()
-        for rows in [*minibatches] * epochs:
-            if any(self.ranks.gather(self.stop())):
-                raise Interrupted
-            tell_update(self.progress, self.round_name(number), len(found), epochs * len(minibatches), began)
-            found.append(learner.update(rows))
-        self.progress.describe("")
+        total, doing = epochs * len(minibatches), f"round {self.round_name(number)}"
+        with self.progress.within(total, "update", doing, held="one"):
+            for rows in [*minibatches] * epochs:
+                if any(self.ranks.gather(self.stop())):
+                    raise StoppedError
+                found.append(learner.update(rows))
+                self.progress.advance()
         # A round that found few rows makes fewer updates: the schedule goes by rounds, or by tokens.
         learner.skip(max(round(done * self.size.updates) - learner.updates, 0))
         learner.publish()
@@ -242,7 +242,7 @@ class Run(Measured):
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
-        return preflight(self.student, self.config, self.tasks[: self.config.train.preflight], self.progress)
+        return preflight(self.student, self.config, self.tasks[: self.config.train.preflight], self.progress, self.stop)
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
@@ -285,6 +285,7 @@ class Run(Measured):
                 self.tracking = Tracking(self.config.train.track, folder.path)
             begun = self.ranks.told(lambda: self.begin(resume))
             self.run_rounds(*begun)
+            self.progress.stop()
             if self.stop() or not self.ranks.first:
                 return None
             self.close_books()
@@ -293,7 +294,7 @@ class Run(Measured):
                 "training": round(self.train_seconds, 1),
             }
             return self.conclude(self.card)
-        except Interrupted:
+        except StoppedError:
             return None
         finally:
             self.close_books()
@@ -338,10 +339,12 @@ class Run(Measured):
         self.collector.keep_books(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
+        counted: dict[str, Any] = {"cost": self.student.engine.cost, "base": self.size.questions_per_round}
         if self.config.train.tokens is None:
-            self.progress.start(self.size.questions, len(self.journal), cost=self.student.engine.cost)
+            self.progress.start(self.size.questions, len(self.journal), **counted)
         else:
-            self.progress.start(self.config.train.tokens, self.sampled, unit="token")
+            counted["base"] *= self.config.search.max_tokens
+            self.progress.start(self.config.train.tokens, self.sampled, unit="token", **counted)
         return checkpoint, facts.get("update", 0), start
 
     def run_rounds(self, checkpoint: Path | None, updates: int, start: int) -> None:

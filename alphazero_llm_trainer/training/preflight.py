@@ -5,7 +5,7 @@ What is sampled is thrown away: the run's random streams, trees, journal and wei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..config.load import Config
 from ..errors import TrainingError
@@ -18,7 +18,9 @@ from ..types import Task
 SAMPLES = 4  # responses to a question
 
 
-def preflight(student: Student, config: Config, tasks: Sequence[Task], progress: Progress) -> str:
+def preflight(
+    student: Student, config: Config, tasks: Sequence[Task], progress: Progress, stop: Callable[[], bool]
+) -> str:
     """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone. Returns what was found."""
     found = answer(
         student,
@@ -29,6 +31,7 @@ def preflight(student: Student, config: Config, tasks: Sequence[Task], progress:
         seed=config.seed,
         progress=progress,
         doing="pre-flight",
+        stop=stop,
     )
     student.engine.reset_prefix_cache()
     student.engine.sleep()

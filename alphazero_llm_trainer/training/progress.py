@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from transformers import TrainerCallback
 
-from ..live import Progress, duration, last_tree
+from ..live import Progress, last_tree
 from ..mcts.extract import trajectories
 from ..rollouts import GradedTree
 
@@ -37,14 +36,6 @@ def tell_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     progress.note("round", figures)
 
 
-def tell_update(progress: Progress, name: str, done: int, total: int, began: float) -> None:
-    """Updates of round `name` since `began`, left of the bar; away from a terminal as lines, now and then."""
-    each = (time.perf_counter() - began) / max(done, 1)
-    pace = f", {each:.1f} s each, {duration(each * (total - done))} left" if done and each >= 0.1 else ""
-    progress.describe(f"round {name}, update {done + 1}/{total}{pace}")
-    progress.beat()
-
-
 class StepProgress(TrainerCallback):
     """Shows the optimiser steps of a trainer, with its loss."""
 
@@ -52,7 +43,7 @@ class StepProgress(TrainerCallback):
         self.progress, self.doing = progress, doing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.start(state.max_steps, unit="step", doing=self.doing)
+        self.progress.start(state.max_steps, unit="step", doing=self.doing, held="one")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.at(state.global_step)

@@ -6,13 +6,14 @@ first one has the folder, the journal and the terminal, and gets all trees.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError
+from ..live import StoppedError, run_until
 from ..mcts.extract import trajectories
 from ..mcts.journal import Journal
 from ..mcts.tree import Tree
@@ -23,10 +24,6 @@ from .size import RunSize
 
 if TYPE_CHECKING:
     from ..policy.student import Student
-
-
-class Interrupted(Exception):
-    """The user asked to stop in the middle of a round."""
 
 
 @dataclass(slots=True)
@@ -130,7 +127,7 @@ class Rounds:
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
         """The graded trees of a round, in the order of its questions, and what they came out as.
 
-        Beside the first process both are empty. Raises Interrupted where the user asked to stop, RewardError where the reward
+        Beside the first process both are empty. Raises StoppedError where the user asked to stop, RewardError where the reward
         of every question so far failed.
         """
         began = time.perf_counter()
@@ -144,7 +141,7 @@ class Rounds:
         if self.collector.perplexity is not None:
             self.collector.perplexity.forget()
         if any(self.ranks.gather(self.stop())):
-            raise Interrupted
+            raise StoppedError
         if not self.ranks.first:
             return [], stats
         trees = [found[key] for key in tasks]
@@ -172,7 +169,11 @@ class Rounds:
                 else:
                     records.append(record)
 
-        self.ranks.together(lambda: asyncio.run(search()))
+        def search_until_stopped() -> None:
+            with suppress(StoppedError):  # all ranks look whether to stop, below
+                run_until(self.stop, search())
+
+        self.ranks.together(search_until_stopped)
         gathered = self.ranks.gather(records)
         if self.ranks.first:
             for record in (one for others in gathered for one in others):

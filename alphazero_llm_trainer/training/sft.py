@@ -93,8 +93,8 @@ def supervise(
         return right
 
     def accuracy() -> float:
-        right = answers(validation)
-        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.done:,} steps")
+        right = answers(validation, progress=progress, doing="validation")
+        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.work.done:,} steps")
         return sum(right) / len(right)
 
     trainable: Any
@@ -225,7 +225,7 @@ def train_student(
     evaluations: list[dict[str, float]] = []
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     seconds = 0.0
-    shown.start(steps, unit="step", doing="training")
+    shown.start(steps, unit="step", doing="training", held="one")
     for step, batch in zip(range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False):
         began = time.perf_counter()
         losses.append(learner.update(batch)["loss"])
