@@ -191,8 +191,6 @@ class Progress:
             self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
             self.bar.start()
             return
-        if doing:
-            self.say(f"{doing}: {total - done:,} {unit}s")
         self._beat_until_stopped()
 
     @contextmanager

@@ -82,7 +82,6 @@ def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> 
         clock.now += 5
         progress.beat()
     assert out.getvalue().splitlines() == [
-        "searching: 20 questions",
         *[f"searching: 0/20 questions, {seconds} s so far" for seconds in (10, 20, 30)],
         "searching: 1/20 questions, 40 s so far, 70 tokens, 1.8 a second",
     ]

@@ -341,7 +341,7 @@ class Run(Measured):
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
         counted: dict[str, Any] = {"cost": self.student.engine.cost, "base": self.size.questions_per_round}
         if self.config.train.tokens is None:
-            self.progress.start(self.size.questions, len(self.journal), **counted)
+            self.progress.start(len(self.tasks), len(self.journal), **counted)
         else:
             counted["base"] *= self.config.search.max_tokens
             self.progress.start(self.config.train.tokens, self.sampled, unit="token", **counted)
@@ -379,9 +379,9 @@ class Run(Measured):
         self.ends += endings(tree.tree)
         tell_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
         assert self.journal is not None
-        every, progress = self.config.train.log_interval, self.progress
-        if every is not None and len(self.journal) % every == 0 and progress.done < progress.total:
-            progress.say(progress.line())  # the last line of a run is said anyway
+        every = self.config.train.log_interval
+        if every is not None and len(self.journal) % every == 0:
+            self.progress.say(self.progress.line())
 
 
 def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
