@@ -133,7 +133,7 @@ class Bench:
         )
         if path.exists():
             return Cell(**json.loads(path.read_text())["cell"])
-        cell = asyncio.run(run_cell(self.context(own), benchmark, method, budget, lambda: False, lambda tokens: None))
+        cell = asyncio.run(run_cell(self.context(own), benchmark, method, budget, lambda tokens: None))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"identity": identity, "cell": asdict(cell)}))
         return cell

@@ -53,7 +53,7 @@ def sampler() -> MethodContext:
 def test_a_cell_adds_up(sampler: MethodContext) -> None:
     tasks = load_tasks("embedded", "test", 30)
     told: list[int] = []
-    found = asyncio.run(run_cell(sampler, Benchmark("embedded", tasks), "best-of-n", 120, lambda: False, told.append))
+    found = asyncio.run(run_cell(sampler, Benchmark("embedded", tasks), "best-of-n", 120, told.append))
     assert len(found.outcomes) == 30 == sum(found.verdicts.values()) == sum(found.ended_by.values()) == len(told)
     assert found.outcomes.count("1") == found.verdicts["correct"] > 0
     assert sum(told) == found.sampled_tokens == sum(found.tokens) and max(found.tokens) <= 120
@@ -65,7 +65,7 @@ def test_a_cell_adds_up(sampler: MethodContext) -> None:
 
 def test_samples_are_graded_and_keyed(sampler: MethodContext) -> None:
     tasks = load_tasks("embedded", "test", 10)
-    found = asyncio.run(run_samples(sampler, Benchmark("embedded", tasks), 4, lambda: False, lambda tokens: None))
+    found = asyncio.run(run_samples(sampler, Benchmark("embedded", tasks), 4, lambda tokens: None))
     assert [len(row) for row in found.correct] == [4] * 10
     for rights, answers, task in zip(found.correct, found.answers, tasks, strict=True):
         assert rights == [answer == task.gold for answer in answers]

@@ -438,7 +438,7 @@ def test_eval_says_how_many_answers_were_unjudged(student: Student, config: Conf
 
     def cell(method: str, *responses: tuple[str, ...]) -> Cell:
         sampler = scripted(student, config, *responses)
-        return run(lambda: run_cell(sampler, benchmark, method, 100, lambda: False, lambda tokens: None))
+        return run(lambda: run_cell(sampler, benchmark, method, 100, lambda tokens: None))
 
     cells = [cell("mcts", BARE), cell("greedy", BARE), cell("adaptive-best-of-n", WORKED)]
     assert [found.unjudged for found in cells] == [2, 0, 0]
