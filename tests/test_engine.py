@@ -232,6 +232,24 @@ def test_samples_follow_the_models_distribution() -> None:
     assert chi2 < k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
 
 
+@pytest.mark.parametrize(("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (0.3, 0.5), (1e-9, 1.0)])
+def test_a_nucleus_has_the_fewest_likeliest_tokens(engine: InProcessEngine, top_p: float, temperature: float) -> None:
+    logprobs = library_logprobs(MODEL, PROMPT)[-1].double()
+    chances, order = torch.softmax(logprobs / temperature, dim=-1).sort(descending=True)
+    size = next(n for n in range(1, VOCABULARY + 1) if chances[:n].sum() >= top_p)
+    nucleus = order[:size].tolist()
+    draws = 2000
+    request = GenerateRequest(PROMPT, draws, max_new_tokens=1, temperature=temperature, seed=3, top_p=top_p)
+    [group] = generate(engine, request)
+    counts = np.bincount([one.token_ids[0] for one in group], minlength=VOCABULARY)
+    assert counts[nucleus].sum() == draws
+    expected = (chances[:size] / chances[:size].sum()).numpy()
+    assert counts[nucleus] / draws == pytest.approx(expected, abs=0.05)
+    # Told are the log-probabilities of the whole distribution at temperature 1.
+    for one in group[:20]:
+        assert one.logprobs[0] == pytest.approx(float(logprobs[one.token_ids[0]]), abs=1e-4)
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +279,8 @@ def test_finish_reasons() -> None:
         (GenerateRequest((5, -1)), "token id -1 is not one"),
         (GenerateRequest(PROMPT, temperature=math.nan), r"give 0 for the likeliest tokens, or at least 0\.01"),
         (GenerateRequest(PROMPT, n=0), "ask for some"),
+        (GenerateRequest(PROMPT, top_p=0.0), r"top_p is 0\.0: give a probability above 0"),
+        (GenerateRequest(PROMPT, top_p=0.9, without=(((5,), (-1.0,)),)), "from the whole distribution"),
     ],
 )
 def test_impossible_requests_are_one_sentence(request_: GenerateRequest, words: str) -> None:

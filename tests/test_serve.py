@@ -19,14 +19,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support import library_logprobs
 
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.environment.front_end import run as vf_eval
 from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40, start=300)]
+OPEN = "Zoe has "  # what follows may be many things
 LONG: dict[str, Any] = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
 FRESH = iter(QUESTIONS[20:])  # questions that nobody asked before: nothing of them is cached
 METHODS = (
@@ -214,6 +218,92 @@ def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
     assert f"{part}{rest}" == whole
 
 
+def test_parts_of_a_text_are_lines(client: openai.OpenAI) -> None:
+    def ask(content: Any) -> Any:
+        answer = client.chat.completions.create(
+            model="student", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=1
+        )
+        return answer.usage
+
+    parts = [{"type": "text", "text": text} for text in QUESTIONS[:2]]
+    assert ask(parts).prompt_tokens == ask("\n".join(QUESTIONS[:2])).prompt_tokens
+
+
+def test_a_nucleus_of_one_token_is_greedy(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "student", "prompt": OPEN, "seed": 5, "max_tokens": 12}
+    greedy = client.completions.create(**ask, temperature=0).choices[0].text
+    assert client.completions.create(**ask, temperature=2, top_p=1e-6).choices[0].text == greedy
+    assert client.completions.create(**ask, temperature=2).choices[0].text != greedy
+    chat: dict[str, Any] = {"model": "student", "messages": asked(OPEN), "temperature": 2, "seed": 5}
+    assert len({client.chat.completions.create(**chat, top_p=p).choices[0].message.content for p in (1e-6, 1.0)}) == 2
+
+
+# -- completions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) -> None:
+    question = next(FRESH)
+    prompt = f"{question}\n"
+    ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": 40}
+    *chunks, last = list(
+        client.completions.create(**ask, prompt=prompt, echo=True, stream=True, stream_options={"include_usage": True})
+    )
+    chat = client.chat.completions.create(**ask, messages=asked(question)).choices[0].message.content
+    answer = client.completions.create(**ask, prompt=prompt)
+    assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == prompt + chat
+    assert len(chunks) > 5 and last.choices == []
+    assert answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
+    default = client.completions.create(model="student", prompt=prompt, temperature=2, seed=1)
+    assert default.usage is not None and default.usage.completion_tokens <= 16
+
+
+def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.OpenAI) -> None:
+    prompts = [OPEN, *(f"{question}\n" for question in QUESTIONS[:2])]
+    ask: dict[str, Any] = {"model": "student", "seed": 4, "temperature": 2.0, "max_tokens": 12, "n": 2}
+    answer = client.completions.create(**ask, prompt=[*prompts, prompts[0]], echo=True)
+    assert [choice.index for choice in answer.choices] == list(range(8))
+    for choice in answer.choices:
+        assert choice.text.startswith([*prompts, prompts[0]][choice.index // 2])
+    assert len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4  # one prompt, four draws
+    alone = client.completions.create(**ask, prompt=prompts[0], echo=True)
+    assert [choice.text for choice in alone.choices] == [choice.text for choice in answer.choices[:2]]
+    assert answer.usage is not None and alone.usage is not None
+    each = [client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts]  # type: ignore[union-attr]
+    assert answer.usage.prompt_tokens == sum(each) + each[0]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 60])
+def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: int) -> None:
+    student = load_student(load_config(overrides=["student=embedded"]))
+    text = f"{QUESTIONS[3]}\n3 * 4 = 12\n"
+    ids = student.encode(text)
+    ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": drawn, "echo": True}
+    for logprobs in (0, 1, 3):
+        answer = client.completions.create(**ask, prompt=ids, logprobs=logprobs, extra_body={"return_token_ids": True})
+        [choice] = answer.choices
+        found, extra = choice.logprobs, choice.model_extra
+        assert found is not None and found.tokens and found.token_logprobs and found.text_offset and extra
+        whole = [*ids, *extra["token_ids"]]
+        # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever it is.
+        assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
+        table = library_logprobs(student.model, whole)
+        assert found.token_logprobs[0] is None
+        own = [float(table[at, token]) for at, token in enumerate(whole[1:])]
+        assert found.token_logprobs[1:] == pytest.approx(own, abs=1e-4)
+        assert "".join(found.tokens) == choice.text and choice.text.startswith(text)
+        for at, token in zip(found.text_offset, found.tokens, strict=True):
+            assert choice.text[at : at + len(token)] == token
+        if logprobs == 0:
+            assert found.top_logprobs is None
+            continue
+        assert found.top_logprobs is not None and found.top_logprobs[0] is None
+        for at, (value, top) in enumerate(zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)):
+            # Exactly, as lm-eval compares them.
+            assert (value == max(top.values())) == (int(table[at].argmax()) == whole[at + 1])
+    assert answer.usage is not None and (answer.usage.completion_tokens > 0) == (drawn > 0)
+
+
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
@@ -315,12 +405,21 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": 1e-39}, "temperature", "invalid_value"),
     ({"n": 17}, "n", "invalid_value"),
     ({"n": True}, "n", "invalid_value"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+    ({"stop": ["a"] * 17}, "stop", "invalid_value"),
     ({"logprobs": True}, "logprobs", "unsupported_parameter"),  # as all of these it is streamed
     ({"stop": ""}, "stop", "invalid_value"),
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-    ({"top_p": 0.9}, "top_p", "unsupported_parameter"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"model": "student@mcts", "top_p": 0.9}, "top_p", "unsupported_parameter"),
+    ({"top_k": 40}, "top_k", "unsupported_parameter"),
+    ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "unsupported_parameter"),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"echo": True}, "echo", "invalid_value"),
     ({"budget_token": 5}, "budget_token", "unknown_parameter"),
     ({"budget_tokens": 5}, "budget_tokens", "invalid_value"),
     ({"model": "student@mcts", "budget_tokens": 10**400}, "budget_tokens", "invalid_value"),
@@ -351,12 +450,51 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
         for content in (b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000):
             response = http.post("/chat/completions", content=content)
             assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
-        neutral = {"tools": [], "top_p": 1.0, "presence_penalty": 0.0, "response_format": {"type": "text"}, "user": "u"}
+        neutral = {
+            "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "parallel_tool_calls": True,
+            "top_p": 1.0, "top_k": 0, "min_p": 0, "min_tokens": 0, "repetition_penalty": 1, "presence_penalty": 0.0,
+            "frequency_penalty": 0, "skip_special_tokens": True, "response_format": {"type": "text"}, "user": "u",
+            "store": False, "metadata": {"a": "b"}, "stream_options": {"include_usage": False}, "n": 1, "echo": False,
+        }  # fmt: skip
         body = {"model": "student", "messages": asked("What is 1 + 1?"), "logit_bias": None, "max_tokens": 2} | neutral
         answer = http.post("/chat/completions", json=body).json()
         assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 2
         assert http.get("/nothing").json()["error"]["code"] == "not_found"
         assert http.get("/chat/completions").status_code == 405
+
+
+WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "missing_required_parameter"),
+    ({"prompt": ""}, "prompt", "invalid_value"),
+    ({"prompt": []}, "prompt", "invalid_value"),
+    ({"prompt": {"text": "x"}}, "prompt", "invalid_value"),
+    ({"prompt": [[5, 6], []]}, "prompt", "invalid_value"),
+    ({"prompt": [5, -1]}, "prompt", "invalid_value"),
+    ({"prompt": [10**30]}, "prompt", "invalid_value"),
+    ({"prompt": [5, True]}, "prompt", "invalid_value"),
+    ({"prompt": ["x"] * 129}, "prompt", "invalid_value"),
+    ({"prompt": ["x"] * 10, "n": 13}, "prompt", "invalid_value"),
+    ({"prompt": [5] * 1024}, "prompt", "context_length_exceeded"),
+    ({"prompt": "x" * 40_000}, "prompt", "context_length_exceeded"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"logprobs": 21}, "logprobs", "invalid_value"),
+    ({"logprobs": 1, "stream": True}, "logprobs", "unsupported_parameter"),
+    ({"echo": 1}, "echo", "invalid_value"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter"),
+    ({"suffix": "."}, "suffix", "unsupported_parameter"),
+    ({"messages": []}, "messages", "unknown_parameter"),
+]
+
+
+def test_wrong_completions_name_the_parameter(served: Served) -> None:
+    with httpx.Client(base_url=f"{served.url}/v1") as http:
+        for more, param, code in WRONG_COMPLETIONS:
+            response = http.post("/completions", json={"model": "student", "prompt": "x"} | more)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"], error["code"]) == (400, param, code), more
+            assert len(error["message"]) < 300
+        search = http.post("/completions", json={"model": "student@mcts", "prompt": "x"})
+        assert search.json()["error"]["param"] == "model"
 
 
 def test_who_may_ask(both: tuple[Served, Served]) -> None:

@@ -268,7 +268,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
             assert sampled > 0 and outcome.text
             if budget == 200:
                 assert (scored > 0) == (judge in ("value", "prm"))
-            told = Wire(one, "", student.decode).usage([outcome])
+            told = Wire([one], "", student.decode).usage([outcome])
             assert told["completion_tokens"] == sampled
             assert told["completion_tokens_details"]["scored_tokens"] == scored
 

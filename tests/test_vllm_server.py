@@ -191,6 +191,7 @@ def test_the_request_says_everything_that_defaults_could_change() -> None:
     assert (sent["presence_penalty"], sent["frequency_penalty"], sent["ignore_eos"]) == (0.0, 0.0, True)
     assert sent["seed"] == ask.seed and "prompt_logprobs" not in sent
     assert json.loads(json.dumps(sent)) == sent
+    assert body(Ask(PROMPT, 12, 0.7, 1, top_p=0.9), "student")["top_p"] == 0.9
     greedy = body(Ask(PROMPT, 1, 0.0, 5, scored=True), "student")
     assert "seed" not in greedy and greedy["prompt_logprobs"] == 0
 

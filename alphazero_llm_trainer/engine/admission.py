@@ -21,6 +21,10 @@ def check_request(request: Any, context: int, vocabulary: int) -> None:
         raise RequestError(
             f"temperature is {request.temperature}: give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}"
         )
+    if not 0 < request.top_p <= 1:
+        raise RequestError(f"top_p is {request.top_p}: give a probability above 0, at most 1")
+    if request.top_p < 1 and request.without:
+        raise EngineError("a request has top_p and without: draws without replacement are from the whole distribution")
 
 
 def check_tokens(tokens: Sequence[int], context: int, vocabulary: int, response: int) -> None:

@@ -4,11 +4,11 @@ A request becomes one completion a sample, each with a seed of its own, so a sam
 alone, and one with fewer lines is the beginning of one with more. A limit of one line is a set of stop tokens; with more, what
 follows the last line is cut off (line by line would compute the block that a line begins in again, for every line).
 
-Sampling is from the whole distribution: temperature is the only change to it, and top-p 1, top-k off, min-p 0 and no
-penalty are sent with every completion, so that nothing of a model's generation_config gets in. The mask of kept tokens is
-therefore all ones and isn't stored. Log-probabilities are those of temperature 1, as in the in-process engine, whatever
-temperature the tokens were drawn at: GRPO's ratio is that of two policies at temperature 1, and at another search.temperature
-its rows are off-policy by the temperature alone.
+Sampling is from the whole distribution, or its nucleus where a request says top-p; temperature is the only other change to it,
+and top-k off, min-p 0 and no penalty are sent with every completion, so that nothing of a model's generation_config gets in.
+Training says no top-p, so the mask of kept tokens is all ones and isn't stored. Log-probabilities are those of temperature 1
+and the whole distribution, as in the in-process engine, whatever the tokens were drawn at: GRPO's ratio is that of two policies
+at temperature 1, and at another search.temperature its rows are off-policy by the temperature alone.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Ask:
     top_k: int = 0
     max_steps: int | None = None
     scored: bool = False
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def sampling(ask: Ask) -> dict[str, Any]:
     """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's defaults could change."""
     given: dict[str, Any] = {
         "temperature": ask.temperature,
-        "top_p": 1.0,
+        "top_p": ask.top_p,
         "top_k": 0,
         "min_p": 0.0,
         "presence_penalty": 0.0,
@@ -215,7 +216,7 @@ class CompletionEngine(Engine):
         seed = sample_seed(request.seed, index)
         ask = Ask(
             request.prompt_ids, limit, request.temperature, seed, tuple(sorted(stops)), request.top_k,
-            None if single else steps,
+            None if single else steps, top_p=request.top_p,
         )  # fmt: skip
         answer = await self._counted(ask)
         drawn, last = len(answer.token_ids), answer.token_ids[-1]

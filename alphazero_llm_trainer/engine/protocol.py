@@ -35,7 +35,8 @@ class GenerateRequest:
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
     `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed` alone decides the draws of each of the n
     sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
-    `top_k` > 0 returns that many log-probabilities for each step.
+    `top_k` > 0 returns that many log-probabilities for each step. `top_p` < 1 draws from the nucleus alone: the fewest
+    likeliest tokens that have this probability at the temperature. Log-probabilities are those of the whole distribution.
 
     `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at the request's
     temperature: in process, a sample at a temperature above 0 is none of them, see `without.Taken`. `tempered` is a
@@ -52,6 +53,7 @@ class GenerateRequest:
     top_k: int = 0
     without: Drawn = ()
     tempered: float | None = None
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

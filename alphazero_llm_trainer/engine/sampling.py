@@ -73,6 +73,34 @@ class Sampler:
         return [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
+def draw_nuclei(
+    table: np.ndarray,
+    rows: list[int],
+    temperatures: list[float],
+    narrow: list[tuple[int, float, float]],
+    tokens: list[int],
+    logprobs: list[float],
+) -> None:
+    """Draw again those of `Sampler.draw` that are from a nucleus; `narrow` has their places, uniform numbers and top_p."""
+    for i, uniform, top_p in narrow:
+        tokens[i] = draw_nucleus(table[rows[i]], temperatures[i], top_p, uniform)
+        logprobs[i] = float(table[rows[i], tokens[i]])
+
+
+def draw_nucleus(logprobs: np.ndarray, temperature: float, top_p: float, uniform: float) -> int:
+    """The token where `uniform` falls in the nucleus of `logprobs` `[V]` (nats, temperature 1) at `temperature`: the fewest
+    likeliest tokens whose probabilities add up to `top_p` or more (Holtzman et al. 2020); of equal ones the first.
+    Temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return int(logprobs.argmax())
+    order = np.argsort(-logprobs, kind="stable")
+    scaled = logprobs[order].astype(np.float64) / temperature
+    sums = np.exp(scaled - scaled[0]).cumsum()
+    size = int(sums.searchsorted(top_p * sums[-1])) + 1
+    place = int(sums.searchsorted(uniform * sums[size - 1], side="right"))
+    return int(order[min(place, size - 1)])
+
+
 def _draw(
     table: np.ndarray, rows: list[int], temperatures: list[float], uniforms: list[float]
 ) -> tuple[list[int], list[float]]:

@@ -18,7 +18,7 @@ from ..types import Cost
 from .prefix_tree import TOP, WHOLE, Pairs, PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
-from .sampling import Sampler
+from .sampling import Sampler, draw_nuclei
 from .step_ends import StepEnds
 from .without import Taken, tempered
 
@@ -276,6 +276,7 @@ class Schedule:
         temperatures: list[float] = []
         uniforms: list[float] = []
         excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
+        narrow: list[tuple[int, float, float]] = []  # draws from a nucleus, their uniform numbers and its top_p
         telling: list[tuple[int, Rider, float]] = []  # draws whose log-probability at another temperature is wanted
         wanted: dict[int, list[tuple[int, int]]] = {}  # k -> draws that want the k likeliest tokens, and their nodes
         for (node, riders, _), place in zip(frontier, index, strict=True):
@@ -290,9 +291,12 @@ class Schedule:
                     excluding.append((len(rows), rider, rider.taken))
                 if request.tempered is not None:
                     telling.append((len(rows), rider, request.tempered))
+                uniform = rider.draws[len(rider.tokens)]
+                if request.top_p < 1:
+                    narrow.append((len(rows), uniform, request.top_p))
                 rows.append(place)
                 temperatures.append(request.temperature)
-                uniforms.append(rider.draws[len(rider.tokens)])
+                uniforms.append(uniform)
         if not rows:
             return _Drawn([], [], {})
         tokens, logprobs = self.sampler.draw(table, rows, temperatures, uniforms)
@@ -301,6 +305,7 @@ class Schedule:
             if left is not None:
                 tokens[i], logprobs[i] = left, float(table[rows[i], left])
             rider.taken = taken.after.get(tokens[i])
+        draw_nuclei(table, rows, temperatures, narrow, tokens, logprobs)
         for i, rider, temperature in telling:
             rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
         return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))

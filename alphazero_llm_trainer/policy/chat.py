@@ -90,5 +90,5 @@ class ChatMessage(BaseModel):
 
     def wire(self) -> dict[str, str]:
         """The message as a chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}

@@ -19,10 +19,11 @@ from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Problem
 from .conversation import Conversation, MeteredVerifier
-from .requests import MCTS, SAMPLE, Wanted
+from .requests import MCTS, SAMPLE, ChatBody, CompletionBody, Wanted
 from .text import TextReader
 from .wire import DEADLINE, Outcome, Token
 
+PREFIXES = 32  # of a prompt that the engine is asked about at once
 LINE = ("\n",)  # the one stop that ends a reasoning step, which the engine stops at by itself
 
 T = TypeVar("T")
@@ -46,7 +47,16 @@ class Answerer:
         """
         conversation = Conversation(self.student, wanted.prompt)
         if wanted.method.name == SAMPLE:
-            return await self.sampled(conversation, wanted, seed, due, tell)
+            body = wanted.body
+            echoes = isinstance(body, CompletionBody) and body.echo
+            if echoes:
+                tell(wanted.question)
+            outcome = await self.sampled(conversation, wanted, seed, due, tell)
+            if echoes:
+                outcome.text = wanted.question + outcome.text
+                if outcome.tokens is not None:
+                    outcome.tokens = [*await self.echoed(conversation, wanted), *outcome.tokens]
+            return outcome
         outcome = await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due)
         tell(outcome.text)
         return outcome
@@ -68,8 +78,11 @@ class Answerer:
             temperature=1.0 if body.temperature is None else body.temperature,
             seed=seed,
             max_steps=1 if body.stops == LINE and settings.step == "line" else None,
-            top_k=body.top_logprobs,
+            top_k=body.alternatives or 0,
+            top_p=body.top_p,
         )
+        if most == 0:
+            return Outcome("", "length", seed, engine.cost, "length", tokens=None if body.alternatives is None else [])
         reader = TextReader(conversation.decode, body.stops, engine.eos_ids)
         watched = body.stream or (bool(body.stops) and request.max_steps is None)
         woken = asyncio.Event()
@@ -97,7 +110,10 @@ class Answerer:
         ended_by = DEADLINE if not drawing.done() else "length" if drawn.finish == "length" else "stop"
         ended_by = ended_by if reader.stop is None else "stop"
         tops = drawn.top or [()] * len(drawn.logprobs)
-        tokens = zip(reader.ids, reader.pieces, drawn.logprobs, tops, strict=False)  # the end token has no text
+        read = zip(reader.ids, reader.pieces, drawn.logprobs, tops, strict=False)
+        tokens = [Token(*token) for token in read][: reader.kept()]
+        if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
+            tokens.append(Token(drawn.token_ids[-1], "", drawn.logprobs[-1], tops[-1]))  # as vLLM: clients count tokens
         return Outcome(
             text=reader.text,
             finish="stop" if ended_by == "stop" else "length",
@@ -107,8 +123,27 @@ class Answerer:
             token_ids=drawn.token_ids,
             logprobs=drawn.logprobs,
             stop=reader.stop,
-            tokens=[Token(*token) for token in tokens][: reader.kept()] if body.logprobs else None,
+            tokens=None if body.alternatives is None else tokens,
         )
+
+    async def echoed(self, conversation: Conversation, wanted: Wanted) -> list[Token]:
+        """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none for the first one."""
+        ids, engine = wanted.prompt, conversation.engine
+        [logprobs] = await engine.score([(ids[:1], ids[1:])])
+        likeliest = wanted.body.alternatives or 0
+        tops: list[Any] = [()]
+        for start in range(1, len(ids), PREFIXES):  # others get their turns between
+            prefixes = [ids[:end] for end in range(start, min(start + PREFIXES, len(ids)))]
+            more = [()] * len(prefixes)
+            tops += await engine.engine.next_token_topk(prefixes, likeliest) if likeliest else more
+        reader = TextReader(conversation.decode)
+        reader.read(ids)
+        reader.end()
+        tokens = [Token(ids[0], reader.pieces[0], None)]
+        for token, piece, logprob, top in zip(ids[1:], reader.pieces[1:], logprobs, tops[1:], strict=True):
+            # Of one forward, so that a token which is the likeliest has exactly the likeliest one's number.
+            tokens.append(Token(token, piece, dict(top).get(token, logprob), tuple(top)))
+        return tokens
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
@@ -117,6 +152,7 @@ class Answerer:
     ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         serve, method, body, tree = self.config.serve, wanted.method, wanted.body, Tree()
+        assert isinstance(body, ChatBody)
         budget = serve.budget_tokens if method.count is None else serve.max_budget_tokens
         budget = budget if body.budget_tokens is None else body.budget_tokens
         context = self.context(conversation, wanted, problem)

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .requests import INTERNAL, ApiError, chat_request
+from .requests import INTERNAL, ApiError, Wanted, chat_request, completion_request
 from .server import is_loopback
 from .service import Service, Trace
 from .wire import event
@@ -59,8 +59,17 @@ def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) 
         service.models.of(name)
         return JSONResponse(model(name))
 
+    def read_chat(raw: bytes) -> list[Wanted]:
+        return [chat_request(raw, service.student, service.models, service.settings)]
+
+    def read_completion(raw: bytes) -> list[Wanted]:
+        return completion_request(raw, service.student, service.models, service.settings)
+
     async def chat(request: Request) -> Response:
-        return await answer(request, service)
+        return await answer(request, service, read_chat)
+
+    async def completion(request: Request) -> Response:
+        return await answer(request, service, read_completion)
 
     async def trace(request: Request) -> Response:
         # In a thread, as is the page: a large tree takes a while, and others wait for the event loop.
@@ -79,6 +88,7 @@ def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) 
             Route("/v1/models", models),
             Route("/v1/models/{name}", one_model),
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/traces/{name}", trace),
             Route("/traces/{name}", trace_page),
         ],
@@ -90,7 +100,7 @@ def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) 
 async def refused(request: Request, error: Exception) -> Response:
     """The answer to a request that can't be served; what broke here Starlette raises again, for the log."""
     if isinstance(error, HTTPException):
-        known = "see /v1/models and /v1/chat/completions"
+        known = "see /v1/models, /v1/chat/completions and /v1/completions"
         error = ApiError(f"{error.detail}: {known}", error.status_code, code="not_found")
     return (error if isinstance(error, ApiError) else INTERNAL).response
 
@@ -161,8 +171,8 @@ def host_of(header: str) -> str:
 # -- an answer ---------------------------------------------------------------------------------------------------------
 
 
-async def answer(request: Request, service: Service) -> Response:
-    """The response to a chat request. When its client goes, whatever works on it is cancelled."""
+async def answer(request: Request, service: Service, read: Callable[[bytes], list[Wanted]]) -> Response:
+    """The response to a request whose body `read` takes. When its client goes, whatever works on it is cancelled."""
     arrived = asyncio.get_running_loop().time()
     raw = b""
     try:
@@ -173,9 +183,9 @@ async def answer(request: Request, service: Service) -> Response:
                 raise ApiError(large, 413, code="request_too_large")
     except ClientDisconnect:
         return Response(status_code=GONE)
-    wanted = chat_request(raw, service.student, service.models, service.settings)
+    asked = read(raw)
     chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-    work = asyncio.ensure_future(service(wanted, arrived, chunks.put_nowait))
+    work = asyncio.ensure_future(service(asked, arrived, chunks.put_nowait))
     work.add_done_callback(lambda _: chunks.put_nowait(None))
     gone = asyncio.ensure_future(disconnected(request.receive))
     gone.add_done_callback(lambda _: gone.cancelled() or work.cancel())

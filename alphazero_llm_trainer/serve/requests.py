@@ -5,32 +5,41 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from starlette.responses import JSONResponse
 
 from ..config.sections import ServeConfig, Temperature
+from ..engine.admission import check_ids
 from ..errors import ConfigError, RequestError
+from ..mcts.seeds import derive_seed
 from ..policy.chat import Chat, ChatMessage
 
-# Parameters that are not offered, with the value that asks for nothing. Any other value is refused.
-NEUTRAL: dict[str, Any] = {
-    "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "presence_penalty": 0,
-    "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "top_p": 1, "top_k": -1, "min_p": 0,
+# Parameters that are not offered, with the values that ask for nothing. Any other value is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "logit_bias": ({},), "stop_token_ids": ([],),
+    "bad_words": ([],), "chat_template_kwargs": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "length_penalty": (1,), "top_k": (-1, 0), "min_p": (0,), "min_tokens": (0,), "best_of": (1,),
+    "suffix": ("",), "use_beam_search": (False,), "ignore_eos": (False,), "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "add_special_tokens": (True,),
 }  # fmt: skip
 # Hints that change nothing here.
 IGNORED = {
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
-    "reasoning_effort", "verbosity",
+    "prompt_cache_retention", "reasoning_effort", "verbosity", "priority", "request_id",
 }  # fmt: skip
 SAMPLE, MCTS = "sample", "mcts"
 COUNTED = {"best-of": "best-of-n", "majority": "majority", "weighted-majority": "weighted-majority"}
 REPAIRING = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")
-MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one request
+MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
+MOST_PROMPTS = 128  # of one request, times the choices of each
+MOST_STOPS = 16
 CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's length goes
 SEED_BITS = 63  # the engine's seeds have no sign
+MOST_LOGPROBS = 20  # alternatives to each token
 LONGEST_VALUE = 60  # characters of a wrong value or name that are shown back
 
 Count = Annotated[int, Field(ge=1)]
@@ -66,6 +75,12 @@ def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
+def too_long(param: str, context: int, has: str) -> ApiError:
+    """A prompt that doesn't fit."""
+    message = f"the context is {context} tokens and a prompt has {has}: shorten it"
+    return wrong(param, message, "context_length_exceeded")
+
+
 INTERNAL = ApiError("internal error", 500, code="internal_error")  # what broke here
 
 
@@ -77,6 +92,8 @@ def not_valid(error: ValidationError) -> ApiError:
         return wrong(name, f"there is no parameter {shown(name)}: leave it out", "unknown_parameter")
     if first["type"] == "missing":
         return wrong(name, f"{place} is missing: give it", "missing_required_parameter")
+    if name == "prompt":  # of whose kinds pydantic names the first alone
+        return wrong(name, "prompt is neither text nor token ids: give one text, one list of ids, or a list of either")
     value: Any = first["input"]
     is_ = f" is {shown(value)}" if isinstance(value, bool | int | float | str) else ""
     return wrong(name, f"{place}{is_}: {first['msg'][0].lower()}{first['msg'][1:]}")
@@ -135,29 +152,43 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatBody(BaseModel):
-    """POST /v1/chat/completions. The last eight are this server's own or vLLM's (`extra_body` of the openai client)."""
+AnyBody = TypeVar("AnyBody", bound="Body")
+
+
+class Body(BaseModel):
+    """What chats and completions share. `deadline_ms` is this server's own, `return_token_ids` vLLM's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     temperature: Annotated[Temperature, Field(le=2)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = Field(default_factory=lambda: secrets.randbits(31))
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] = Field(default_factory=list)
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    deadline_ms: Count | None = None
+    return_token_ids: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatBody(Body):
+    """POST /v1/chat/completions. The last six are this server's own or vLLM's (`extra_body` of the openai client)."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
+    echo: Literal[False] = False
     method: str | None = None
     budget_tokens: Count | None = None
-    deadline_ms: Count | None = None
     simulations: Count | None = None
     return_tree: bool = False
-    return_token_ids: bool = False  # as vLLM's
     continue_final_message: bool = False  # as vLLM's: the answer goes on from the last message, the assistant's
     add_generation_prompt: bool | None = None  # as vLLM's: None is whatever the one above needs
 
@@ -167,19 +198,44 @@ class ChatBody(BaseModel):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens are wanted with each token of the answer; None: no log-probabilities at all."""
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionBody(Body):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, as text or token ids."""
+        prompt: Any = self.prompt
+        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if single else prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request within this server's bounds.
+    """A prompt of a request within this server's bounds.
 
-    `question` is what a search is told (a PRM or a value reads the prompt's tokens). `deadline` is seconds from the
-    request's arrival.
+    `question` is what a search is told (a PRM or a value reads the prompt's tokens), or a completion's prompt as text.
+    `deadline` is seconds from the request's arrival.
     """
 
-    body: ChatBody
+    body: ChatBody | CompletionBody
     method: Method
     prompt: tuple[int, ...]
     question: str
@@ -189,7 +245,7 @@ class Wanted:
 
 def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> Wanted:
     """A chat request. Raises ApiError for what is wrong with it or beyond the bounds."""
-    body = parsed(raw)
+    body = parsed(raw, ChatBody)
     method = models.of(body.model, body.method)
     check(body, method, limits)
     context = student.engine.capabilities.max_context
@@ -199,7 +255,49 @@ def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) 
     return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
 
 
-def parsed(raw: bytes) -> ChatBody:
+def completion_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> list[Wanted]:
+    """The prompts of a completion request. Raises ApiError."""
+    body = parsed(raw, CompletionBody)
+    method = models.of(body.model)
+    if method.name != SAMPLE:
+        if "@" in body.model:
+            raise wrong("model", f"model is {shown(body.model)}: completions are sampled, use {models.name}@{SAMPLE}")
+        method = models.methods[SAMPLE]
+    prompts = body.prompts
+    if not 1 <= len(prompts) * body.n <= MOST_PROMPTS:
+        many = f"prompt has {len(prompts)} prompts with n={body.n}"
+        raise wrong("prompt", f"{many}: give at least one, and at most {MOST_PROMPTS} prompts times n")
+    if body.stream and body.logprobs is not None:
+        raise wrong("logprobs", "logprobs are not streamed: leave it out", "unsupported_parameter")
+    seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
+    seeds = [body.seed, *(derive_seed(body.seed, "prompt", number) for number in range(1, len(prompts)))]
+    made = []
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        ids = completion_ids(prompt, student, body.max_tokens)
+        text = prompt if isinstance(prompt, str) else student.decode(ids)
+        made.append(Wanted(body, method, ids, text, seed % (1 << SEED_BITS), seconds))
+    return made
+
+
+def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[int, ...]:
+    """The tokens of a completion's prompt, with those that the tokenizer opens a text with. Raises ApiError."""
+    context = student.engine.capabilities.max_context
+    room = context - 1 if more else context  # where nothing is drawn, nothing has to follow
+    if isinstance(prompt, str) and len(prompt) > context * CHARACTERS:
+        raise too_long("prompt", context, f"{len(prompt)} characters")
+    ids = tuple(student.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)
+    if not ids:
+        raise wrong("prompt", "prompt is empty: give at least one token")
+    if len(ids) > room:
+        raise too_long("prompt", context, f"{len(ids)} tokens")
+    try:
+        check_ids(ids, student.engine.vocabulary)
+    except RequestError as error:
+        raise wrong("prompt", str(error)) from error
+    return ids
+
+
+def parsed(raw: bytes, kind: type[AnyBody]) -> AnyBody:
     """The body of a request, without the parameters that ask for nothing. Raises ApiError."""
     try:
         fields = from_json(raw, allow_inf_nan=False)
@@ -208,11 +306,11 @@ def parsed(raw: bytes) -> ChatBody:
     if not isinstance(fields, dict):
         raise ApiError("the body is not a JSON object: send one", code="invalid_json")
     given = {name: value for name, value in fields.items() if value is not None and name not in IGNORED}
-    for name in NEUTRAL.keys() & given.keys():
-        if given.pop(name) != NEUTRAL[name]:
+    for name in [name for name in given if name in NEUTRAL]:
+        if given.pop(name) not in NEUTRAL[name]:
             raise wrong(name, f"{name} is not offered here: leave it out", "unsupported_parameter")
     try:
-        return ChatBody.model_validate(given)
+        return kind.model_validate(given)
     except ValidationError as error:
         raise not_valid(error) from error
 
@@ -232,6 +330,10 @@ def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
     if body.logprobs and (searches or body.stream):
         kept = "kept by a search" if searches else "streamed"
         raise wrong("logprobs", f"logprobs are not {kept}: leave it out", "unsupported_parameter")
+    if body.top_p < 1 and searches:
+        raise wrong(
+            "top_p", "top_p is for a sample, and a search draws from the whole distribution", "unsupported_parameter"
+        )
     if body.add_generation_prompt not in (None, not body.continue_final_message):
         both = "it opens an answer, and continue_final_message goes on with one: exactly one of the two is true"
         raise wrong("add_generation_prompt", f"add_generation_prompt is {shown(body.add_generation_prompt)}: {both}")
@@ -265,7 +367,5 @@ def prompt_of(
     except RequestError as error:
         raise wrong("messages", str(error)) from error
     if not 0 < len(ids) < context:
-        long = f"{len(ids)} tokens" if ids else f"{characters} characters"
-        message = f"the context is {context} tokens and the prompt has {long}: shorten it"
-        raise wrong("messages", message, "context_length_exceeded")
+        raise too_long("messages", context, f"{len(ids)} tokens" if ids else f"{characters} characters")
     return ids, users[-1]

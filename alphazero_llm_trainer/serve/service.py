@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from ..policy.adapters import fingerprint
 from ..rollouts import GradedTree
 from ..types import Problem, Task
 from .answering import Answerer
-from .requests import ApiError, Models, Wanted
-from .wire import DEADLINE, Outcome, Wire
+from .requests import ApiError, ChatBody, Models, Wanted
+from .wire import DEADLINE, CompletionWire, Outcome, Wire
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +98,15 @@ class Service:
         """The counters, as Prometheus reads them."""
         return generate_latest(self.registry)
 
-    async def __call__(self, wanted: Wanted, arrived: float, emit: Emit) -> dict[str, Any]:
-        """The answer to a request that arrived at `arrived` by the event loop's clock; a streamed one goes to `emit`.
+    async def __call__(self, asked: Sequence[Wanted], arrived: float, emit: Emit) -> dict[str, Any]:
+        """The answer to a request, the prompts of one body, that arrived at `arrived` by the event loop's clock; a streamed
+        one goes to `emit`.
 
         Raises ApiError: too many wait, no place before the deadline, a prompt that doesn't fit, a broken engine.
         """
         loop, status = asyncio.get_running_loop(), 500
         try:
-            body = await self.answer(wanted, arrived, emit)
+            body = await self.answer(asked, arrived, emit)
             status = 200
             return body
         except ApiError as error:
@@ -115,24 +116,30 @@ class Service:
             status = 499  # the client went, or the server ends
             raise
         finally:
-            self.requests.labels(wanted.body.model, status).inc()
-            self.seconds.labels(wanted.body.model).observe(loop.time() - arrived)
+            model = asked[0].body.model
+            self.requests.labels(model, status).inc()
+            self.seconds.labels(model).observe(loop.time() - arrived)
 
-    async def answer(self, wanted: Wanted, arrived: float, emit: Emit) -> dict[str, Any]:
+    async def answer(self, asked: Sequence[Wanted], arrived: float, emit: Emit) -> dict[str, Any]:
         """See `__call__`."""
-        due = None if wanted.deadline is None else arrived + wanted.deadline
-        wire = Wire(wanted, self.fingerprint, self.student.decode)
+        body, deadline = asked[0].body, asked[0].deadline
+        due = None if deadline is None else arrived + deadline
+        chat = isinstance(body, ChatBody)
+        wire = (Wire if chat else CompletionWire)(asked, self.fingerprint, self.student.decode)
         async with self.place(due):
-            works = [self.choice(wanted, index, due, arrived, wire, emit) for index in range(wanted.body.n)]
+            works = []
+            for prompt, wanted in enumerate(asked):
+                for number in range(body.n):
+                    works.append(self.choice(wanted, number, prompt * body.n + number, due, arrived, wire, emit))
             try:
                 outcomes = await together(*works)
             except RequestError as error:
-                raise ApiError(str(error), param="messages", code="invalid_value") from error
+                raise ApiError(str(error), param="messages" if chat else "prompt", code="invalid_value") from error
             except EngineError as error:
                 raise ApiError("the engine could not answer: try again", 503, code="engine_error") from error
-        if wanted.body.stream and wanted.body.stream_options.include_usage:
+        if body.stream and body.stream_options.include_usage:
             emit(wire.used(outcomes))
-        return {} if wanted.body.stream else wire.whole(outcomes)
+        return {} if body.stream else wire.whole(outcomes)
 
     @asynccontextmanager
     async def place(self, due: float | None) -> AsyncIterator[None]:
@@ -156,18 +163,19 @@ class Service:
             self.places.release()
 
     async def choice(
-        self, wanted: Wanted, index: int, due: float | None, arrived: float, wire: Wire, emit: Emit
+        self, wanted: Wanted, number: int, index: int, due: float | None, arrived: float, wire: Wire, emit: Emit
     ) -> Outcome:
-        """One choice; the first one's seed is the request's own."""
-        seed = wanted.seed if index == 0 else derive_seed(wanted.seed, index)
+        """Choice `number` of a prompt, `index` in the answer; the first one's seed is the prompt's own."""
+        seed = wanted.seed if number == 0 else derive_seed(wanted.seed, number)
         name, streams = f"tr-{secrets.token_hex(16)}", wanted.body.stream
 
         def tell(text: str) -> None:
             if streams and text:
-                emit(wire.chunk(index, {"content": text}))
+                emit(wire.chunk(index, wire.told(text)))
 
         if streams:
-            emit(wire.chunk(index, {"role": "assistant", "content": ""}))
+            for chunk in wire.opening(index):
+                emit(chunk)
         outcome = await self.answerer(wanted, seed, due, tell, name)
         outcome.seconds = asyncio.get_running_loop().time() - arrived
         outcome.trace_id = None if outcome.tree is None else name

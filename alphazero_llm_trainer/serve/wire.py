@@ -12,7 +12,7 @@ from typing import Any
 from ..mcts.choose import Choice
 from ..mcts.tree import Tree
 from ..types import Cost
-from .requests import Wanted
+from .requests import ChatBody, Wanted
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 DEADLINE = "deadline"
@@ -20,11 +20,12 @@ DEADLINE = "deadline"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives."""
+    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives. The first
+    one of an echoed prompt has none."""
 
     token_id: int
     text: str
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -53,34 +54,49 @@ class Outcome:
 
 
 class Wire:
-    """The shapes of one answer.
+    """The shapes of a chat's answer.
 
     Args:
-        wanted: the request.
+        asked: the request's prompts.
         fingerprint: of the student's weights.
         decode: the student's, for alternatives to a token.
     """
 
-    def __init__(self, wanted: Wanted, fingerprint: str, decode: Callable[[Sequence[int]], str]) -> None:
-        self.wanted, self.decode = wanted, decode
-        name = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
-        self.common = {**name, "model": wanted.body.model, "system_fingerprint": fingerprint}
+    prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, asked: Sequence[Wanted], fingerprint: str, decode: Callable[[Sequence[int]], str]) -> None:
+        self.wanted, self.decode = asked[0], decode
+        self.prompt_tokens = sum(len(wanted.prompt) for wanted in asked)
+        name = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self.common = {**name, "model": self.wanted.body.model, "system_fingerprint": fingerprint}
 
     def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
-            message = {"role": "assistant", "content": outcome.text, "refusal": None}
-            choice = {"index": index, "message": message, "logprobs": self.logprobs(outcome.tokens)}
+            logprobs = None if outcome.tokens is None else self.logprobs(outcome.tokens)
+            choice = {"index": index, **self.said(outcome.text), "logprobs": logprobs}
             choices.append(choice | self.ending(outcome))
         details = [self.about(outcome) for outcome in outcomes]
         return {
-            "object": "chat.completion",
+            "object": self.whole_kind,
             **self.common,
             "choices": choices,
             "usage": self.usage(outcomes),
             "alphazero": details[0] if len(details) == 1 else {"choices": details},
         }
+
+    def said(self, text: str) -> dict[str, Any]:
+        """The text of a whole choice."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def told(self, text: str) -> dict[str, Any]:
+        """A piece of a choice's text."""
+        return {"delta": {"content": text} if text else {}}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """The chunks that begin a choice."""
+        return [self.chunk(index, {"delta": {"role": "assistant", "content": ""}})]
 
     def ending(self, outcome: Outcome) -> dict[str, Any]:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were asked for."""
@@ -92,28 +108,28 @@ class Wire:
     def closing(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """A choice's last chunk: why it ended, and what it took."""
         details = {"index": index, **self.about(outcome)}
-        return self.chunk(index, {}, **self.ending(outcome)) | {"alphazero": details}
+        return self.chunk(index, self.told("") | self.ending(outcome)) | {"alphazero": details}
 
     def used(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The chunk that `stream_options.include_usage` asks for."""
-        return self.chunk(0, {}) | {"choices": [], "usage": self.usage(outcomes)}
+        return self.chunk(0, self.told("")) | {"choices": [], "usage": self.usage(outcomes)}
 
-    def chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def chunk(self, index: int, more: dict[str, Any]) -> dict[str, Any]:
         """A piece of a streamed answer."""
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        found = {"object": "chat.completion.chunk", **self.common, "choices": [choice]}
+        choice = {"index": index, "logprobs": None, "finish_reason": None, **more}
+        found = {"object": self.chunk_kind, **self.common, "choices": [choice]}
         return found | {"usage": None} if self.wanted.body.stream_options.include_usage else found
 
     def usage(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What the request took.
 
         `completion_tokens` are all sampled ones, those of rejected and hidden responses too; `reasoning_tokens` are those
-        that are in no returned text. The prompt counts once.
+        that are in no returned text. A prompt counts once, whatever its choices.
         """
         total = Cost()
         for outcome in outcomes:
             total.add(outcome.cost)
-        prompt, told = len(self.wanted.prompt), sum(len(outcome.token_ids) for outcome in outcomes)
+        prompt, told = self.prompt_tokens, sum(len(outcome.token_ids) for outcome in outcomes)
         hidden = max(total.sampled_tokens - told, 0)
         return {
             "prompt_tokens": prompt,
@@ -136,25 +152,70 @@ class Wire:
             "scored_tokens": cost.scored_tokens,
             "cached_tokens": cost.cached_tokens,
         }
-        if tree is not None and outcome.choice is not None:
+        body = self.wanted.body
+        if tree is not None and outcome.choice is not None and isinstance(body, ChatBody):
             found |= {"trace_id": outcome.trace_id, "answer": outcome.choice.answer, "why": outcome.choice.why}
             found |= {"simulations": len(tree.simulations), "nodes": len(tree)}
-            if self.wanted.body.return_tree:
+            if body.return_tree:
                 found["tree"] = tree.to_dict()
         return found
 
-    def logprobs(self, tokens: list[Token] | None) -> dict[str, Any] | None:
-        """Tokens with their log-probabilities; None where they weren't asked for."""
-        if tokens is None:
-            return None
+    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        """Tokens with their log-probabilities."""
         tops = [[spelled(self.decode([other]), value) for other, value in token.top] for token in tokens]
         told = [spelled(token.text, token.logprob) for token in tokens]
         content = [one | {"top_logprobs": top} for one, top in zip(told, tops, strict=True)]
         return {"content": content, "refusal": None}
 
 
-def spelled(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
+class CompletionWire(Wire):
+    """The shapes of a completion's answer, of OpenAI's older API."""
+
+    prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def said(self, text: str) -> dict[str, Any]:
+        """See `Wire.said`."""
+        return {"text": text}
+
+    def told(self, text: str) -> dict[str, Any]:
+        """See `Wire.told`."""
+        return {"text": text}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """See `Wire.opening`: there is nothing to say."""
+        return []
+
+    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        """Tokens with their log-probabilities, alternatives (by their text, the likeliest one of equal texts) and places."""
+        offsets, at = [], 0
+        for token in tokens:
+            offsets.append(at)
+            at += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [None if token.logprob is None else shown(token.logprob) for token in tokens],
+            "top_logprobs": [self.alternatives(token) for token in tokens] if self.wanted.body.alternatives else None,
+            "text_offset": offsets,
+        }
+
+    def alternatives(self, token: Token) -> dict[str, float] | None:
+        """The likeliest tokens in a token's place; None before the first one."""
+        if token.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        for other, logprob in token.top:
+            found.setdefault(self.decode([other]), shown(logprob))
+        return found
+
+
+def spelled(text: str, logprob: float | None) -> dict[str, Any]:
+    assert logprob is not None
+    return {"token": text, "logprob": shown(logprob), "bytes": list(text.encode())}
+
+
+def shown(logprob: float) -> float:
+    """A log-probability as JSON has it."""
+    return max(logprob, LEAST_LOGPROB)
 
 
 def event(chunk: dict[str, Any] | str) -> bytes:
