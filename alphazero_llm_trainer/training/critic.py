@@ -197,6 +197,7 @@ def arguments(
         "lr_scheduler_type": "cosine",
         "warmup_steps": min(settings.warmup, updates // 4),
         "bf16": bfloat16,
+        "fp16": torch.cuda.is_available() and next(network.parameters()).dtype == torch.float16,
         "use_cpu": not torch.cuda.is_available(),  # transformers refuses bf16 without a GPU that isn't declined
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
