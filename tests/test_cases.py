@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.problems.grading import GRADERS
+from alphazero_llm_trainer.problems.source import open_problems
+from alphazero_llm_trainer.types import Problem, Task
 
 OWN = Path(__file__).parent / "golden" / "answers.jsonl"
 SHARED = Path(__file__).parents[2] / "shared" / "cases" / "answers.jsonl"
@@ -38,3 +41,11 @@ def test_a_response_that_was_cut_needs_a_mark() -> None:
     for response in ("#### $18$", "#### 18 ✅", "#### m+n = 9+9 = 18", "<think>5</think>\\boxed{18}"):
         assert grader.grade_many([(response, "18")], strict=True)[0].correct
     assert GRADERS["choice"].final_answer("So it is C.\nDone.", strict=True) is None
+
+
+def test_thinking_is_no_play_of_the_game_of_numbers() -> None:
+    source = open_problems(load_config().problems.model_copy(update={"source": "numbers"}), None)
+    task = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
+    play = "6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24"
+    assert source.grade(f"<think>\n6 + 4 = 10\n#### 10\n</think>\n{play}", task).correct
+    assert not source.grade(f"<think>\n{play}", task).correct

@@ -153,6 +153,19 @@ COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "list": ({"question": "Who?", "answers": ["Ann", "Anne"]}, ("Who?", "Ann")),
     "squad": ({"question": "Who?", "answers": {"text": ["Ann"], "answer_start": [3]}}, ("Who?", "Ann")),
     "trivia": ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}}, ("Who?", "Ann")),
+    "completion": (
+        {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 2."}], "answer": "2"},
+        ("1 + 1?", "2"),
+    ),
+    "mmlu": (
+        {"question": "Barks?", "A": "cat", "B": "dog", "C": "hen", "answer": "B"},
+        ("Barks?\nA. cat\nB. dog\nC. hen", "B"),
+    ),
+    "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "answer": "dog"}, ("Barks?\nA. cat\nB. dog", "B")),
+    "json text": (
+        {"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"},
+        ("Barks?\nA. cat\nB. dog", "B"),
+    ),
     "words behind marks": ({"question": "Where?", "answer": "By the Seine.\n#### Paris"}, ("Where?", "Paris")),
 }
 

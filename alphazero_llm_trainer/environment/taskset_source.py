@@ -150,9 +150,9 @@ class VerifiersTaskset(Source):
     # -- responses ---------------------------------------------------------------------------------------------------
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        r"""The `####` line or `\boxed{}` where there is one; else, unless strict, the whole response."""
+        r"""The `####` line or `\boxed{}` where there is one; else, unless strict, all that the response says."""
         stated = GRADERS["math"].final_answer(response, strict)
-        return stated if stated is not None or strict else response.strip() or None
+        return stated if stated is not None or strict else answers.spoken(response).strip() or None
 
     def vote_key(self, response: str) -> str:
         """See `Source.vote_key`."""

@@ -16,7 +16,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .rows import Columns, Row, as_task, each, load_hub, read_files, split_in, value_at
+from .rows import Columns, Row, as_task, choices_at, each, load_hub, read_files, split_in, value_at
 from .source import READ, Source, TaskList, by_hash, once
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,11 @@ QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = (
     "answer", "final_answer", "answers", "answerKey", "gold", "ground_truth", "gold_answer", "expected_answer",
     "correct_answer", "correct", "reward_model.ground_truth", "target", "output", "label", "result",
+    "cop",
 )  # fmt: skip
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
 CHOICES = ("choices", "options")
+LETTERED = ("{}", "option_{}", "option{}", "Option {}", "choice_{}", "op{}")  # a choice in a column of its own
 FEW = 0.5  # of the rows: a smaller share of training questions is worth a warning
 
 
@@ -163,4 +165,7 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
             " problems.answer_column (--answer-column)"
         )
     assert question is not None
-    return Columns(question, answer, solution, pick(None, CHOICES, "choices"), more)
+    choices = pick(None, CHOICES, "choices")
+    if choices is None:
+        choices = next((name for name in LETTERED if len(choices_at(columns, name)) > 1), None)
+    return Columns(question, answer, solution, choices, more)

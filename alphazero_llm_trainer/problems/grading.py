@@ -263,6 +263,11 @@ GRADERS: dict[str, Grader] = {
 }
 
 
+def is_no_answer(gold: str) -> bool:
+    """Whether a gold answer is what a failed computation leaves: NaN or an infinity, as Python writes them."""
+    return re.fullmatch(r"[-+]?(?:nan|inf)", gold.strip(), re.IGNORECASE) is not None
+
+
 def kind_of(gold: str) -> str:
     """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice (a letter), math (LaTeX or
     a formula) or words."""

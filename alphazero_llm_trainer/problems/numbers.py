@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 
+from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Problem, Task
@@ -73,7 +74,7 @@ class Numbers(Source):
 
     def _grade(self, response: str, problem: Problem) -> Grade:
         answer = self.final_answer(response, strict=True)
-        steps = [line for line in response.split("\n") if line.strip() and not line.startswith("####")]
+        steps = [line for line in answers.spoken(response).split("\n") if line.strip() and not line.startswith("####")]
         if answer is None and not steps:
             return Grade(Verdict.UNPARSED, None)
         given, target = read_question(problem.question)

@@ -7,6 +7,7 @@ is a worked solution whose answer stands there; choices are written below their 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import csv
 import datetime
 import glob
@@ -28,7 +29,7 @@ from .. import answers
 from ..errors import DataError
 from ..files import parse_json
 from ..types import Problem, Task
-from .grading import LETTERS, normalize_words
+from .grading import LETTERS, is_no_answer, normalize_words
 
 One = TypeVar("One")
 Made = TypeVar("Made")
@@ -261,9 +262,9 @@ def as_task(row: Row, names: Columns, source: str) -> Task:
     elif names.solution is not None and value_at(columns, names.solution):
         written = text_of(row, names.solution)
         solution = written if "####" in written else f"{written}\n#### {gold}"
-    if re.fullmatch(r"[-+]?(?:nan|inf)", gold.strip(), re.IGNORECASE):
+    if is_no_answer(gold):
         raise DataError(f"{where} has {gold!r} as `{names.answer}`, which is no answer: write it, or remove the row")
-    choices = None if names.choices is None else value_at(columns, names.choices)
+    choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
         labels, texts = choices_of(choices, where)
         question += "".join(f"\n{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False))
@@ -316,6 +317,20 @@ def said_in(content: Any) -> str | None:
         parts = [part.get("text") for part in content]
         content = None if None in parts else "".join(map(str, parts))
     return content.strip() or None if isinstance(content, str) else None
+
+
+def choices_at(columns: Mapping[str, Any], name: str) -> Any:
+    """A row's choices: a column's value, read where it is JSON, or the columns of a pattern such as `option_{}` by letter."""
+    if "{}" in name:
+        texts = {
+            letter: columns.get(name.format(letter), columns.get(name.format(letter.lower()))) for letter in LETTERS
+        }
+        return {letter: text for letter, text in texts.items() if text not in (None, "")}
+    value = value_at(columns, name)
+    with contextlib.suppress(ValueError):
+        if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+            value = parse_json(value)
+    return value
 
 
 def choices_of(given: Any, where: str) -> tuple[list[str], list[str]]:
@@ -394,12 +409,14 @@ def text_of(row: Row, name: str) -> str:
 
 
 def first_of(value: Any) -> Any:
-    """The first of several answers (a list, or what SQuAD and TriviaQA write); else the value itself."""
+    """The first of several answers (a list, or what SQuAD and TriviaQA write), a message's text; else the value itself."""
     if isinstance(value, Mapping):
         value = value.get("text", value.get("value"))
-    if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        value = value[0]
-    return value
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if all(isinstance(one, Mapping) and "content" in one for one in value):
+        return said_in(value[-1]["content"])
+    return value[0]
 
 
 def number_text(value: float) -> str | float:

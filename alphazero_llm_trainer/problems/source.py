@@ -41,7 +41,7 @@ from ..engine.protocol import Teacher
 from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .calculator import equations
-from .grading import GRADERS, Grade, Grader, guess_grader
+from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from .prompts import SYSTEM_PROMPTS
 from .rows import ROW_FILES, Columns, as_task, check_text, files_at, row_format
 
@@ -273,7 +273,10 @@ def own(task: Task, name: str) -> Task:
 
 
 def check_tasks(tasks: Sequence[Task], name: str) -> None:
-    """Raise DataError for duplicate ids and empty questions. Gold answers are looked at by who needs them (`check_gold`)."""
+    """Raise DataError for duplicate ids, empty questions and a gold answer of NaN.
+
+    Other gold answers are looked at by who needs them (`check_gold`).
+    """
     seen: set[str] = set()
     for task in tasks:
         if task.problem.id in seen:
@@ -283,6 +286,10 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
             )
         seen.add(task.problem.id)
         check_text(task.problem.question, f"source {name}, task {task.problem.id!r}")
+        if is_no_answer(task.gold):
+            raise DataError(
+                f"source {name}, task {task.problem.id!r}, has the gold answer {task.gold!r}: write it or drop it"
+            )
 
 
 def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
