@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
 )
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.files import read_object, write_json
 from alphazero_llm_trainer.policy.adapters import load_adapter, own_parameters
-from alphazero_llm_trainer.policy.folders import find_model
+from alphazero_llm_trainer.policy.folders import find_model, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 
@@ -111,3 +115,38 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     assert student.decode(student.prompt_ids("an apple")) == "an apple\n"
     with pytest.raises(ConfigError, match="no folder or GGUF file"):
         find_model(str(tmp_path / "gone.gguf"), load_config())
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors", "mxfp4"])
+def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "student", "float32")
+    shape = read_object(folder / "config.json")
+    write_json(folder / "config.json", shape | {"quantization_config": {"quant_method": method, "bits": 4}})
+    config, path = with_model(str(folder), [], lambda overrides: load_config(overrides=list(overrides)))
+    with pytest.raises(ConfigError, match=rf"student {folder} is quantised by {method.upper()}, .*nf4") as caught:
+        load_student(config, path=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
+    """By the kernels in float32, which holds its numbers; training all of its weights is refused."""
+    folder = saved(tmp_path / "student", "float16")
+    entry = {"path": str(folder), "dtype": "float16", "adapter": "lora"}
+    student = load_student(load_config(overrides=[{"student": "mine", "models": {"mine": entry}}]))
+    assert student.model.dtype == torch.float16
+    prompt = student.prompt_ids(QUESTION)
+    [scores] = asyncio.run(student.engine.score([(prompt[:5], prompt[5:])]))
+    right = logits(student)[0].float().log_softmax(-1)[4:-1].gather(1, torch.tensor(prompt[5:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(scores), right, rtol=0, atol=0.02)
+    with pytest.raises(ConfigError, match="dtype is float16, in which updates are lost: use 'lora'"):
+        make_trainable(student.model, student.spec, "full")
+
+
+def saved(folder: Path, dtype: str) -> Path:
+    """A tiny Llama's folder with the embedded student's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
+    torch.manual_seed(0)
+    shape = LlamaConfig(**SMALL, intermediate_size=48, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    LlamaForCausalLM(shape).to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

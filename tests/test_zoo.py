@@ -229,6 +229,30 @@ def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
         assert packs(model) == (name in PACKED)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None:
+    """To what its own forward loses against fp32: windows past the least number of float16 are windows still."""
+    model = made(name, RIGHT).to(dtype)
+    exact, rows = made(name, RIGHT), words()
+    engine = engine_of(model)
+    assert engine.tree.dtype == dtype
+    scored = asyncio.run(engine.score([(row[:PROMPT], row[PROMPT:]) for row in rows]))
+    packed_rows = packed_logprobs(model, rows, dtype)
+    for row, got, trained in zip(rows, scored, packed_rows, strict=True):
+        right = own(exact, row)
+        lost = (own(model, row) - right).abs().mean()
+        for found in (torch.tensor(got), trained[: len(right)]):
+            assert (found - right).abs().mean() <= 2 * lost + 1e-3
+
+
+def packed_logprobs(model: Any, rows: list[tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
+    """Log-probabilities of rows that training packs `[B, T]`."""
+    some: Any = [SimpleNamespace(prompt_ids=row[:PROMPT], completion_ids=row[PROMPT:]) for row in rows]
+    with torch.no_grad():
+        return packed(Scorer(model), model.config, plan_rows(some, TOGETHER), dtype, torch.device("cpu")).logprobs
+
+
 # -- that the start-up check sees what it is for ------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
+from .device import text_config
 from .last_layer import LastLayer
 from .masks import Masks, masks
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -157,8 +158,8 @@ class LibraryForward:
         self.cache.layer_class_to_replicate = None
         self.value: tuple[torch.Tensor, float] | None = None
         self.last_layer = LastLayer(getattr(model, "shared", model))
-        # torch's own attention takes any precision with a mask of bool; what a model adds to its scores is a number.
-        self.mask_dtype = torch.bool if model.config._attn_implementation == "sdpa" else tree.dtype
+        # What a model adds to its scores itself is a number; torch's attention takes a bool for scores of any precision.
+        self.mask_dtype = tree.dtype if text_config(model)._attn_implementation == "eager" else torch.bool
 
     def hidden(self, ids: torch.Tensor, mask: Masks) -> torch.Tensor:
         """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and values go to slots, tree."""

@@ -40,7 +40,7 @@ def masks(config: Any, seen: torch.Tensor, queries: torch.Tensor, keys: torch.Te
     near = keys[:, None, :], queries[:, :, None]
     made: dict[str, torch.Tensor] = {}
     for kind, span in spans(config).items():
-        if span is None or queries.max() < span:
+        if span is None or seen.shape[-1] <= span:
             made[kind] = seen
         elif kind == CHUNKED:
             made[kind] = seen & (near[0] // span == near[1] // span)
