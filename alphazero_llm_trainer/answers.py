@@ -216,22 +216,36 @@ _PLAIN = tuple(
 )
 
 
-@lru_cache(maxsize=CACHED_TEXTS)
-def spoken(response: str) -> str:
-    """What a response says to its reader: no thinking, no special tokens, and no turn or question after its answer.
+def without_thinking(response: str) -> str:
+    """`response` less its thinking.
 
     Thinking that isn't closed lasts to the end. Where a chat template opened it, the response has its close alone.
     """
     said, start, thinking = "", 0, False
     for tag in _THINKING.finditer(response):
-        closes = bool(tag["shut"] or tag["end"] or tag["last"] or tag["final"])
-        if not closes and not thinking:
+        closing = _closes(tag)
+        if not closing and not thinking:
             said += response[start : tag.start()]
-        elif closes and not thinking:
+        elif closing and not thinking:
             said = ""
-        thinking, start = not closes, tag.end()
-    if not thinking:
-        said += response[start:]
+        thinking, start = not closing, tag.end()
+    return said if thinking else said + response[start:]
+
+
+def thinks(text: str) -> bool:
+    """Whether `text` ends inside thinking."""
+    tags = [*_THINKING.finditer(text)]
+    return bool(tags) and not _closes(tags[-1])
+
+
+def _closes(tag: re.Match[str]) -> bool:
+    return bool(tag["shut"] or tag["end"] or tag["last"] or tag["final"])
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def spoken(response: str) -> str:
+    """What a response says to its reader: no thinking, no special tokens, and no turn or question after its answer."""
+    said = without_thinking(response)
     for end in _TURN_END.finditer(said):
         if _SPECIAL.sub("", said[: end.start()]).strip():
             said = said[: end.start()]
@@ -319,9 +333,14 @@ def _standing(text: str) -> list[str]:
     return re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", text)
 
 
-def is_final(step: str) -> bool:
-    """True for a reasoning step that states the final answer in the house's format (`#### N`)."""
-    return "####" in step and bool(_lines(step))
+def is_final(step: str, before: str = "") -> bool:
+    """True for a reasoning step that states the final answer in the house's format (`#### N`), and not in thinking.
+
+    `before` is the response up to it, which may have opened thinking.
+    """
+    if "####" not in step:
+        return False
+    return bool(_lines(without_thinking(f"<think>{step}" if thinks(before) else step)))
 
 
 def normalize(text: str) -> str:

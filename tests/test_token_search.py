@@ -371,6 +371,9 @@ class TinyStudent:
     def decode(self, ids: tuple[int, ...]) -> str:
         return "".join("" if i == EOS else "\n" if i in LINE_ENDS else chr(48 + i) for i in ids)
 
+    def lead(self) -> str:
+        return ""
+
 
 def engine_tokens(**more: Any) -> EngineTokens:
     return EngineTokens(TinyStudent(tiny_engine(**more)), 1.0, 3)  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, served_gaps, trainer_logprobs
-from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.policy.backend import check_numerics, served_gaps, trainer_logprobs
+from alphazero_llm_trainer.policy.student import QUESTION, load_student
 from alphazero_llm_trainer.training.models import make_trainable
 
 from completion_server import CONFIG, CompletionServer  # isort: skip

@@ -211,6 +211,9 @@ def validate(raw: Mapping[str, Any]) -> Config:
 OWN = ("max_tokens", "max_depth", "step", "temperature", "simulations")
 
 
+THINKING_STEP = 10  # tokens of a short step of thinking
+
+
 def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     """`raw` with the limits, steps and temperature of a response as the student's entry has them, where `search` gives null."""
     student = raw.get("student", "auto")
@@ -220,6 +223,11 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(search, Mapping) or not isinstance(entry, Mapping):
         return dict(raw)  # which the types refuse
     own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in (*OWN, "reserve")}
+    if entry.get("thinking") in ("on", True):
+        more = entry.get("thinking_tokens", StudentModel.model_fields["thinking_tokens"].default)
+        for key, tokens in (("max_tokens", 1), ("reserve", 1), ("max_depth", THINKING_STEP)):
+            if isinstance(own[key], int) and isinstance(more, int):
+                own[key] += more // tokens
     reserve, verify = own.pop("reserve"), search.get("verify")
     given = {key: value for key, value in search.items() if key not in own or value is not None}
     if isinstance(verify, Mapping) and verify.get("reserve", reserve) is None:

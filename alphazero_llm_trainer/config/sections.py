@@ -289,6 +289,8 @@ class StudentModel(Section):
     simulations: Positive = 60
     temperature: Temperature = 0.6
     system_prompt: str | None = None
+    thinking: Annotated[Literal["on", "off"] | None, BeforeValidator(on_or_off)] = None
+    thinking_tokens: Positive = 1000
     prompts: dict[str, str] = {}
 
 

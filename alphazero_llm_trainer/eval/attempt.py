@@ -281,5 +281,5 @@ class Attempt:
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
     """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside a step (`cut`)."""
-    final = bool(steps) and is_final(steps[-1].text)
+    final = bool(steps) and is_final(steps[-1].text, "".join(step.text for step in steps[:-1]))
     return Chain(steps, whole=ended or (final and not cut), cut=cut)

@@ -65,6 +65,7 @@ def answer(
     Raises RewardError where `custom` fails for every response, StoppedError where `stop` says so.
     """
     progress = progress if progress is not None else Progress(quiet=True)
+    lead = student.lead()
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
     async def respond(task: Task) -> list[Generated]:
@@ -87,7 +88,7 @@ def answer(
             batch = tasks[start : start + BATCH]
             responses = await asyncio.gather(*map(respond, batch))
             for task, generated in zip(batch, responses, strict=True):
-                texts = [student.decode(one.token_ids) for one in generated]
+                texts = [lead + student.decode(one.token_ids) for one in generated]
                 answers.skipped += not texts
                 answers.responses.append(texts)
                 # A response that was cut off has no answer unless it marked one: its last number is an accident.

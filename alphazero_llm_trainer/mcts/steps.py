@@ -153,7 +153,7 @@ class StepExpansion(Expansion):
     ) -> Playout:
         """The continuation with its end's verdict and reward; neither where it is a single step that goes on."""
         over = self.rolls or continuation.ended or continuation.checked or len(prefix) + 1 >= self.settings.max_depth
-        if not over and continuation.steps and not is_final(continuation.steps[-1].text):
+        if not over and continuation.steps and verdict(continuation, limits, prefix) != "answer":
             return Playout(continuation, None, None)
         return Playout(continuation, *await self.end(prefix, directions, continuation, limits))
 
@@ -162,7 +162,7 @@ class StepExpansion(Expansion):
     ) -> tuple[str, RewardParts]:
         """The verdict and reward of a response's end."""
         asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
-        why = verdict(continuation, limits)
+        why = verdict(continuation, limits, prefix)
         return why, await self.grade([*prefix, *continuation.steps], asked, why)
 
     async def taught(
@@ -203,9 +203,9 @@ class StepExpansion(Expansion):
         Asked only where the rule finds no final-answer line; the step after which it says yes is the last one.
         """
         steps = continuation.steps
-        if not steps or is_final(steps[-1].text):
-            return continuation
         text = "".join(step.text for step in prefix)
+        if not steps or is_final(steps[-1].text, text + "".join(step.text for step in steps[:-1])):
+            return continuation
         for i, step in enumerate(steps, 1):
             text += step.text
             rule = continuation.ended and i == len(steps)
@@ -235,9 +235,10 @@ class StepExpansion(Expansion):
         return node
 
 
-def verdict(continuation: Continuation, limits: Limits) -> str:
+def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] = ()) -> str:
     """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
-    if continuation.steps and is_final(continuation.steps[-1].text):
+    before = "".join(step.text for step in (*prefix, *continuation.steps[:-1]))
+    if continuation.steps and is_final(continuation.steps[-1].text, before):
         return "answer"
     if continuation.checked:
         return "checked"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..answers import is_final
 from ..engine.protocol import Drawn, Limits
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of
 from .expansion import Expansion
@@ -64,8 +63,9 @@ class VerifiedExpansion(Expansion):
             self.seen.setdefault(ids_of(steps), {})[ids] = logprobs
             room -= spent
             left = None if left is None else left - spent
-            if found.ended or (found.steps and is_final(found.steps[-1].text)):
-                why = verdict(found, limits)
+            answered = verdict(found, limits, steps) == "answer"
+            if found.ended or answered:
+                why = "answer" if answered else "ended"
             elif not found.steps or found.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:

@@ -18,7 +18,6 @@ from ..engine.vllm_weights import has_adapter
 from ..errors import ConfigError, EngineError
 from .folders import GGUF
 
-QUESTION = "How many apples are in 3 boxes of 14 apples?"
 SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of each
 
 

@@ -9,19 +9,27 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
+from ..config.sections import StudentModel
 from ..errors import RequestError
 from ..types import Opening, Problem
+from .folders import PACKAGED, TEMPLATE
 
-# Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
-TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
+DATE = "26 Jul 2024"  # Llama 3's template: always the same day, so that prompts are too
+PROBE = "a-system-message"
+OPEN, CLOSED = "<think>", "\n\n</think>\n\n"
+# What a template raises: its own refusal, a message that it doesn't show and is to go on from, a variable that isn't there.
+REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+
+_takes_system: dict[str, bool] = {}  # by chat template
 
 
 class Chat:
-    """The text side of a student; a subclass has the `tokenizer` and the `opening` of every chat."""
+    """The text side of a student; a subclass has the `tokenizer`, the `opening` of every chat and its entry, `spec`."""
 
     __slots__ = ()
     tokenizer: Any
     opening: Opening
+    spec: StudentModel
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """Token ids of the chat that asks `question`, ready for a response."""
@@ -31,8 +39,9 @@ class Chat:
         """Token ids of a whole chat (`role` and `content` each), ready for the next response; `going_on`: for the rest of
         its last message.
 
-        Without a chat template it is the messages' plain text, a line end after each, after the token that the tokenizer
-        opens texts with, if it does. Raises RequestError where the student's template takes no such chat.
+        A system message that the student's template refuses or leaves out goes into the first question. Without a
+        template it is the messages' plain text, a line end after each, after the token that the tokenizer opens texts
+        with, if it does. Raises RequestError where the student's template takes no such chat, or leaves some of it out.
         """
         if self.tokenizer.chat_template is None:
             opened = self.tokenizer("")["input_ids"][:1]
@@ -41,21 +50,56 @@ class Chat:
             if going_on:
                 texts[-1] = messages[-1]["content"]
             return (*opening, *self.encode("".join(texts)))
+        if messages[0]["role"] == "system" and not self.takes_system():
+            messages = in_first_question(messages)
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=not going_on,
-                continue_final_message=going_on,
-                **TEMPLATE_SETTINGS,
-            )
-        except (TemplateError, ValueError) as error:  # ValueError: the template doesn't show the message to go on from
-            raise RequestError(f"the student's chat template refuses these messages ({error}): change them") from error
+            text = self.render(messages, going_on)
+        except REFUSALS as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RequestError(f"the student's chat template refuses these messages ({said}): change them") from error
+        for message in messages:
+            content = message["content"].strip()
+            if message["role"] != "system" and content not in text and "</think>" not in content:
+                raise RequestError(
+                    f"the student's chat template leaves out the {message['role']} message {content[:60]!r}: put a template"
+                    " that shows it into its folder (chat_template.jinja), or choose another model"
+                )
         if going_on:
             last = messages[-1]["content"]
             if not text.endswith(last):  # templates trim a message's end, which the next token depends on
                 text += last[len(last.rstrip()) :]
+        elif self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
+            text = text.rstrip() + CLOSED
         return tuple(self.encode(text))
+
+    def render(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> str:
+        """A chat as the student's template writes it."""
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=not going_on,
+            continue_final_message=going_on,
+            enable_thinking=self.spec.thinking == "on",
+            date_string=DATE,
+        )
+
+    def takes_system(self) -> bool:
+        """Whether the template shows system messages; the embedded student's leaves them out on purpose."""
+        template = str(self.tokenizer.chat_template)
+        if template not in _takes_system:
+            messages = [{"role": "system", "content": PROBE}, {"role": "user", "content": "?"}]
+            try:
+                shown = PROBE in self.render(messages)
+            except REFUSALS:
+                shown = False
+            _takes_system[template] = shown or template == (PACKAGED / TEMPLATE).read_text(encoding="utf-8")
+        return _takes_system[template]
+
+    def lead(self) -> str:
+        """What a response's text begins with that the template has put into the prompt: the mark that opens thinking."""
+        if self.tokenizer.chat_template is None or self.spec.thinking == "off":
+            return ""
+        return f"{OPEN}\n" if self.render([{"role": "user", "content": "?"}]).rstrip().endswith(OPEN) else ""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` as it stands, no special tokens added."""
@@ -64,6 +108,18 @@ class Chat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens left out."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """`messages` with the text of their leading system messages before the first user's, a blank line between."""
+    texts, rest = [], [*messages]
+    while rest and rest[0]["role"] == "system":
+        texts.append(rest.pop(0)["content"])
+    for at, message in enumerate(rest):
+        if message["role"] == "user":
+            rest[at] = {**message, "content": "\n\n".join([*texts, message["content"]])}
+            break
+    return rest
 
 
 class Prompts:

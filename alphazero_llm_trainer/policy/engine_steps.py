@@ -58,19 +58,23 @@ class EngineSteps(Prompts):
             tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
         )
         [generated] = await self.student.engine.generate([request])
-        return [self.cut(one) for one in generated], drawing_cost(prefix, generated)
+        return [self.cut(one, steps) for one in generated], drawing_cost(prefix, generated)
 
-    def cut(self, generated: Generated) -> Continuation:
-        """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""
+    def cut(self, generated: Generated, before: Sequence[Step] = ()) -> Continuation:
+        """A sampled sequence after the steps `before`, as steps. Whatever follows the final-answer line is not part of the
+        response. Where the prompt opened thinking the first step's text says so.
+        """
         ids, steps, start = generated.token_ids, [], 0
         ends = self.student.engine.step_ends
+        lead, so_far = "" if before else self.student.lead(), "".join(step.text for step in before)
         goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
         for end in ends.parts(ids):
-            text = self.student.decode(ids[start:end])
+            text = lead + self.student.decode(ids[start:end])
             steps.append(Step(ids[start:end], generated.logprobs[start:end], text))
-            start = end
-            if is_final(text):
+            start, lead = end, ""
+            if is_final(text, so_far):
                 break
+            so_far += text
         read = start == len(ids)
         ended = generated.finish == "eos" and read
         told = None if generated.tempered is None else generated.tempered[:start]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..engine.protocol import Engine, Generated, GenerateRequest
+from ..errors import ConfigError
 from ..types import Cost, Step
 from .chat import Prompts
 from .engine_steps import drawing_cost
@@ -27,6 +28,11 @@ class EngineTokens(Prompts):
 
     def __init__(self, student: Student, temperature: float, beam: int) -> None:
         super().__init__(student)
+        if student.lead():
+            raise ConfigError(
+                f"search.mode is 'token' and student {student.name}'s chat template opens thinking in the prompt, which"
+                f" trees of tokens don't know: use 'step', or set models.{student.name}.thinking=off"
+            )
         self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
         self.context = student.engine.capabilities.max_context
         self._ends = student.engine.step_ends
@@ -47,7 +53,9 @@ class EngineTokens(Prompts):
         ended = bool(response) and response[-1] in self.engine.eos_ids
         if not ended and not (response and response[-1] in self._ends.tokens and self._ends.whole(response)):
             return None
-        if is_final(self.text(response[(0, *self._parts(response))[-2] :])):
+        begun = (0, *self._parts(response))[-2]
+        line = self.text(response[begun:])
+        if "####" in line and is_final(line, self.text(response[:begun])):
             return "answer"
         return "ended" if ended else None
 
@@ -74,7 +82,8 @@ class EngineTokens(Prompts):
     def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
         ids, whole, begun = generated.token_ids, response + generated.token_ids, 0
         for end in self._parts(whole):
-            if len(response) < end < len(whole) and is_final(self.text(whole[begun:end])):
+            line = self.text(whole[begun:end]) if len(response) < end < len(whole) else ""
+            if "####" in line and is_final(line, self.text(whole[:begun])):
                 kept = end - len(response)
                 top = None if generated.top is None else generated.top[:kept]
                 return Generated(ids[:kept], generated.logprobs[:kept], "stop", top, generated.cached_tokens)

@@ -106,6 +106,7 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
         "adapter": adapter,
         "dtype": precision if half and adapter == "lora" else "float32",
         "prompts": facts.get("prompts", {}),
+        "thinking": facts.get("thinking"),
     }
     return facts.get("name", called(folder, given)), spec
 
@@ -127,6 +128,8 @@ def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = Fal
     """
     if spec.path not in SMALL:
         facts: dict[str, Any] = {"name": name, "adapter": spec.adapter, "prompts": spec.prompts}
+        if spec.thinking is not None:
+            facts["thinking"] = spec.thinking
         write_json(folder / FACTS, facts | ({"base": spec.model_dump(mode="json")} if adapter else {}))
 
 

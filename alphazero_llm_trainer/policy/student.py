@@ -36,6 +36,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer")  # read from tokenizer.json alone
+QUESTION = "How many apples are in 3 boxes of 14 apples?"  # of the checks at the start
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
 
@@ -137,10 +138,11 @@ def load_student(
                 layer._active_adapter = [POLICY]
             spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, opening, source)
+    prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
     if not inference:
-        from .backend import QUESTION, check_rounding
+        from .backend import check_rounding
 
-        check_rounding(student.engine, model, student.prompt_ids(QUESTION))
+        check_rounding(student.engine, model, prompt)
     student.adapter, student.folder = adapter, path
     return student
 
@@ -278,7 +280,7 @@ def make_student(
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
         return Student(name, model, tokenizer, engine, spec, opening)
-    from .backend import QUESTION, check_numerics, served_gaps, start_engine
+    from .backend import check_numerics, served_gaps, start_engine
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, opening)

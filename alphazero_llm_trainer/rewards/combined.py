@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..answers import is_final
+from ..answers import is_final, without_thinking
 from ..config.sections import RewardConfig
 from ..errors import ConfigError
 from ..types import RewardParts
@@ -52,9 +52,9 @@ def combined(
 
 def steps_of(response: str) -> int:
     """Steps of a response's text, whoever wrote it and however a search cuts it: its lines that aren't blank, down to its
-    final-answer line."""
+    final-answer line. Thinking has none."""
     count = 0
-    for line in response.split("\n"):
+    for line in without_thinking(response).split("\n"):
         count += bool(line.strip())
         if is_final(line):
             break
