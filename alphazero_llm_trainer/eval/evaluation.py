@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress, run_until
-from ..policy.folders import check_critic
+from ..policy.folders import check_critic, check_weights
 from ..problems.load import load_tasks, opening
 from ..problems.source import SPLITS, check_reads, open_one_of
 from ..rewards.custom import open_reward
@@ -86,16 +86,19 @@ class Evaluation:
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
         """
-        from ..policy.adapters import fingerprint
-        from ..policy.student import load_student
-
         if config.search.value is not None:
             raise ConfigError(
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation: name it with"
                 " --value, as a verifier"
             )
         check_reads(config.problems, config.dataset.path, [open_one_of(config, name) for name in self.sources])
+        if student is None:
+            check_weights(config, path)
         benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
+        # Here, because torch takes seconds to load, and what can't be had is said before that.
+        from ..policy.adapters import fingerprint
+        from ..policy.student import load_student
+
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)
         identity = self.settings(config) | {"weights": fingerprint(student.model)}

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from ..config.hub import ask_hub_or_cache
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from .folders import INSTALL_GGUF, fetched
@@ -78,6 +79,7 @@ def from_hub(repository: str) -> str:
     """The folder in the hub's cache, downloaded where it isn't there yet."""
     from huggingface_hub import snapshot_download
 
+    ask_hub_or_cache()
     return snapshot_download(repository, allow_patterns=list(FILES), etag_timeout=5)
 
 

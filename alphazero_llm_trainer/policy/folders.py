@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
+from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
@@ -162,6 +163,28 @@ def check_critic(folder: Path, kind: str, given: str) -> None:
     public = kind == "prm" and HUB_ID.fullmatch(str(folder))
     if not folder.is_dir() and not public:
         raise ConfigError(f"{given} is no folder: name one that the command {kind} wrote")
+    if public and not folder.is_dir():
+        check_reachable(str(folder), given)
+
+
+def check_weights(config: Config, folder: Path | None) -> None:
+    """Raise ConfigError where the student's weights are the hub's and can't be had, before torch is loaded for them."""
+    name = resolve_name(config)
+    source = weights_of(config.models[name])
+    if folder is None and HUB_ID.fullmatch(source) and not Path(source).exists():
+        check_reachable(source, f"student {name} ({source})")
+
+
+def check_reachable(repository: str, given: str) -> None:
+    """Raise ConfigError where a hub id that the user called `given` can neither be asked for nor read from the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(repository, "config.json"), str):
+        return
+    ask_hub_or_cache()
+    why = offline_because()
+    if why:
+        raise ConfigError(f"{given} is no folder, and no model in the hub's cache ({why}): name a folder, or connect")
 
 
 def check_folder(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
@@ -27,7 +28,7 @@ from ..files import read_object
 from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
-from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, read_note, weights_of
+from .folders import ADAPTER_CONFIG, GGUF, HUB_ID, INSTALL_GGUF, PACKAGED, SMALL, check_folder, read_note, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,6 +118,8 @@ def load_student(
         )
     hush_transformers()
     source = str(folder) if folder is not None else weights_of(spec)
+    if HUB_ID.fullmatch(source) and not Path(source).exists():
+        ask_hub_or_cache()
     check_device(name, source, spec)
     plain = inference and adapter is None and may_be_plain(config, spec)
     model: Any = read_plain(Path(source), getattr(torch, spec.dtype)) if plain else None
@@ -350,7 +353,7 @@ def check_quantisation(source: str, folder: str, options: Mapping[str, Any]) -> 
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
     """One sentence on a model that can't be loaded: transformers' own first line, and what to do about it."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    said = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
     if Path(source).is_dir():
         return f"student {source} can't be loaded ({said}): check the folder"
     mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"

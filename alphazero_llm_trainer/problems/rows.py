@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from .. import answers
+from ..config.hub import ask_hub_or_cache, offline_because
 from ..errors import DataError
 from ..files import parse_json
 from ..types import Problem, Task
@@ -223,10 +224,11 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
     """A data set of the hub, or one split of it; nothing of the repository is executed. Raises DataError, ending in `fix`."""
     import datasets
 
+    ask_hub_or_cache()
     try:
         return datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, httpx.HTTPError) as error:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
+        said = offline_because() or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
         raise DataError(
             f"{name} can't be loaded from the hub ({said}): check the name and the network, or {fix}"
         ) from error
