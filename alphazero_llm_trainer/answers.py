@@ -254,7 +254,9 @@ def spoken(response: str) -> str:
     answered = next(_marks(said), None) or _BOX.search(said) or _ANSWER_IS.search(said)
     first = answered or _FIRST_DIGIT.search(said)
     following = None if first is None else _NEXT_QUESTION.search(said, first.start())
-    return said if following is None else said[: following.start()]
+    if following is None or (answered is None and not following[0].startswith("\n\n")):
+        return said
+    return said[: following.start()]
 
 
 @lru_cache(maxsize=CACHED_TEXTS)

@@ -347,5 +347,8 @@ def test_floats_compare_within_their_own_precision(tmp_path: Path) -> None:
             assert source.grade(f"#### {answer}", task).correct, (answer, task.gold)
         for answer, task in zip(("0.11", "0.3334", "2.51", "14.2858", "3.1", "0.0000002"), tasks, strict=True):
             assert not source.grade(f"#### {answer}", task).correct, (answer, task.gold)
+    for gold, answer in (("0.10000000149011612", "0.1"), ("0.30000000000000004", "0.3"), ("0.3333333333333333", "1/3")):
+        [task] = tasks_of(text := opened(written(tmp_path, {"question": "q", "answer": gold}, name=f"{gold}.jsonl")))
+        assert text.grade(f"#### {answer}", task).correct and not text.grade("#### 0.35", task).correct
     third = tasks_of(opened(written(tmp_path, {"question": "q", "answer": 0.1 + 0.2})))[0]
     assert third.gold == "0.3"

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 import string
+import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ _FORMULA = re.compile(
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
 _PERCENT = re.compile(r"%|per ?cent")
-FLOAT_DIGITS = 7  # of a decimal that is a float, at least
+FLOAT_DIGITS, DOUBLE_DIGITS = 7, 15  # of a decimal that is a float, or one of 64 bits written out, at least
+LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
 _FOLDED = str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"}) | answers.DASHES
@@ -344,10 +346,23 @@ def _parts(latex: str) -> tuple[str, str]:
 
 
 def _precision(gold: str) -> Fraction:
-    """One unit of the last place of a decimal with seven digits or more, four of them behind the point; else 0."""
-    digits = re.fullmatch(r"[-+]?(\d*)\.(\d{4,})", gold.strip())
-    long = digits is not None and len((digits[1] + digits[2]).lstrip("0")) >= FLOAT_DIGITS
-    return Fraction(1, 10 ** len(digits[2])) if digits is not None and long else Fraction(0)
+    """What an answer may be off from a gold answer that is a float: one unit of the last place of a decimal with seven digits
+    or more, four of them behind the point, or the precision of the bits that a decimal of 15 digits or more was made of.
+    0 for any other."""
+    parts = re.fullmatch(r"[-+]?(\d*)\.(\d{4,})", gold.strip())
+    digits = 0 if parts is None else len((parts[1] + parts[2]).lstrip("0"))
+    if parts is None or digits < FLOAT_DIGITS:
+        return Fraction(0)
+    value = abs(float(gold))
+    bits = Fraction(0)
+    if digits >= DOUBLE_DIGITS and value < LARGEST_SINGLE:
+        bits = Fraction(value) / 2 ** (24 if single(value) == value else 51)
+    return max(bits, Fraction(1, 10 ** len(parts[2])))
+
+
+def single(value: float) -> float:
+    """The nearest number of 32 bits."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _without_math_verify(answer: str, gold: str) -> Verdict | None:

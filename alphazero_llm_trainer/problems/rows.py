@@ -17,7 +17,6 @@ import io
 import lzma
 import math
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -30,7 +29,7 @@ from ..config.hub import ask_hub_or_cache, offline_because
 from ..errors import DataError
 from ..files import parse_json
 from ..types import Problem, Task
-from .grading import LETTERS, is_no_answer, normalize_words
+from .grading import LARGEST_SINGLE, LETTERS, is_no_answer, normalize_words, single
 
 One = TypeVar("One")
 Made = TypeVar("Made")
@@ -403,8 +402,10 @@ def text_of(row: Row, name: str) -> str:
     value = first_of(value_at(columns, name))
     if isinstance(value, datetime.datetime | datetime.date):
         value = str(value).removesuffix(" 00:00:00")
-    if isinstance(value, float) or hasattr(value, "item"):
-        value = number_text(float(value))
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()  # NumPy's
+    if isinstance(value, float):
+        value = number_text(value)
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise DataError(f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row")
     return check_text(str(value).strip(), f"{where}, `{name}`")
@@ -429,15 +430,10 @@ def number_text(value: float) -> str | float:
     text = repr(value)
     if len(text.strip("-0.").replace(".", "")) > 15:
         text = f"{value:.15g}"
-        if abs(value) < 3e38 and single(value) == value:
+        if abs(value) < LARGEST_SINGLE and single(value) == value:
             text = next(short for digits in range(1, 10) if single(float(short := f"{value:.{digits}g}")) == value)
     written = format(Decimal(text), "f")
     return written.rstrip("0").rstrip(".") if "." in written else written
-
-
-def single(value: float) -> float:
-    """The nearest number of 32 bits."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def check_text(text: str, where: str) -> str:
