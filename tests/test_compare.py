@@ -180,6 +180,12 @@ def test_a_vote_of_too_few_samples_is_remarked() -> None:
     )
 
 
+def test_questions_that_do_not_fit_are_remarked() -> None:
+    one = replace(of_benchmark("math", "majority", "0000", 0), verdicts={"too long": 4})
+    assert "math: 4 of 4 questions don't fit the context" in result_text(results_of([one]))
+    assert "too few" not in result_text(results_of([one]))
+
+
 def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:
     cells = [cell("greedy", "0101"), cell("mcts", "0111"), cell("mcts", "1111", 200), cell("greedy", "0101", 200)]
     results = {

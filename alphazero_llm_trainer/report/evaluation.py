@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from ..eval.cells import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
 from ..mcts.extract import MUCH
@@ -113,16 +114,24 @@ def average_blocks(results: Results) -> list[Block]:
 WHOLE = {"majority": 3, "weighted-majority": 3, "best-of-n": 2}  # least samples of which one can be chosen
 
 
-def few_samples(results: Results, benchmark: str) -> list[str]:
-    """One line on methods whose budget pays for too few samples to choose among; nothing where there are none."""
-    few = [
-        f"{row['method']} had {row['calls']:.1f} samples a problem at {row['budget']:,} tokens"
-        for rows in sorted_rows(results, benchmark).values()
-        for row in rows
-        # A network's calls are counted too.
-        if not row["scored_tokens"] and row["calls"] < WHOLE.get(row["method"], 0)
-    ]
-    return [f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens"] if few else []
+def remarks(results: Results, benchmark: str) -> list[str]:
+    """A line on questions that don't fit, and one on methods whose budget pays for too few samples to choose among."""
+    rows = [row for of_budget in sorted_rows(results, benchmark).values() for row in of_budget]
+    problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
+    found, few = [], []
+    if too_long:
+        found.append(
+            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count as not right"
+        )
+    for row in rows:
+        least = WHOLE.get(row["method"], 0)
+        # A network's calls are counted too, and a question that doesn't fit takes none.
+        samples = row["calls"] * problems / max(problems - too_long, 1)
+        if not row["scored_tokens"] and 0 < samples < least:
+            few.append(f"{row['method']} had {samples:.1f} samples a problem at {row['budget']:,} tokens")
+    if few:
+        found.append(f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens")
+    return found
 
 
 def reward_of(row: Results) -> str:
@@ -160,7 +169,7 @@ def result_text(results: Results) -> str:
     found = []
     for name in results["benchmarks"]:
         found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name, plot=True)]
-        found += unjudged(results, name) + few_samples(results, name)
+        found += unjudged(results, name) + remarks(results, name)
     found += [f"{said}\n{columns(rows)}" for said, rows in average_blocks(results)]
     return "\n\n".join(found)
 
@@ -195,7 +204,7 @@ def results_markdown(results: Results) -> str:
     for name, facts in results["benchmarks"].items():
         parts.append(f"## {name}: {facts['problems']:,} problems")
         parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
-        parts += unjudged(results, name) + few_samples(results, name)
+        parts += unjudged(results, name) + remarks(results, name)
         parts += [
             *told(facts),
             "Every figure, as means a problem:",
@@ -240,7 +249,7 @@ def evaluation_parts(results: Results) -> list[str]:
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
         parts += [
             figures(drawn, NOTE),
-            *map(paragraph, [*unjudged(results, name), *few_samples(results, name), *told(facts)]),
+            *map(paragraph, [*unjudged(results, name), *remarks(results, name), *told(facts)]),
         ]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
