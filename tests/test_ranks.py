@@ -135,7 +135,7 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = CompletionServer()
-    flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
+    flags = ["--num-examples", "16", *METHODS["grpo"], "--config", "grpo_correctness", "--set", "train.adapter=lora"]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
     flags += ["--set", "train.optimizer.learning_rate=0.003"]
     try:
@@ -161,7 +161,7 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
 def test_a_lost_server_ends_all_processes_with_one_sentence(tmp_path: Path, dies_after: int) -> None:
     """It is lost before anything is loaded, and in the middle of a round, which the other process waits for."""
     server = CompletionServer()
-    flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
+    flags = ["--num-examples", "16", *METHODS["grpo"], "--config", "grpo_correctness", "--set", "train.adapter=lora"]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
     if dies_after:
         server.die_after = dies_after
