@@ -43,8 +43,8 @@ def main() -> None:
         summary.append(row | {"arm": arm, "gain": gain})
         print(f"{arm:26} {row['accuracy'][0]:.3f} {gain}", flush=True)
     facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "questions": args.questions}
-    found = {"distinct": len(set(same)), "start": figures(start, "start", same)["accuracy"], "summary": summary}
-    provenance.write(args.out, "recipes", facts | found)
+    facts |= {"distinct": len(set(same)), "start": figures(start, "start", same)["accuracy"], "summary": summary}
+    provenance.write(args.out, "recipes", facts)
 
 
 if __name__ == "__main__":

@@ -78,14 +78,15 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def text_type(key: str) -> Any:
-    """`str` or `str | None` for a key that holds text, None for every other one."""
+    """`str` or `str | None` for a key that holds text, None for every other key."""
     kind: Any = Config
     for part in parts_of(key):
         if get_origin(kind) is dict:  # such as `models`
             kind = get_args(kind)[1]
             continue
         # A section may be null.
-        kind = next((one for one in get_args(kind) if isinstance(one, type) and issubclass(one, Section)), kind)
+        sections = [some for some in get_args(kind) if isinstance(some, type) and issubclass(some, Section)]
+        kind = sections[0] if sections else kind
         if isinstance(kind, type) and issubclass(kind, Section) and part in kind.model_fields:
             kind = kind.model_fields[part].annotation
         else:

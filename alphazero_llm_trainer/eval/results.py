@@ -149,12 +149,12 @@ def averages(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The mean accuracy of each method and budget over several benchmarks that have gold answers, each of equal weight;
     nothing of one. The benchmarks' intervals are of separate problems: half of the mean's is the root of the sum of their
     halves' squares over their number."""
-    found: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    by_method: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         if not row.get("no_gold"):
-            found.setdefault((row["budget"], row["method"]), []).append(row)
+            by_method.setdefault((row["budget"], row["method"]), []).append(row)
     several = []
-    for (budget, method), of_method in found.items():
+    for (budget, method), of_method in by_method.items():
         count = len(of_method)
         if count < 2:
             continue

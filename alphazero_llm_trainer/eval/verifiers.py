@@ -80,7 +80,7 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
 
     Raises ConfigError for a verifier that there isn't, that lacks its folder, or that doesn't ask a network which is named.
     """
-    networks = [one for one, folder in (("prm", prm), ("value", value)) if folder is not None]
+    networks = [network for network, folder in (("prm", prm), ("value", value)) if folder is not None]
     if name is None:
         name = beside + "+".join(networks) if networks else "calculator"
     check_name(name, prm, value)

@@ -341,10 +341,10 @@ def check_reads(problems: ProblemsConfig, path: str | None, sources: Sequence[So
     """Raise ConfigError where a key, or `dataset.path`, says how rows are read and none of the sources reads it."""
     asked = [(f"problems.{name}", name, getattr(problems, name), "a file or of the hub") for name in READ]
     asked.append(("dataset.path", "path", path, "gsm8k, math or hotpotqa"))
-    for key, name, given, whose in asked:
-        if given is not None and not any(name in source.reads for source in sources):
+    for key, name, value, whose in asked:
+        if value is not None and not any(name in source.reads for source in sources):
             raise ConfigError(
-                f"{key} is {given!r}, which is for rows of {whose}, and source"
+                f"{key} is {value!r}, which is for rows of {whose}, and source"
                 f" {', '.join(source.name for source in sources)} has none of these: leave it out, or name such a source"
             )
 

@@ -98,16 +98,16 @@ def average_blocks(results: Results) -> list[Block]:
     """Of several benchmarks a table for each budget: the methods' accuracies on each, and their average, the best first."""
     averages = results.get("averages", [])  # 0.6 wrote none
     every = [name for name in results["benchmarks"] if any(name in row["benchmarks"] for row in averages)]
-    found: dict[int, list[list[str]]] = {}
+    tables: dict[int, list[list[str]]] = {}
     accuracy = {(row["benchmark"], row["budget"], row["method"]): row["accuracy"][0] for row in results["rows"]}
     for row in sorted(averages, key=lambda row: (row["budget"], -row["accuracy"][0])):
         budget, method = row["budget"], row["method"]
-        lines = found.setdefault(budget, [["method", *every, "average [95%]"]])
+        lines = tables.setdefault(budget, [["method", *every, "average [95%]"]])
         values = [f"{accuracy[name, budget, method]:.3f}" if name in row["benchmarks"] else "" for name in every]
         lines.append([method, *values, str(Interval(*row["accuracy"]))])
     return [
         (f"Accuracy by benchmark at {budget:,} tokens, and its average over {len(every)}", lines)
-        for budget, lines in found.items()
+        for budget, lines in tables.items()
     ]
 
 
@@ -118,9 +118,9 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     """A line on questions that don't fit, and one on methods whose budget pays for too few samples to choose among."""
     rows = [row for of_budget in sorted_rows(results, benchmark).values() for row in of_budget]
     problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
-    found, few = [], []
+    lines, few = [], []
     if too_long:
-        found.append(
+        lines.append(
             f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count as not right"
         )
     for row in rows:
@@ -130,8 +130,8 @@ def remarks(results: Results, benchmark: str) -> list[str]:
         if not row["scored_tokens"] and 0 < samples < least:
             few.append(f"{row['method']} had {samples:.1f} samples a problem at {row['budget']:,} tokens")
     if few:
-        found.append(f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens")
-    return found
+        lines.append(f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens")
+    return lines
 
 
 def reward_of(row: Results) -> str:

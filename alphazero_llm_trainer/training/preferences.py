@@ -46,17 +46,16 @@ def joined(steps: list[Ids]) -> Ids:
 
 def steps_of(response: str | list[str], student: Student) -> list[Ids]:
     """The steps' tokens as the student writes them: a line end after each, the end token after a final answer."""
-    texts = [response] if isinstance(response, str) else response
-    found: list[Ids] = []
-    for given in texts:
-        text = given.rstrip("\n")
+    steps: list[Ids] = []
+    for written in [response] if isinstance(response, str) else response:
+        text = written.rstrip("\n")
         final = is_final(text.rpartition("\n")[2])
         ids = tuple(student.encode(text if final else text + "\n"))
         ends = student.engine.step_ends.parts(ids) if isinstance(response, str) else [len(ids)]
-        found += [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        steps += [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         if final:
-            found[-1] += (student.engine.eos_id,)
-    return found
+            steps[-1] += (student.engine.eos_id,)
+    return steps
 
 
 def has_preferences(path: Path) -> bool:
@@ -92,18 +91,18 @@ def preference(line: bytes, where: str) -> Preference:
             raise DataError(f"{where} has no {name}, it has {', '.join(map(str, row))}: {WANTED}")
     question, chosen, rejected = (text_of(row[name], name, where) for name in ("prompt", "chosen", "rejected"))
     if not isinstance(question, str):
-        raise DataError(f"{where} has a list as prompt: give the question's text, or one user message")
-    lines = [one.splitlines() if isinstance(one, str) else one for one in (chosen, rejected)]
+        raise DataError(f"{where} has a list as prompt: give the question's text, or a single user message")
+    lines = [response.splitlines() if isinstance(response, str) else response for response in (chosen, rejected)]
     if all(better == worse for better, worse in zip(*lines, strict=False)):
         raise DataError(f"{where} has a chosen and a rejected response that differ in no step: leave the row out")
     return Preference(question, chosen, rejected)
 
 
 def text_of(value: Any, name: str, where: str) -> str | list[str]:
-    """A text, or the texts of a list; of one message its content."""
+    """A text, or the texts of a list; of a single message its content."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0].get("content")
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise DataError(f"{where} has {name} {str(value)[:80]!r}: give a text, or a list of steps that are texts")
     return list(value) if isinstance(value, list) else str(value)
