@@ -8,7 +8,7 @@ table = az.evaluate(
     methods=["greedy", "best-of-n", "mcts"],
     budget_tokens=[100, 200],
     verifier="calculator",  # every `a op b = c` must be true; it never sees the gold answer
-    num=40,
+    num=200,
     out="checkpoints/best-of-n",
     resume=False,
 )

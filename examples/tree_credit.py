@@ -1,7 +1,7 @@
 """Credit over a whole tree, for a trainer that reads verifiers' traces: `Q(node) - V(parent)` on each node's tokens.
 
-    uv run alphazero-llm-trainer export --data TREES --kind rollouts --out rollouts.jsonl
-    uv run python examples/tree_credit.py rollouts.jsonl
+`uv run python examples/tree_credit.py [ROLLOUTS.jsonl]` reads what `export --kind rollouts` wrote; without a file a few
+questions are searched first.
 
 An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was not tried there. `export
 --credit step` counts a step once for each response through it, as `train` does; here it is counted once.
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.v1.episode import WireEpisode
+
+from alphazero_llm_trainer.cli.main import main
 
 
 def assign_advantages(trace: Any) -> None:
@@ -30,10 +32,18 @@ def assign_advantages(trace: Any) -> None:
             node.advantages = [sums[at] / counts[at] - sums[node.parent] / counts[node.parent]] * sum(node.mask)
 
 
+def read(file: Path) -> list[Any]:
+    """The traces of a file that `export --kind rollouts` wrote."""
+    return [WireEpisode.model_validate(json.loads(line)).traces[0] for line in file.read_text("utf-8").splitlines()]
+
+
 if __name__ == "__main__":
-    for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
-        [trace] = WireEpisode.model_validate(json.loads(line)).traces
+    rollouts = Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoints/tree-credit/rollouts.jsonl")
+    if len(sys.argv) == 1:
+        trees = str(rollouts.parent / "trees")
+        main(["sample", "-n", "8", "--set", "problems.levels=[2]", "--out", trees])
+        main(["export", "--data", trees, "--kind", "rollouts", "--out", str(rollouts)])
+    for trace in read(rollouts):
         assign_advantages(trace)
-        print(
-            f"{trace.id}: {len(trace.branches)} responses, {[node.advantages[:1] for node in trace.nodes if node.advantages]}"
-        )
+        steps = [round(node.advantages[0], 2) for node in trace.nodes if node.advantages]
+        print(f"{trace.id}: {len(trace.branches)} responses, credit of each step {steps}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import grpo_config
 
+from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
@@ -272,6 +273,18 @@ def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs: list[Path], tmp
     assert cli.main(["report", str(tmp_path / "run")]) == 0
     page = Page(tmp_path / "run" / "report.html")
     assert "0.600 → 0.600" in page and "mean outcome, validation" in page and "accuracy, validation" not in page
+
+
+def test_a_student_that_can_do_nothing_is_said_to_be_no_match(runs: list[Path]) -> None:
+    card = json.loads((runs[0] / "run.json").read_text())
+    card["gain"] = {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert "can't do" not in verdict(card, [])[0]
+    for when in ("before", "after"):
+        card[when]["accuracy"] = {"value": 0.0, "low": 0.0, "high": 0.2}
+    said, kind = verdict(card, [])
+    cannot = "; this student can't do these problems: none was right before or after"
+    assert said.endswith(cannot) and kind == "bad"
+    assert cannot in str(TrainingRun(runs[0], card))
 
 
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:

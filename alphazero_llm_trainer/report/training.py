@@ -59,9 +59,12 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
+    shares = [(card.get(when) or {}).get("accuracy") for when in ("before", "after")]
+    unable = all(share is not None and share["value"] == 0 for share in shares)
+    cannot = "; this student can't do these problems: none was right before or after" if unable else ""
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
-        return nothing, "bad"
+        return nothing + cannot, "bad"
     gains = [(what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None]
     if not gains:
         return "This run was started without held-out problems: it has no test result", ""
@@ -69,7 +72,8 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     text = f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems"
     # Without a reward of the user's own its correctness says it all.
-    return text + "".join(f", {other:+}{name}" for name, other in beside if what), gain.kind
+    text += "".join(f", {other:+}{name}" for name, other in beside if what)
+    return text + cannot, gain.kind or ("bad" if unable else "")
 
 
 def judged_by(card: Card) -> list[tuple[str, str]]:
