@@ -169,7 +169,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
             backbone: Any = AutoModel.from_pretrained(folder, dtype="auto")
             return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    except (OSError, ValueError, KeyError, RuntimeError, httpx.HTTPError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder or the hub's id,"
             " and train.critic.format"

@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -317,9 +316,12 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
     folder, file = place(source)
     if file and find_spec("gguf") is None:
         raise ConfigError(f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}")
+    check_quantisation(source)
     try:
-        check_quantisation(source, folder, file)
-        model = load_weights(AutoModelForCausalLM, folder, **options, **file)
+        try:
+            model = load_weights(AutoModelForCausalLM, folder, **options, **file)
+        finally:
+            check_quantisation(source)  # a hub's config.json is here by now
     except AlphaZeroError:
         raise
     except ImportError as error:
@@ -338,11 +340,17 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
     return model.eval()
 
 
-def check_quantisation(source: str, folder: str, options: Mapping[str, Any]) -> None:
+def check_quantisation(source: str) -> None:
     """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a search can be had here."""
     from transformers import PreTrainedConfig
 
-    said, _ = PreTrainedConfig.get_config_dict(folder, **options)
+    folder, file = place(source)
+    if file:
+        return
+    try:
+        said, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
+    except OSError:  # a hub's model that is not here yet
+        return
     method = (said.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise ConfigError(
