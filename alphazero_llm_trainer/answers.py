@@ -1,7 +1,9 @@
-r"""Reading a final answer out of text, and deciding when two answers are the same. The only place that does either.
+r"""Reading a final answer out of text, and deciding when two answers are the same. The only place
+that does either.
 
-Only what a response says to its reader can be an answer (`spoken`): no thinking, closed or not, nothing after an
-end-of-turn token, and nothing from a next question on that a model asks itself after its answer.
+Only what a response says to its reader can be an answer (`spoken`): no thinking, closed or not,
+nothing after an end-of-turn token, and nothing from a next question on that a model asks itself
+after its answer.
 
 `extract` looks for an answer by these rules, in this order:
 
@@ -10,16 +12,19 @@ end-of-turn token, and nothing from a next question on that a model asks itself 
 3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the last one counts;
 4. the last number anywhere in the text.
 
-`strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response that a limit cut the last
-number is an accident. Where rule 1 or 3 finds a sentence that states one number, that number is the answer. `words=True` is
-for answers that need not be numbers (LaTeX, names): rules 1 to 3, each as it stands. `extract_number` is for answers that
-are numbers: by the same rules, and what is no number is no answer. There a statement is read as a person reads it
-(`_numeric`): the last side of a calculation, units of one letter, groups of digits, no remark and no decoration.
+`strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response
+that a limit cut the last number is an accident. Where rule 1 or 3 finds a sentence that states one
+number, that number is the answer. `words=True` is for answers that need not be numbers (LaTeX,
+names): rules 1 to 3, each as it stands. `extract_number` is for answers that are numbers: by the
+same rules, and what is no number is no answer. There a statement is read as a person reads it
+(`_numeric`): the last side of a calculation, units of one letter, groups of digits, no remark and
+no decoration.
 
-`normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact fractions: thousands
-separators, currency, units and trailing zeros don't matter; a percent sign is a unit (`50%` is 50, not 1/2), "dozen" and
-"million" are factors. Before a number may stand `x =`, a name in words (`Total cost =`) or arithmetic (`10 - 3 =`), and
-nothing else: `x + y = 5`, `x >= 5`, `5!`, `5 i` and `5 out of six` are not 5 but text.
+`normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact
+fractions: thousands separators, currency, units and trailing zeros don't matter; a percent sign is
+a unit (`50%` is 50, not 1/2), "dozen" and "million" are factors. Before a number may stand `x =`, a
+name in words (`Total cost =`) or arithmetic (`10 - 3 =`), and nothing else: `x + y = 5`, `x >= 5`,
+`5!`, `5 i` and `5 out of six` are not 5 but text.
 """
 
 from __future__ import annotations
@@ -219,7 +224,8 @@ _PLAIN = tuple(
 def without_thinking(response: str) -> str:
     """`response` less its thinking.
 
-    Thinking that isn't closed lasts to the end. Where a chat template opened it, the response has its close alone.
+    Thinking that isn't closed lasts to the end. Where a chat template opened it, the response has
+    its close alone.
     """
     said, start, thinking = "", 0, False
     for tag in _THINKING.finditer(response):
@@ -244,7 +250,8 @@ def _closes(tag: re.Match[str]) -> bool:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def spoken(response: str) -> str:
-    """What a response says to its reader: no thinking, no special tokens, and no turn or question after its answer."""
+    """What a response says to its reader: no thinking, no special tokens, and no turn or question
+    after its answer."""
     said = without_thinking(response)
     for end in _TURN_END.finditer(said):
         if _SPECIAL.sub("", said[: end.start()]).strip():
@@ -278,12 +285,13 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def extract_number(text: str, strict: bool = False) -> str | None:
-    """The final answer in `text` where answers are numbers, or None where there is none: as it was written where `number`
-    reads it so, else the number that it states.
+    """The final answer in `text` where answers are numbers, or None where there is none: as it was
+    written where `number` reads it so, else the number that it states.
 
-    A statement without a digit (`#### N`, "the answer is the number of eggs") states nothing: what was stated before it, or the
-    next rule, counts. A word alone (`#### twelve`) and digits that are not one number (`#### 5 or 6`) are answers that can't
-    be read, and no number that merely stands in the text is taken for them. `strict` as in `extract`.
+    A statement without a digit (`#### N`, "the answer is the number of eggs") states nothing: what
+    was stated before it, or the next rule, counts. A word alone (`#### twelve`) and digits that are
+    not one number (`#### 5 or 6`) are answers that can't be read, and no number that merely stands
+    in the text is taken for them. `strict` as in `extract`.
     """
     text, unread = spoken(text), False
     statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
@@ -303,7 +311,8 @@ def extract_number(text: str, strict: bool = False) -> str | None:
 
 
 def after_mark(response: str) -> str | None:
-    """All that follows the last `####` of `response`, several lines where there are; None where there is none."""
+    """All that follows the last `####` of `response`, several lines where there are; None where
+    there is none."""
     response = spoken(response)
     marks = list(_HASHES.finditer(response))
     return None if not marks else response[marks[-1].start(1) :].strip() or None
@@ -312,8 +321,9 @@ def after_mark(response: str) -> str | None:
 def letter(statement: str) -> str | None:
     """The choice that a statement names, in upper case, or None where it names none, or several.
 
-    A letter names a choice where it stands alone (`c`, `(C)`, `C. a dog`), in brackets, or after a word such as "option"
-    or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do `A cat`, `Vitamin C` and `I think`.
+    A letter names a choice where it stands alone (`c`, `(C)`, `C. a dog`), in brackets, or after a
+    word such as "option" or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do
+    `A cat`, `Vitamin C` and `I think`.
     """
     text = _strip(_plain(_TAGS.sub("", statement)))
     text = re.sub(r"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))", "", text)
@@ -336,7 +346,8 @@ def _standing(text: str) -> list[str]:
 
 
 def is_final(step: str, before: str = "") -> bool:
-    """True for a reasoning step that states the final answer in the house's format (`#### N`), and not in thinking.
+    """True for a reasoning step that states the final answer in the house's format (`#### N`), and
+    not in thinking.
 
     `before` is the response up to it, which may have opened thinking.
     """
@@ -346,7 +357,8 @@ def is_final(step: str, before: str = "") -> bool:
 
 
 def normalize(text: str) -> str:
-    """The key that every way of writing one answer shares: `n` or `p/q` in lowest terms, or folded text.
+    """The key that every way of writing one answer shares: `n` or `p/q` in lowest terms, or folded
+    text.
 
     Applying it again changes nothing. An answer of nothing but punctuation gives "".
     """
@@ -371,13 +383,15 @@ def number(text: str) -> Fraction | None:
 
 
 def gold_number(text: str) -> Fraction | None:
-    """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it states anything else."""
+    """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it
+    states anything else."""
     value = number(text)
     return value if value is not None else number(_spelt_out(text))
 
 
 def without_unit(latex: str) -> str:
-    r"""`latex` without the unit at its end, for what reads formulas only: `3\sqrt2 \text{ cm}^2` is `3\sqrt2`."""
+    r"""`latex` without the unit at its end, for what reads formulas only: `3\sqrt2 \text{ cm}^2` is
+    `3\sqrt2`."""
     unit = _LATEX_UNIT.search(latex)
     # A lone \text{even} is the answer, and words that change the value stay.
     return latex[: unit.start()].rstrip() if unit and _is_unit(_plain(unit[0])) else latex
@@ -437,8 +451,9 @@ def _one_number(found: str) -> str:
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:
-    """What a statement says where answers are numbers, in a form that `number` reads: what `_spelt_out` mends, the result of
-    a calculation; remarks are gone. In a box an exclamation mark is a factorial, elsewhere it is delight.
+    """What a statement says where answers are numbers, in a form that `number` reads: what
+    `_spelt_out` mends, the result of a calculation; remarks are gone. In a box an exclamation mark
+    is a factorial, elsewhere it is delight.
     """
     text = _spelt_out(statement)
     if not boxed:
@@ -453,7 +468,8 @@ def _numeric(statement: str, boxed: bool = False) -> str:
 
 
 def _spelt_out(text: str) -> str:
-    """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5` as `number` reads them."""
+    """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5`
+    as `number` reads them."""
     text = _grouped(_strip(_plain(_TAGS.sub("", text))))
     for pattern, new in _SPELT_OUT:
         text = pattern.sub(new, text)
@@ -461,7 +477,8 @@ def _spelt_out(text: str) -> str:
 
 
 def _grouped(text: str) -> str:
-    """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas as India sets them."""
+    """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas
+    as India sets them."""
     text = re.sub(r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])", _decimal_comma, text)
     return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
 
@@ -471,8 +488,8 @@ def _decimal_comma(digits: re.Match[str]) -> str:
 
 
 def _computed(left: str, right: str) -> bool:
-    """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with operators or units, and
-    names no variable there, or only says what has the value."""
+    """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with
+    operators or units, and names no variable there, or only says what has the value."""
     side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
     start = re.search(r"[0-9(]|[$€£¥₹](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
     lead = side if start is None else side[: start.start()]
@@ -553,7 +570,8 @@ def _strip(text: str) -> str:
 
 
 def _value(text: str) -> Fraction | None:
-    """The exact number that `text`, as `_plain` left it, stands for, or None where it isn't one number."""
+    """The exact number that `text`, as `_plain` left it, stands for, or None where it isn't one
+    number."""
     if len(text) > MAX_NUMBER_LENGTH:
         return None
     text = re.sub(r"[$€£¥₹]", " ", _strip(text)).strip()
@@ -587,7 +605,8 @@ def _scale(rest: str) -> tuple[Fraction, str]:
 
 
 def _is_unit(rest: str) -> bool:
-    """Whether what follows a number is nothing, or a unit: words, possibly after a percent or degree sign."""
+    """Whether what follows a number is nothing, or a unit: words, possibly after a percent or
+    degree sign."""
     rest = re.sub(r"[.'’]", "", rest)
     rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]  # it may be empty: it always matches
     if not _UNIT.fullmatch(rest):

@@ -1,10 +1,12 @@
-"""Rows of your own as a source: files (JSON, Parquet, CSV, a folder or a pattern of them), or a data set of the hub.
+"""Rows of your own as a source: files (JSON, Parquet, CSV, a folder or a pattern of them), or a
+data set of the hub.
 
-Which columns hold question, answer and worked solution is said by `problems.question_column`, `answer_column` and
-`solution_column`; without them the usual names are looked for. A `split` column, the names of a folder's files, or the
-hub's own splits decide what is train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`.
-`problems.grade` names the rule of `grading.GRADERS`; without it the gold answers decide (`grading.guess_grader`).
-One line says how the rows are read, how many each split has, and which rule grades them and why.
+Which columns hold question, answer and worked solution is said by `problems.question_column`,
+`answer_column` and `solution_column`; without them the usual names are looked for. A `split`
+column, the names of a folder's files, or the hub's own splits decide what is train and test; what a
+data set doesn't have is cut off its train rows by `source.by_hash`. `problems.grade` names the rule
+of `grading.GRADERS`; without it the gold answers decide (`grading.guess_grader`). One line says how
+the rows are read, how many each split has, and which rule grades them and why.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class FileRows(TaskList):
 
 
 class HubRows(TaskList):
-    """The rows of `hub:OWNER/NAME` or `hub:OWNER/NAME/CONFIGURATION`; nothing of the repository is executed."""
+    """The rows of `hub:OWNER/NAME` or `hub:OWNER/NAME/CONFIGURATION`; nothing of the repository is
+    executed."""
 
     opens = True
 
@@ -67,7 +70,8 @@ class HubRows(TaskList):
 
 
 def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -> TaskList:
-    """A source of rows by split; rows of the split "" are divided by hash, as are splits that are missing."""
+    """A source of rows by split; rows of the split "" are divided by hash, as are splits that are
+    missing."""
     name, everything = problems.source, [row for rows in by_split.values() for row in rows]
     if not everything:
         raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
@@ -128,7 +132,8 @@ def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:
 
 
 def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
-    """The columns of question, answer, worked solution and choices. Raises DataError naming those that are there."""
+    """The columns of question, answer, worked solution and choices. Raises DataError naming those
+    that are there."""
     columns, where = row
     by_lower: dict[str, str] = {}
     for column in columns:

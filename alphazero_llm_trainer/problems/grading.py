@@ -1,8 +1,9 @@
-r"""Is a response right? The one place where a response meets its gold answer, by the rule of the problem's source.
+r"""Is a response right? The one place where a response meets its gold answer, by the rule of the
+problem's source.
 
-A source names one of `GRADERS`. Each takes the answer out of the response by `answers.extract`, in its order: a `####` line,
-the last `\boxed{}`, "the answer is". Of a response that a limit cut (`strict`) only the first two count, in training, search
-and evaluation alike. After that:
+A source names one of `GRADERS`. Each takes the answer out of the response by `answers.extract`, in
+its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response that a limit cut
+(`strict`) only the first two count, in training, search and evaluation alike. After that:
 
 * **numbers**: the last number, too; what is no number is no answer. Equal by `answers.equal`.
 * **any**: numbers, or what stands in their place: for questions of which nobody says how they are answered.
@@ -69,8 +70,8 @@ _CLOSED = {"yes", "no", "noanswer"}  # no partial credit for, or by, these
 
 
 class Verdict(StrEnum):
-    """unparsed: no answer was found in the response, or it can't be read; timed-out: math-verify or a task's own reward took
-    too long; failed: a task's own reward raised an error."""
+    """unparsed: no answer was found in the response, or it can't be read; timed-out: math-verify or
+    a task's own reward took too long; failed: a task's own reward raised an error."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -81,8 +82,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and `partial` credit in [0, 1] where a
-    rule gives more than right and wrong. `error` is one sentence where there is no grade: nothing is to be learnt from it."""
+    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and `partial`
+    credit in [0, 1] where a rule gives more than right and wrong. `error` is one sentence where
+    there is no grade: nothing is to be learnt from it."""
 
     verdict: Verdict
     answer: str | None
@@ -97,12 +99,14 @@ class Grade:
 
     @property
     def score(self) -> float:
-        """The correctness reward, in [0, 1]: the partial credit where there is some, else 1.0 for a correct answer and 0.0."""
+        """The correctness reward, in [0, 1]: the partial credit where there is some, else 1.0 for a
+        correct answer and 0.0."""
         return float(self.correct) if self.partial is None else self.partial
 
 
 class Grader:
-    """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks another process."""
+    """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks
+    another process."""
 
     waits = False
 
@@ -114,7 +118,8 @@ class Grader:
         return answers.extract(response, strict=strict)
 
     def vote_key(self, response: str) -> str:
-        """What responses with the same answer share, for majority votes; "" where there is no answer."""
+        """What responses with the same answer share, for majority votes; "" where there is no
+        answer."""
         return answers.normalize(self.final_answer(response) or "")
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
@@ -133,7 +138,8 @@ class Grader:
 
 
 class NumberGrader(Grader):
-    """Numbers. A decimal of seven digits or more, as floats have, is compared within its own precision."""
+    """Numbers. A decimal of seven digits or more, as floats have, is compared within its own
+    precision."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. What is no number is no answer."""
@@ -148,7 +154,8 @@ class NumberGrader(Grader):
 
 
 class MathGrader(Grader):
-    """LaTeX. It waits for math-verify, 5 CPU seconds at most and about a second more after an answer that took longer."""
+    """LaTeX. It waits for math-verify, 5 CPU seconds at most and about a second more after an
+    answer that took longer."""
 
     waits = True
 
@@ -159,7 +166,8 @@ class MathGrader(Grader):
     def grade_many(
         self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
     ) -> list[Grade]:
-        """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the shared one."""
+        """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the
+        shared one."""
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
         for i, (response, written) in enumerate(pairs):
@@ -226,7 +234,8 @@ class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice is the answer."""
+        """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice
+        is the answer."""
         stated = super().final_answer(response, strict)
         if stated is None and not strict:
             lines = answers.spoken(response).splitlines()
@@ -266,13 +275,14 @@ GRADERS: dict[str, Grader] = {
 
 
 def is_no_answer(gold: str) -> bool:
-    """Whether a gold answer is what a failed computation leaves: NaN or an infinity, as Python writes them."""
+    """Whether a gold answer is what a failed computation leaves: NaN or an infinity, as Python
+    writes them."""
     return re.fullmatch(r"[-+]?(?:nan|inf)", gold.strip(), re.IGNORECASE) is not None
 
 
 def kind_of(gold: str) -> str:
-    """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice (a letter), math (LaTeX or
-    a formula) or words."""
+    """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice
+    (a letter), math (LaTeX or a formula) or words."""
     if answers.gold_number(gold) is not None and not re.search(r"\\|[^\W\d_]{2}", gold):
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
@@ -281,8 +291,9 @@ def kind_of(gold: str) -> str:
 
 
 def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
-    """The rule that fits gold answers, and why in words: numbers where all are numbers, with units or without, or where there
-    are none; math where all are numbers, formulas or letters; of other mixtures each by the rule of its kind."""
+    """The rule that fits gold answers, and why in words: numbers where all are numbers, with units
+    or without, or where there are none; math where all are numbers, formulas or letters; of other
+    mixtures each by the rule of its kind."""
     known = [gold for gold in golds if gold.strip()]
     if all(answers.gold_number(gold) is not None for gold in known):
         return "numbers", "all gold answers are numbers" if known else "there are no gold answers"
@@ -302,8 +313,8 @@ def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
 def normalize_words(text: str) -> str:
     """HotpotQA's and SQuAD's normalisation: lower case, no punctuation, no articles, single spaces.
 
-    Beyond it, accents and punctuation of any script go, and punctuation that means something stays: 1.5 is not 15, C++ is
-    not C.
+    Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
+    1.5 is not 15, C++ is not C.
     """
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
@@ -326,7 +337,8 @@ def word_f1(answer: str, gold: str) -> float:
 
 
 def _same_kind(answer: str, gold: str) -> tuple[str, str]:
-    r"""An answer and a gold answer without labels such as `\textbf{(A)}`, but where the other is a letter: then the label."""
+    r"""An answer and a gold answer without labels such as `\textbf{(A)}`, but where the other is a
+    letter: then the label."""
     (label, value), (gold_label, gold_value) = _parts(answer), _parts(gold)
     if label and (re.fullmatch(r"\(?[A-Z]\)?", gold) or not value):
         return label, gold.strip("()")
@@ -346,9 +358,9 @@ def _parts(latex: str) -> tuple[str, str]:
 
 
 def _precision(gold: str) -> Fraction:
-    """What an answer may be off from a gold answer that is a float: one unit of the last place of a decimal with seven digits
-    or more, four of them behind the point, or the precision of the bits that a decimal of 15 digits or more was made of.
-    0 for any other."""
+    """What an answer may be off from a gold answer that is a float: one unit of the last place of a
+    decimal with seven digits or more, four of them behind the point, or the precision of the bits
+    that a decimal of 15 digits or more was made of. 0 for any other."""
     parts = re.fullmatch(r"[-+]?(\d*)\.(\d{4,})", gold.strip())
     digits = 0 if parts is None else len((parts[1] + parts[2]).lstrip("0"))
     if parts is None or digits < FLOAT_DIGITS:
@@ -385,7 +397,8 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
 
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:
-    """Whether `decimal` is `exact` rounded to six or more places, with as many digits that aren't leading zeros."""
+    """Whether `decimal` is `exact` rounded to six or more places, with as many digits that aren't
+    leading zeros."""
     if 10 ** (ROUNDED_DIGITS - 1) % decimal.denominator == 0:
         return False
     places = next((n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0), MOST_PLACES)
@@ -394,6 +407,7 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
 
 
 def _bases_differ(answer: str, gold: str) -> bool:
-    """Whether the answer is a number in a base that isn't the gold answer's: math-verify drops bases."""
+    """Whether the answer is a number in a base that isn't the gold answer's: math-verify drops
+    bases."""
     given, wanted = (_BASE.fullmatch(text.strip(" $*.")) for text in (answer, gold))
     return given is not None and given[1] != (wanted[1] if wanted else "10")

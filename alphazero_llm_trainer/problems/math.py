@@ -1,9 +1,10 @@
 r"""MATH rows as tasks: the 500 test problems of MATH-500, and train rows where a folder has them.
 
-The hub has a test split alone. A folder's `train.jsonl` gives `train`, `validation` and `arena` as GSM8K's does
-(`data_set.split_rows`), in the columns of MATH-500 or in those of the rows it was made from, which have `problem` and
-`solution`: their gold answer is the solution's last box. A problem's id is `math/` and the row's `unique_id`, such as
-`math/test/algebra/2036.json`, else its split and number; its gold answer is LaTeX.
+The hub has a test split alone. A folder's `train.jsonl` gives `train`, `validation` and `arena` as
+GSM8K's does (`data_set.split_rows`), in the columns of MATH-500 or in those of the rows it was made
+from, which have `problem` and `solution`: their gold answer is the solution's last box. A problem's
+id is `math/` and the row's `unique_id`, such as `math/test/algebra/2036.json`, else its split and
+number; its gold answer is LaTeX.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-r"""The process that runs math-verify: one JSON request a line on stdin, one verdict a line on stdout.
+r"""The process that runs math-verify: one JSON request a line on stdin, one verdict a line on
+stdout.
 
-A request is `{"gold": LaTeX, "answer": text, "found": bool}`. `found` tells that `answer` is a final answer that was
-taken out of its response; otherwise it is running text, and math-verify looks for the answer itself. The verdict is
-`correct`, `wrong` or `unparsed`; the first line is `ready`. A timer of the system's ends the process when one takes too long.
+A request is `{"gold": LaTeX, "answer": text, "found": bool}`. `found` tells that `answer` is a
+final answer that was taken out of its response; otherwise it is running text, and math-verify looks
+for the answer itself. The verdict is `correct`, `wrong` or `unparsed`; the first line is `ready`. A
+timer of the system's ends the process when one takes too long.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ numerically_equal = grader.sympy_numeric_eq
 
 
 def exactly_equal(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
-    """math-verify's numeric comparison without its absolute tolerance: numbers that differ by less than it are no equals.
+    """math-verify's numeric comparison without its absolute tolerance: numbers that differ by less
+    than it are no equals.
 
     Exact numbers are compared exactly, decimals by their relative difference.
     """
@@ -94,9 +97,11 @@ def judge(gold: str, answer: str, found: bool) -> str:
 
 
 def _names_a_value(given: Any, answer: str) -> bool:
-    """Whether `given` is no equation, or one that only says what has the value: math-verify takes the right side of any.
+    """Whether `given` is no equation, or one that only says what has the value: math-verify takes
+    the right side of any.
 
-    `x = 5`, `f(2) = 5`, `AB = 5` and `2 + 3 = 5` do; `x + y = 5`, `xy = 5` and `x^2 = 5` state more.
+    `x = 5`, `f(2) = 5`, `AB = 5` and `2 + 3 = 5` do; `x + y = 5`, `xy = 5` and `x^2 = 5` state
+    more.
     """
     if not is_equation(given):
         return True
@@ -108,8 +113,8 @@ def _names_a_value(given: Any, answer: str) -> bool:
 
 
 def main(seconds: float) -> None:
-    """Serve until stdin ends. A request that takes so many seconds of CPU time ends the process, by SIGPROF; by SIGALRM one
-    that takes PATIENCE times as long by the wall clock."""
+    """Serve until stdin ends. A request that takes so many seconds of CPU time ends the process, by
+    SIGPROF; by SIGALRM one that takes PATIENCE times as long by the wall clock."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     if sys.platform == "linux":

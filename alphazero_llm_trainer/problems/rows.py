@@ -1,7 +1,9 @@
-"""Rows as they lie in files (JSON, Parquet, CSV; packed or not), on the hub or in a list, and how a row becomes a task.
+"""Rows as they lie in files (JSON, Parquet, CSV; packed or not), on the hub or in a list, and how a
+row becomes a task.
 
-Texts are read as they are written: no number, date or `NA` is guessed in a JSON or CSV text. An answer with a `####` line
-is a worked solution whose answer stands there; choices are written below their question.
+Texts are read as they are written: no number, date or `NA` is guessed in a JSON or CSV text. An
+answer with a `####` line is a worked solution whose answer stands there; choices are written below
+their question.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messag
 
 
 class Columns(NamedTuple):
-    """The columns of a row that make a task; a dot leads into a column (`reward_model.ground_truth`).
+    """The columns of a row that make a task; a dot leads into a column
+    (`reward_model.ground_truth`).
 
-    `more` is a second part of the question. Without an answer column the solution's box, or its `####` line, is the answer.
+    `more` is a second part of the question. Without an answer column the solution's box, or its
+    `####` line, is the answer.
     """
 
     question: str = "question"
@@ -60,14 +64,16 @@ class Columns(NamedTuple):
 
 
 def row_format(name: str) -> str | None:
-    """The ending of `ROW_FILES` that a file's name has, whatever its case and with or without one of `PACKED`; else None."""
+    """The ending of `ROW_FILES` that a file's name has, whatever its case and with or without one
+    of `PACKED`; else None."""
     name = name.lower()
     name = next((name.removesuffix(end) for end in PACKED if name.endswith(end)), name)
     return next((end for end in ROW_FILES if name.endswith(end)), None)
 
 
 def files_at(address: str) -> list[Path]:
-    """The files of rows at an address: a file, a folder or a pattern (`data/*.jsonl`); none where it is none of these."""
+    """The files of rows at an address: a file, a folder or a pattern (`data/*.jsonl`); none where
+    it is none of these."""
     place = Path(address)
     if place.is_dir():
         return sorted(file for file in place.rglob("*") if row_format(file.name) and file.is_file())
@@ -83,8 +89,9 @@ def split_in(name: str) -> str | None:
 
 
 def read_files(address: str) -> dict[str, list[Row]]:
-    """The rows at an address by split: as each row's column `split` says, else as the name of a folder's file, or of the folder
-    that it lies in, does. The split "" has those of which nothing says it.
+    """The rows at an address by split: as each row's column `split` says, else as the name of a
+    folder's file, or of the folder that it lies in, does. The split "" has those of which nothing
+    says it.
 
     Raises DataError with one sentence naming file, line and fix.
     """
@@ -151,7 +158,8 @@ def text_in(file: Path) -> str:
 
 
 def json_list(text: str, file: Path) -> list[Any] | None:
-    """The rows of a text that is one piece of JSON: a list, or an object that holds one; None for rows a line each."""
+    """The rows of a text that is one piece of JSON: a list, or an object that holds one; None for
+    rows a line each."""
     try:
         found = parse_json(text)
     except ValueError as error:
@@ -220,7 +228,8 @@ def row_of(row: Any, where: str) -> Row:
 
 
 def load_hub(name: str, configuration: str | None, split: str | None, fix: str) -> Any:
-    """A data set of the hub, or one split of it; nothing of the repository is executed. Raises DataError, ending in `fix`."""
+    """A data set of the hub, or one split of it; nothing of the repository is executed. Raises
+    DataError, ending in `fix`."""
     import datasets
 
     ask_hub_or_cache()
@@ -237,8 +246,8 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
 
 
 def as_task(row: Row, names: Columns, source: str) -> Task:
-    """A row as a task. Its id is the row's own, else made of the question's hash. An answer may be empty: whoever needs it
-    says so. Raises DataError for a broken row."""
+    """A row as a task. Its id is the row's own, else made of the question's hash. An answer may be
+    empty: whoever needs it says so. Raises DataError for a broken row."""
     columns, where = row
     question = question_of(row, names)
     solution, gold = None, ""
@@ -292,7 +301,8 @@ def value_at(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def question_of(row: Row, names: Columns) -> str:
-    """The question: a text, or the one turn of the user in a list of messages, behind a system message where there is one."""
+    """The question: a text, or the one turn of the user in a list of messages, behind a system
+    message where there is one."""
     columns, where = row
     messages = value_at(columns, names.question)
     if isinstance(messages, list | tuple) and messages and all(isinstance(one, Mapping) for one in messages):
@@ -321,7 +331,8 @@ def said_in(content: Any) -> str | None:
 
 
 def choices_at(columns: Mapping[str, Any], name: str) -> Any:
-    """A row's choices: a column's value, read where it is JSON, or the columns of a pattern such as `option_{}` by letter."""
+    """A row's choices: a column's value, read where it is JSON, or the columns of a pattern such as
+    `option_{}` by letter."""
     if "{}" in name:
         texts = {
             letter: columns.get(name.format(letter), columns.get(name.format(letter.lower()))) for letter in LETTERS
@@ -335,8 +346,9 @@ def choices_at(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def choices_of(given: Any, where: str) -> tuple[list[str], list[str]]:
-    """A row's choices, their own labels (or none) and their texts: a list of texts, of objects or with letters of their own
-    (`A)21`), a mapping with `text` and `label` as ARC has it, or with a text for each label. Both are empty for a text."""
+    """A row's choices, their own labels (or none) and their texts: a list of texts, of objects or
+    with letters of their own (`A)21`), a mapping with `text` and `label` as ARC has it, or with a
+    text for each label. Both are empty for a text."""
     labels: list[str] = []
     if isinstance(given, Mapping) and "text" in given:
         labels, given = [str(label) for label in given.get("label") or ()], given["text"]
@@ -359,8 +371,9 @@ def choices_of(given: Any, where: str) -> tuple[list[str], list[str]]:
 
 
 def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what: str) -> str:
-    """The letter of the choice that a gold answer means: by its label, its text, its letter or its number from 0 on (`index`:
-    the answer is a number, so no text). Raises DataError, beginning with `what`, where it is none of the choices."""
+    """The letter of the choice that a gold answer means: by its label, its text, its letter or its
+    number from 0 on (`index`: the answer is a number, so no text). Raises DataError, beginning with
+    `what`, where it is none of the choices."""
     letters = LETTERS[: len(texts)]
     named = re.fullmatch(r"\(?([A-Za-z0-9]+)\s*(?:[).:]\s*(.*))?", gold, re.DOTALL)
     label, rest = ("", "") if named is None else (named[1], (named[2] or "").strip())
@@ -389,12 +402,14 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
 
 
 def without_annotations(solution: str) -> str:
-    """GSM8K's solution without the calculator's annotations (<<48/2=24>>), which repeat what the text says."""
+    """GSM8K's solution without the calculator's annotations (<<48/2=24>>), which repeat what the
+    text says."""
     return re.sub(r"<<[^<>]*>>", "", solution).strip()
 
 
 def text_of(row: Row, name: str) -> str:
-    """A column's text, stripped; numbers and dates are written out, and of a list the first text is taken.
+    """A column's text, stripped; numbers and dates are written out, and of a list the first text is
+    taken.
 
     Raises DataError where there is none.
     """
@@ -412,7 +427,8 @@ def text_of(row: Row, name: str) -> str:
 
 
 def first_of(value: Any) -> Any:
-    """The first of several answers (a list, or what SQuAD and TriviaQA write), a message's text; else the value itself."""
+    """The first of several answers (a list, or what SQuAD and TriviaQA write), a message's text;
+    else the value itself."""
     if isinstance(value, Mapping):
         value = value.get("text", value.get("value"))
     if not isinstance(value, list | tuple) or not value:
@@ -423,8 +439,8 @@ def first_of(value: Any) -> Any:
 
 
 def number_text(value: float) -> str | float:
-    """A float as the shortest decimal that has its precision: a single's 0.1 is 0.1, and so is 0.1 + 0.2 no longer than 0.3.
-    NaN and infinities are given back."""
+    """A float as the shortest decimal that has its precision: a single's 0.1 is 0.1, and so is 0.1
+    + 0.2 no longer than 0.3. NaN and infinities are given back."""
     if not math.isfinite(value):
         return value
     text = repr(value)
@@ -437,7 +453,8 @@ def number_text(value: float) -> str | float:
 
 
 def check_text(text: str, where: str) -> str:
-    """The text. Raises DataError where it is empty, or has half of a character (a lone surrogate): no tokenizer reads that."""
+    """The text. Raises DataError where it is empty, or has half of a character (a lone surrogate):
+    no tokenizer reads that."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
