@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -96,6 +97,10 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
     assert "disk: " in said.out and "checkpoints of 8 MB" in said.out
+    found = re.search(
+        r"most_minutes:\n  searches: (.*)\n  evaluations: (.*)\n  updates: (.*)\n  by: '[\d,]+ tokens", said.out
+    )
+    assert found is not None and all(0 < float(minutes) < 1e4 for minutes in found.groups())
     often = ["--tokens", "8000", "--set", "train.questions_per_round=16", "--set", "train.save_every=16"]
     assert main(["train", "--model", "embedded", "--dry-run", *often]) == 0
     assert "32 checkpoints of 8 MB" in capsys.readouterr().out  # and not as many as the questions would make
