@@ -1,5 +1,10 @@
+import json
+import shutil
+
 import pytest
 
+from alphazero_llm_trainer.errors import CheckpointError
+from alphazero_llm_trainer.policy.student import PACKAGED, load_tokenizer
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import EOS, PAD, UNK, build_tokenizer
 
@@ -56,3 +61,42 @@ def test_chat_template(tokenizer, messages, generate, text):
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False) == text
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=generate, return_dict=False)
     assert ids == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"]
+)
+def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_path):
+    """For training transformers' own class was taken, which made `314?` of a question."""
+    folder = shutil.copytree(PACKAGED, tmp_path / "folder")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind}))
+    expected = load_tokenizer(str(PACKAGED), inference=True)
+    text = "Ana has 314 pens. How many?\n"
+    for inference in (True, False):
+        found = load_tokenizer(str(folder), inference)
+        assert found(text)["input_ids"] == expected(text)["input_ids"]
+        assert (found.eos_token_id, found.chat_template) == (expected.eos_token_id, expected.chat_template)
+        found.save_pretrained(tmp_path / str(inference))
+        again = load_tokenizer(str(tmp_path / str(inference)), not inference)
+        assert again(text)["input_ids"] == expected(text)["input_ids"]
+
+
+def test_a_class_that_agrees_is_kept(tmp_path):
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(PACKAGED).save_pretrained(tmp_path)
+    kept = load_tokenizer(str(tmp_path), inference=False)
+    assert type(kept) is type(AutoTokenizer.from_pretrained(tmp_path))
+
+
+def test_a_tokenizer_that_loses_text_is_one_sentence(tmp_path):
+    folder = shutil.copytree(PACKAGED, tmp_path / "folder")
+    file = folder / "tokenizer.json"
+    broken = json.loads(file.read_text())
+    broken["decoder"] = {"type": "Strip", "content": "3", "start": 1, "stop": 0}
+    file.write_text(json.dumps(broken))
+    for inference in (True, False):
+        with pytest.raises(CheckpointError, match="gives back") as caught:
+            load_tokenizer(str(folder), inference)
+        assert "\n" not in str(caught.value)

@@ -23,7 +23,6 @@ from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
-from ..files import read_object
 from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
-PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer")  # read from tokenizer.json alone
+# What two classes must read alike, and a tokenizer give back as it stands, but for letters that its vocabulary lacks.
+TEXTS = ("314 + 25 = 339\n", "Ana has 2 pens.\n\nShe buys 1,250 more: 20%?\n", "Äpfel für 3 €, 漢字\n")
 QUESTION = "How many apples are in 3 boxes of 14 apples?"  # of the checks at the start
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
@@ -156,25 +156,56 @@ def may_be_plain(config: Config, spec: StudentModel) -> bool:
 
 
 def load_tokenizer(source: str, inference: bool) -> Any:
-    """The tokenizer of a folder or a hub id. A student that is trained and saved again keeps its tokenizer's own class."""
+    """The tokenizer of a folder, a hub id or a GGUF file, the same for inference and training.
+
+    What tokenizer.json says counts, where there is such a file. A student that is trained and saved again keeps its
+    tokenizer's own class, unless that reads a text otherwise: some folders name another model's.
+
+    Raises CheckpointError where there is none, or it doesn't give back a text that it read.
+    """
     folder, options = place(source)
     try:
-        try:
-            kind = read_object(Path(source) / "tokenizer_config.json").get("tokenizer_class")
-        except OSError:
-            kind = None
-        plain = kind in PLAIN_TOKENIZERS and (Path(source) / "tokenizer.json").is_file()
-        if inference and plain:  # without transformers' model code
-            from transformers import PreTrainedTokenizerFast as Tokenizer
-        else:
-            from transformers import AutoTokenizer as Tokenizer  # type: ignore[assignment]
-        tokenizer = Tokenizer.from_pretrained(folder, **options)
-        own = getattr(tokenizer, "backend_tokenizer", None)
-        if own is not None and not own.get_vocab(with_added_tokens=False):
+        chosen: Any = None
+        if not options and has_file(folder, "tokenizer.json"):
+            from transformers import PreTrainedTokenizerFast  # without transformers' model code
+
+            chosen = PreTrainedTokenizerFast.from_pretrained(folder)
+        if chosen is None or chosen.eos_token is None or not inference:
+            from transformers import AutoTokenizer
+
+            own: Any = AutoTokenizer.from_pretrained(folder, **options)
+            if chosen is None or all(read(own, text) == read(chosen, text) for text in TEXTS):
+                chosen = own
+            elif chosen.eos_token is None:
+                chosen.eos_token = own.eos_token
+        backend = getattr(chosen, "backend_tokenizer", None)
+        if backend is not None and not backend.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
     except Exception as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
-    return tokenizer
+    for text in TEXTS[:2]:
+        ids, back = read(chosen, text)
+        if chosen.unk_token_id not in ids and back != text:
+            raise CheckpointError(
+                f"student {source}'s tokenizer reads {text!r} and gives back {back!r}: copy tokenizer.json and"
+                " tokenizer_config.json of its model there again"
+            )
+    return chosen
+
+
+def read(tokenizer: Any, text: str) -> tuple[list[int], str]:
+    """The token ids of `text`, and their text."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids, tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def has_file(source: str, name: str) -> bool:
+    """Whether a folder, or a hub id as far as it is here, has a file."""
+    if Path(source).is_dir():
+        return (Path(source) / name).is_file()
+    from transformers.utils import cached_file
+
+    return cached_file(source, name, _raise_exceptions_for_missing_entries=False) is not None
 
 
 def place(source: str) -> tuple[str, dict[str, Any]]:
