@@ -434,15 +434,16 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
 @pytest.mark.parametrize(
     ("rule", "last"),
     [
-        ("line", ["\n\\[\n", "2\n", "\\]\n", "Done! #### 4"]),
-        ("sentence", ["\n\\[\n", "2\n", "\\]\n", "Done!", " #### 4"]),
-        ("thought", ["\n\\[\n2\n\\]\n", "Done! #### 4"]),
+        ("line", ["\\[\n", "2\n", "\\]\n", "Done! #### 4"]),
+        ("sentence", ["\\[\n", "2\n", "\\]\n", "Done!", " #### 4"]),
+        ("thought", ["\\[\n2\n\\]\n", "Done! #### 4"]),
     ],
 )
 def test_a_reply_is_cut_by_the_students_rule(rule: str, last: list[str]) -> None:
     text = "\nFirst: 3.5 and 2.\n1 + 1 = 2\n\n\\[\n2\n\\]\nDone! #### 4"
-    assert split_steps(text, rule) == ["\nFirst: 3.5 and 2.\n", "1 + 1 = 2\n", *last]
-    assert split_steps("a\n\n \n", rule) == ["a\n"]
+    assert split_steps(text, rule) == ["\nFirst: 3.5 and 2.\n", "1 + 1 = 2\n\n", *last]
+    assert split_steps("a\n\n \n b", rule) == ["a\n\n \n", " b"]
+    assert split_steps("a\n \n", rule) == ["a\n \n"] and split_steps("\n \n", rule) == []
 
 
 @pytest.mark.parametrize("kind", ["ignores", "trains"])

@@ -70,16 +70,21 @@ class StepEnds:
 
 
 def split_steps(text: str, rule: str) -> list[str]:
-    """The steps of a text without tokens, which join to it; blank text behind the last one is left out."""
+    """The steps of a text without tokens, which join to it; blank text behind the last one is left out.
+
+    Blank lines belong to the step before them: most tokenizers have one token for all these line ends, so that a prompt
+    which ended between them would not be the model's own chain.
+    """
     ending, goes_on = RULES[rule]
-    steps, step = [], ""
-    for character in text:
-        step += character
-        ends = step.strip() and re.search(ending, character)
+    steps, start = [], 0
+    for place in re.finditer(r"\n(?:\s*\n)*|[.!?]", text):
+        step = text[start : place.end()]
+        ends = step.strip() and re.search(ending, place.group())
         if ends and (goes_on is None or not goes_on(step)):
             steps.append(step)
-            step = ""
-    return [*steps, step] if step.strip() else steps
+            start = place.end()
+    rest = text[start:]
+    return [*steps, rest] if rest.strip() else steps
 
 
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
