@@ -50,11 +50,8 @@ def masks(config: Any, seen: torch.Tensor, queries: torch.Tensor, keys: torch.Te
         made = {FULL: seen}
     if dtype != torch.bool:
         for kind, mask in made.items():
-            made[kind] = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least(dtype))
+            made[kind] = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+                ~mask, torch.finfo(dtype).min
+            )
     made = {kind: mask[:, None] for kind, mask in made.items()}
     return made if len(made) > 1 else next(iter(made.values()))
-
-
-def least(dtype: torch.dtype) -> float:
-    """What hides a key in an additive mask."""
-    return torch.finfo(dtype).min
