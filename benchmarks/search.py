@@ -184,6 +184,9 @@ class TokenIds:
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         return tuple(map(int, question.split()))
 
+    def lead(self) -> str:
+        return ""
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))
 

@@ -105,4 +105,4 @@ def test_examples_are_short_and_all_known_here() -> None:
     known = {"best_of_n", "coins", "own_rows", "own_task", "serve_client", "tree_credit", "trl_dpo", "trl_sft"}
     assert set(files) == known  # serve_client runs in test_serve
     for path in files.values():
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 45, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 50, path

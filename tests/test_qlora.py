@@ -386,6 +386,7 @@ def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(monkeypatch: py
         raise OSError("You are trying to access a gated repo.\nMore of it.")
 
     spec = load_config().models["llama-3.2-3b"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever ran before
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(CheckpointError) as caught:
         load_model(spec.path, spec, "llama-3.2-3b")

@@ -30,6 +30,7 @@ class EngineSteps(Prompts):
     def __init__(self, student: Student, temperature: float) -> None:
         super().__init__(student)
         self.student, self.temperature = student, temperature
+        self.lead = student.lead()  # once: it renders the chat template
 
     async def continuations(
         self,
@@ -66,7 +67,7 @@ class EngineSteps(Prompts):
         """
         ids, steps, start = generated.token_ids, [], 0
         ends = self.student.engine.step_ends
-        lead, so_far = "" if before else self.student.lead(), "".join(step.text for step in before)
+        lead, so_far = "" if before else self.lead, "".join(step.text for step in before)
         goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
         for end in ends.parts(ids):
             text = lead + self.student.decode(ids[start:end])
