@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
+from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy.adapters import POLICY, layers, load_adapter, shape_of, under
+from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.training.merging import bare, merged, read_back
 from alphazero_llm_trainer.training.models import attach, save_adapter
@@ -241,3 +243,17 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "PROMPT_TUNING" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dora", "prompt"]
+
+
+def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_path: Path) -> None:
+    own: Any = AutoModelForCausalLM.from_pretrained(PACKAGED)
+    with torch.no_grad():
+        own.model.norm.weight.mul_(1.5)
+    shutil.copytree(PACKAGED, tmp_path / "base")
+    own.save_pretrained(tmp_path / "base")
+    expected = made(lora(), tmp_path / "adapter", model=own)
+    write_facts(tmp_path / "adapter", "own", StudentModel(path=str(tmp_path / "base")), adapter=True)
+    assert main(["merge", "--adapter", str(tmp_path / "adapter"), "--out", str(tmp_path / "out")]) == 0
+    torch.testing.assert_close(
+        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-3, rtol=1e-3
+    )

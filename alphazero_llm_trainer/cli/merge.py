@@ -12,7 +12,7 @@ from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..files import sync_all
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, write_facts
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, write_facts
 from .base import add_config_arguments, add_model, check_out, resolve, tell_loading
 
 
@@ -24,7 +24,7 @@ def add_merge(commands: Any) -> None:
         "--adapter", type=Path, required=True, metavar="DIR", help="such as checkpoints/run-001/adapter"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the merged student goes")
-    add_model(parser, "the base")
+    add_model(parser, "the base, where it isn't the one that the adapter's student.json names")
     parser.add_argument("--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)")
     add_config_arguments(parser)
 
@@ -33,15 +33,17 @@ def add_merge(commands: Any) -> None:
 
 def run_merge(args: argparse.Namespace) -> int:
     """Load base and adapter, add them up, write and perhaps upload."""
-    config = resolve(args)
-    if args.path is not None:  # the base's own weights
-        config = resolve(args, {"models": {resolve_name(config): {"path": str(args.path)}}})
     adapter: Path = args.adapter
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
             there = next((one for one in (adapter / "adapter", adapter.parent / "adapter") if one.is_dir()), None)
             fix = "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
             raise CheckpointError(f"--adapter {adapter} has no {name}: {fix}")
+    config = resolve(args)
+    if args.path is not None:  # the base's own weights
+        config = resolve(args, {"models": {resolve_name(config): {"path": str(args.path)}}})
+    elif config.student == "auto":  # nobody names a base: the one that the adapter does
+        config = resolve(args, find_model(str(adapter), config)[0])
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
     check_out(args.out)
