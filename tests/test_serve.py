@@ -423,6 +423,10 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"budget_token": 5}, "budget_token", "unknown_parameter"),
     ({"budget_tokens": 5}, "budget_tokens", "invalid_value"),
     ({"model": "student@mcts", "budget_tokens": 10**400}, "budget_tokens", "invalid_value"),
+    ({"model": "student@mcts", "simulations": 10**400}, "simulations", "invalid_value"),
+    ({"deadline_ms": 10**400}, "deadline_ms", "invalid_value"),
+    ({"max_tokens": 10**400}, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": 1 << 32}, "max_completion_tokens", "invalid_value"),
     ({"model": "student@best-of-4", "simulations": 3}, "simulations", "invalid_value"),
     ({"model": "student@mcts", "method": "beam"}, "method", "invalid_value"),
     ({"model": "student@mcts", "logprobs": True}, "logprobs", "unsupported_parameter"),
@@ -463,6 +467,26 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
         assert http.get("/chat/completions").status_code == 405
 
 
+KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": [5]}, "stop"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+]
+
+
+def test_a_value_of_the_wrong_kind_names_the_kinds_that_are_read(served: Served) -> None:
+    with httpx.Client(base_url=f"{served.url}/v1") as http:
+        for more, place in KINDS:
+            body = {"model": "student", "messages": asked("What is 1 + 1?")} | more
+            message = http.post("/chat/completions", json=body).json()["error"]["message"]
+            assert message.startswith(f"{place} is of no kind") and "constrained" not in message, message
+        response = http.post("/chat/completions", json={"model": "x" * 100, "messages": asked("?"), "y" * 200: 1})
+        assert response.json()["error"]["code"] == "unknown_parameter"
+
+
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", "missing_required_parameter"),
     ({"prompt": ""}, "prompt", "invalid_value"),
@@ -477,6 +501,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [5] * 1024}, "prompt", "context_length_exceeded"),
     ({"prompt": "x" * 40_000}, "prompt", "context_length_exceeded"),
     ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 10**400}, "max_tokens", "invalid_value"),
+    ({"deadline_ms": 10**400}, "deadline_ms", "invalid_value"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": 1, "stream": True}, "logprobs", "unsupported_parameter"),
     ({"echo": 1}, "echo", "invalid_value"),
@@ -608,11 +634,11 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -
     half = head + b"Content-Length: 9\r\n\r\n{"
 
     async def ask(one: Served, number: int) -> httpx.Response:
-        body = LONG | {"model": "student", "messages": asked(next(FRESH)), "temperature": 2, "deadline_ms": 1500}
+        body = LONG | {"model": "student", "messages": asked(next(FRESH)), "temperature": 2, "deadline_ms": 5000}
         headers = {"Authorization": "Bearer first-key"}
         async with httpx.AsyncClient(base_url=one.url, timeout=30, headers=headers) as http:
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
-            while not (await http.get("/health")).json()["live"]:
+            while not asking.done() and not (await http.get("/health")).json()["live"]:
                 await asyncio.sleep(0.01)
             one.process.send_signal(number)
             return await asking
@@ -622,6 +648,6 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -
             held.sendall(half)
             response = asyncio.run(ask(one, number))
             assert response.status_code == 200 and len(response.json()["choices"]) == 4
-            assert one.process.wait(timeout=10) == code
+            assert one.process.wait(timeout=60) == code
         said = (one.folder / "stderr").read_text().splitlines()
         assert all(line.startswith("loading") for line in said), said

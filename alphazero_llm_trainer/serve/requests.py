@@ -25,6 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,), "length_penalty": (1,), "top_k": (-1, 0), "min_p": (0,), "min_tokens": (0,), "best_of": (1,),
     "suffix": ("",), "use_beam_search": (False,), "ignore_eos": (False,), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "add_special_tokens": (True,),
+    "detokenize": (True,), "return_tokens_as_token_ids": (False,), "typical_p": (1,), "documents": ([],),
 }  # fmt: skip
 # Hints that change nothing here.
 IGNORED = {
@@ -40,9 +41,16 @@ MOST_STOPS = 16
 CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's length goes
 SEED_BITS = 63  # the engine's seeds have no sign
 MOST_LOGPROBS = 20  # alternatives to each token
+MOST_COUNTED = 1 << 31  # of anything that a client names a number of
 LONGEST_VALUE = 60  # characters of a wrong value or name that are shown back
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
+# Parameters that are of several kinds, of which pydantic names the first alone.
+KINDS = {
+    "prompt": "give one text, one list of token ids, or a list of either",
+    "stop": f"give a text of 1 to 200 characters, or a list of at most {MOST_STOPS} of them",
+    "content": "give a text, or a list of parts of the type text",
+}
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -87,13 +95,15 @@ INTERNAL = ApiError("internal error", 500, code="internal_error")  # what broke 
 def not_valid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a request's body."""
     first = error.errors(include_url=False, include_context=False)[0]
-    name, place = str(first["loc"][0]), ".".join(map(str, first["loc"]))[: 2 * LONGEST_VALUE]
-    if first["type"] == "extra_forbidden" and name == place:
+    path = [str(part) for part in first["loc"]]
+    name, place = path[0], ".".join(path)[: 2 * LONGEST_VALUE]
+    if first["type"] == "extra_forbidden" and len(path) == 1:
         return wrong(name, f"there is no parameter {shown(name)}: leave it out", "unknown_parameter")
+    for kind in KINDS.keys() & path[:-1]:
+        place = ".".join(path[: path.index(kind) + 1])
+        return wrong(name, f"{place} is of no kind that is read here: {KINDS[kind]}")
     if first["type"] == "missing":
         return wrong(name, f"{place} is missing: give it", "missing_required_parameter")
-    if name == "prompt":  # of whose kinds pydantic names the first alone
-        return wrong(name, "prompt is neither text nor token ids: give one text, one list of ids, or a list of either")
     value: Any = first["input"]
     is_ = f" is {shown(value)}" if isinstance(value, bool | int | float | str) else ""
     return wrong(name, f"{place}{is_}: {first['msg'][0].lower()}{first['msg'][1:]}")
@@ -138,7 +148,7 @@ class Models:
         """The method of a request's `model` and `method`. Raises ApiError when there is no such one, or they disagree."""
         name, at, suffix = model.partition("@")
         if name != self.name or (at and suffix not in self.methods):
-            message = f"there is no model {shown(model)}: use one that /v1/models lists, of {self.name}@ {self.known}"
+            message = f"there is no model {shown(model)}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
             raise ApiError(message, 404, param="model", code="model_not_found")
         if method is not None and method not in self.methods:
             raise wrong("method", f"there is no method {shown(method)}: the methods are {self.known}")
@@ -207,7 +217,7 @@ class CompletionBody(Body):
     """POST /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] = 16
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_COUNTED)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool = False
 
