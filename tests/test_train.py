@@ -210,6 +210,10 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
     )
     folder = RunFolder(tmp_path / "run-001")
     folder.path.mkdir()
+    before_the_first_round = Run(config, lambda: True)
+    before_the_first_round.load()
+    assert before_the_first_round.execute(folder) is None
+    assert "before" not in folder.read_card()
     asked = False
     run = Run(config, lambda: asked)
     run.load()
@@ -221,7 +225,7 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
         asked = len(list(read(folder.journal))) >= 10
 
     run.on_tree = after_ten
-    assert run.execute(folder) is None
+    assert run.execute(folder, resume=True) is None
     assert 10 <= len(list(read(folder.journal))) < 16
     again = Run(folder.config())
     again.load()

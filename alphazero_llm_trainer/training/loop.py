@@ -267,7 +267,7 @@ class Run(Measured):
         questions, tokens = f"{len(self.tasks):,} {self.config.problems.source} questions", self.config.train.tokens
         if tokens is not None:
             return f"{tokens:,} sampled tokens, of {questions} at most, in rounds of {self.size.questions_per_round}"
-        return f"{questions} in {self.size.rounds} rounds"
+        return f"{questions} in {self.size.rounds} round{'s' * (self.size.rounds > 1)}"
 
     # -- the whole run -----------------------------------------------------------------------------------------------
 
@@ -317,7 +317,9 @@ class Run(Measured):
         start = int(facts.get("rounds_done", 0))
         if facts.get("best") is not None and facts["best"][1] != start:
             load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
-        self.card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
+        if not self.folder.card.exists():
+            self.folder.write_card(self.new_card())  # whatever stops the run from here on, it can be resumed
+        self.card = self.folder.read_card()
         if self.card.get("rows", self.rows) != self.rows:
             raise ConfigError(
                 f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
