@@ -43,8 +43,10 @@ CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 CJK_SCALES = {"百": 10**2, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
+_CJK_SCALE = rf"(?![千百][米克瓦卡分])[{''.join(CJK_SCALES)}]"  # but 千米 is a kilometre, 百分 per cent
 GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
 
+_MONEY = "$€£¥₹₩₽₱฿₫₺₴₦₪"
 _DECIMAL = rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 _VALUE = re.compile(
     r"(?P<sign>[-+]?)\s*"
@@ -55,7 +57,7 @@ _VALUE = re.compile(
 # one of three, unless it is variables in a row (xyz). One or two letters are a term (5 i, 3 xy), these excepted:
 _WORD = r"[^\W\d_]++"
 _SHORT_UNIT = re.compile(
-    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?"
+    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
     r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
 )
 _LITTLE_WORD = re.compile(r"an?|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
@@ -68,7 +70,7 @@ _NO_UNIT = re.compile(
     r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|rho|tau"
 )
 _NO_SENTENCE = re.compile(
-    rf"{_NO_UNIT.pattern}|not?|least|most|than|or|half|twice|double|triple|negative|root|under|below|above"
+    rf"{_NO_UNIT.pattern}|not?|least|most|than|or|none|from|half|twice|double|triple|negative|root|under|below|above"
 )
 _VARIABLES = re.compile(r"[a-z\u0370-\u03ff]+")  # in the scripts that variables are written in
 _UNIT_MARK = re.compile(r"(?:\s*(?:%|¢|°(?:\s?[CFK]\b)?))?")
@@ -91,24 +93,27 @@ _UNIT_LETTERS = "gmlLshtdcJNVWKCF"  # units of one letter: where an answer is a 
 # A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a hyphen, and digits
 # that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of at least two letters follows.
 _TOKEN = re.compile(
-    rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[$€£¥₹]?|[$€£¥₹]-)"
+    rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[{_MONEY}]?|[{_MONEY}]-)"
     rf"(?<!{_LETTER_BEFORE})(?<![.^])"
     rf"(?>[0-9]+ [0-9]+/[0-9]+|{_DECIMAL}(?:/{_DECIMAL})?(?:[eE][-+]?[0-9]{{1,2}}(?![0-9]))?)"
     rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
-    rf"(?:\s(?:{'|'.join(SCALES)})\b|[{''.join(CJK_SCALES)}])?"
+    rf"(?:\s(?:{'|'.join(SCALES)})s?\b|{_CJK_SCALE})?"
 )
-_LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±+*/^|!~#\\{}(]|(?<!\w)\()*")  # words before the one number of a sentence
+_LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*")  # words before the one number of a sentence
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE)
 _REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
 _ANSWER = (
     r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar|odpowied[zź]|ответ|відповідь|cevap|jawaban)"
     r"(?:\s+(?:finale?|correct[ae]|правильный)\b|\s+(?:to|for)\s[^.:\n]{1,80}?)?"
-    r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*[:=：—])"
-    r"|(?:答案|答え|回答|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
+    r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s)"
+    r"|(?:答案|答え|回答|正解|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
     r"|(?:الجواب|الإجابة|उत्तर)(?:\s+(?:هو|هي|है))?\s*:?"
 )
-_ANSWER_IS = re.compile(rf"(?:{_ANSWER})[\s:*]*+(.+?)(?=[.!?](?:\s|$)|[。！？]|,? {_REASON}\b|\n|$)", re.IGNORECASE)
+_ANSWER_IS = re.compile(
+    rf"(?:{_ANSWER})[\s:*]*+(.+?)(?=(?:です|だ|입니다|이다)?(?:[.!?](?:\s|$)|[。！？\n]|$)|,? {_REASON}\b)",
+    re.IGNORECASE,
+)
 _ANSWER_TAG = re.compile(r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL)
 # What closes or opens thinking: tags of many models, and the channels of gpt-oss.
 _THINKING = re.compile(
@@ -128,7 +133,7 @@ _TAGS = re.compile(
 _FIRST_DIGIT = re.compile(r"\d")
 _NEXT_QUESTION = re.compile(
     r"(?:\n|(?<=[.!?。:])\s)[\s>*_#]*+(?:(?:next|new|another)\s+)?"
-    r"(?:(?:question|problem|exercise|example|q)\s*\d*\s*\**\s*[:：]|(?:question|problem|exercise|example|q)\s*\d+[.)]"
+    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage|вопрос)\s*\d*\s*\**\s*[:：]|(?:question|problem|exercise|example|q)\s*\d+[.)]"
     r"|(?:human|user|instruction|input)\s*\**\s*[:：]|(?:问题|题目|問題|질문|문제)\s*\d*\s*[:：])"
     r"|\n\W*(?:question|problem|exercise|user|human)\s*\d*\W*\n",
     re.IGNORECASE,
@@ -139,25 +144,33 @@ _GROUPS = re.compile(
     r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
     r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
 )
+_UNITS = (
+    rf"[kMGmcdnμ]?(?:[{_UNIT_LETTERS}]|Pa|Hz|Wh|Ω|eV|mol)"
+    r"|mA|dB|sqm|pp|pts|lx|ha|ac|px|wk|mo|atm|bar|lei|Fr|Rp"
+)
 _SPELT_OUT = tuple(
     (re.compile(pattern, re.IGNORECASE), new)
     for pattern, new in (
-        (r"</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`", ""),
+        (
+            r"<<[^<>]*>>|</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`",
+            "",
+        ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
-        (r"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[$€£¥₹]?[0-9.])", "-"),
+        (rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])", "-"),
         (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
         (r"(?<=[0-9])k(?![A-Za-z0-9])", " thousand"),
         (r"(?<=[0-9])(?-i:M)(?![A-Za-z0-9])", " million"),
-        (rf"(?<=[0-9])\s?(?-i:[kMGmcdnμ]?(?:[{_UNIT_LETTERS}]|Pa|Hz|Wh|Ω|eV|mol)|sqm|pp)(?![A-Za-z0-9'’])", " units"),
+        (rf"(?<=[0-9])\s?(?-i:{_UNITS}|[A-Z]{{3}})(?![A-Za-z0-9'’])", " units"),
         (r"(?<=[0-9])-(?=[a-z]{2})", " "),
     )
 )
+_SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
 # Behind a number: a bracket or a dash and words, unless they change the value; a reason; a smile.
 _REMARK = re.compile(
     r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^])\b)[^()\[\]{}]*[)\]}]"
-    r"|(?<=[0-9A-Za-z%)])\s+-{1,2}\s+(?=[^\W\d_]{2}).*"
-    rf"|[,;]\s*(?:{_REASON}|which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s{_REASON}\b.*"
-    r"|\s*(?:[#|]|<-|//)\s.*|\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^|>|\\n?|\\\\)\s*$",
+    r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
+    rf"|[,;]\s*(?:{_REASON}|which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s(?:{_REASON}|where|i\.e)\b.*"
+    rf"|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
@@ -185,7 +198,7 @@ _NAMED = re.compile(
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
 )
 _DENIED = re.compile(
-    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|anything but)|n't|"
+    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|(?:anything|everything|all) but|cannot)|n't|"
     r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
     rf"\s+(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
 )
@@ -193,8 +206,11 @@ _IS_WRONG = re.compile(r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wr
 _SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
+QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
-_EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u25a0\u25cf]")
+_EMOJI = re.compile(
+    "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
+)
 # A pair of dollar signs around a formula: inside of them no spaces at the ends, no digit outside.
 _DOLLARS = r"(?<![0-9$\\])\$\$?(?=[^\s$])([^$\n]*[^\s$\\])\$\$?(?![0-9])"
 _PLAIN = tuple(
@@ -326,7 +342,7 @@ def letter(statement: str) -> str | None:
     `A cat`, `Vitamin C` and `I think`.
     """
     text = _strip(_plain(_TAGS.sub("", statement)))
-    text = re.sub(r"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))", "", text)
+    text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{_SMILE}", "", text)
     whole = _ONE_LETTER.fullmatch(text)
     if whole:
         return whole[1].upper()
@@ -455,7 +471,9 @@ def _numeric(statement: str, boxed: bool = False) -> str:
     `_spelt_out` mends, the result of a calculation; remarks are gone. In a box an exclamation mark
     is a factorial, elsewhere it is delight.
     """
-    text = _spelt_out(statement)
+    text = re.sub(r"^[a-zA-Z]\([\w, ]{1,9}\)(?= ?=)", "x", _spelt_out(statement))
+    # Between two numbers a comma would be followed by a space.
+    text = re.sub(r"(?<![0-9.,(\[{])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![0-9.,)\]}])", r"\1.\2", text)
     if not boxed:
         text = re.sub(r"(?<=[0-9])\s*!+", "", text)
     left, equals, right = text.rpartition("=")
@@ -491,7 +509,7 @@ def _computed(left: str, right: str) -> bool:
     """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with
     operators or units, and names no variable there, or only says what has the value."""
     side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
-    start = re.search(r"[0-9(]|[$€£¥₹](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
+    start = re.search(rf"[0-9(]|[{_MONEY}](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
     lead = side if start is None else side[: start.start()]
     words = re.findall(_WORD, lead.casefold())
     if not _LEAD.fullmatch(lead) or any(map(_NO_SENTENCE.fullmatch, words)):
@@ -510,7 +528,7 @@ def _computed(left: str, right: str) -> bool:
             if not after_number or changes or not _is_unit_word(part):
                 return False
             counts = True
-        elif part[0] not in "0123456789.()$€£¥₹%":
+        elif part[0] not in f"0123456789.()%{_MONEY}":
             return False
         before = part
     return counts or _value(side) == _value(right)
@@ -531,9 +549,10 @@ def _plain(text: str) -> str:
     """`text` with one spelling for LaTeX, Unicode and thousands; its numbers are ASCII."""
     text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", "", text)
     # NFKC would glue these to the digits before them: 10⁶ is not 106, and 1½ is not 11/2.
-    text = re.sub(r"[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
+    text = re.sub(r"[⁻⁺]?[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
     text = re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
-    text = unicodedata.normalize("NFKC", text).translate(DASHES)
+    text = re.sub(r"(?<=\d)(\s?)º", r"\1°", re.sub(r"[Nn][º°]\s*|№\s*", "no. ", text))
+    text = unicodedata.normalize("NFKC", text).translate(DASHES | QUOTES)
     if not text.isascii():
         text = _EMOJI.sub("", text)
         text = re.sub(r"[^\W0-9a-zA-Z_]", _ascii_digit, text)
@@ -574,7 +593,7 @@ def _value(text: str) -> Fraction | None:
     number."""
     if len(text) > MAX_NUMBER_LENGTH:
         return None
-    text = re.sub(r"[$€£¥₹]", " ", _strip(text)).strip()
+    text = re.sub(rf"[{_MONEY}]", " ", _strip(text)).strip()
     inner = text.strip("()[]{} \t\r\n")
     if text[:1] in "([{" and "," in inner:
         return None  # (1,234) is a pair or an interval
@@ -597,17 +616,17 @@ def _value(text: str) -> Fraction | None:
 
 def _scale(rest: str) -> tuple[Fraction, str]:
     """The factor that a word such as "million" names, and the unit that follows."""
-    if rest[:1] in CJK_SCALES:
+    if re.match(_CJK_SCALE, rest):
         return Fraction(CJK_SCALES[rest[0]]), rest[1:]
     first, _, unit = rest.strip().partition(" ")
-    factor = SCALES.get(first.casefold())
+    factor = SCALES.get(first.casefold().removesuffix("s"))
     return (Fraction(1), rest) if factor is None else (Fraction(factor), unit and f" {unit}")
 
 
 def _is_unit(rest: str) -> bool:
     """Whether what follows a number is nothing, or a unit: words, possibly after a percent or
     degree sign."""
-    rest = re.sub(r"[.'’]", "", rest)
+    rest = "".join(sign for sign in rest if sign not in ".'’" and unicodedata.category(sign)[0] != "M")
     rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]  # it may be empty: it always matches
     if not _UNIT.fullmatch(rest):
         return False

@@ -192,6 +192,10 @@ def test_what_yaml_would_leave_out_of_a_value_is_refused(override: str, words: l
     [
         ("problems:\n  system_prompt: End with #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
         ("problems:\n  system_prompt: End\n    with #### N\n", ["line 3", "'#### N' is a comment"]),
+        ("problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
+        ("problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
+        ("problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
+        ("problems: &all\n  levels: [*all]\n", ["line 1", "the anchor holds itself"]),
         ("models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
         ("train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
         ("problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),

@@ -67,22 +67,31 @@ def parse_yaml(text: str) -> Any:
 def lost(text: str) -> tuple[int, str] | None:
     """The line of what a YAML text says and its reader would not, and what that is; None where nothing is lost.
 
-    It is a key that comes again, or what follows unquoted words after a `#`, which may be the end of a prompt.
+    It is a key that comes again, or what follows unquoted words after a `#`, or anything after a
+    `##`, on their line or indented below it: it may be the end of a prompt. An anchor that holds
+    itself counts as lost, too.
     """
 
-    def walk(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    def walk(node: yaml.Node, above: tuple[int, ...] = (), column: int = 0) -> Iterator[tuple[int, str]]:
+        if id(node) in above:
+            yield node.start_mark.line, "the anchor holds itself: write out what it means"
+            return
+        above = (*above, id(node))
         if isinstance(node, yaml.MappingNode):
             names = [key.value for key, _ in node.value]
             for at, (key, value) in enumerate(node.value):
                 if isinstance(key, yaml.ScalarNode) and key.value in names[:at]:
                     yield key.start_mark.line, f"{key.value} comes twice, and the first is lost: join them"
-                yield from walk(value)
+                yield from walk(value, above, key.start_mark.column)
         elif isinstance(node, yaml.SequenceNode):
             for value in node.value:
-                yield from walk(value)
-        elif isinstance(node, yaml.ScalarNode) and node.style is None and len(node.value.split()) > 1:
-            rest = text[node.end_mark.index :].partition("\n")[0].strip()
-            if rest.startswith("#"):
+                yield from walk(value, above, column)
+        elif isinstance(node, yaml.ScalarNode) and node.style is None:
+            line, _, below = text[node.end_mark.index :].partition("\n")
+            rest, below = line.strip(), below.partition("\n")[0]
+            if not rest and len(below) - len(below.lstrip(" ")) > column:
+                rest = below.strip()
+            if rest.startswith("#" if len(node.value.split()) > 1 else "##"):
                 yield node.end_mark.line, f"{shown(rest)} is a comment: quote the text, or put the comment elsewhere"
 
     root = yaml.compose(text, yaml.SafeLoader)  # in Python: its marks count letters

@@ -47,6 +47,7 @@ _FORMULA = re.compile(
     r"(?!.*[a-z]{3})(?=.*[a-z])[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
 )
+_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
 _PERCENT = re.compile(r"%|per ?cent")
@@ -275,9 +276,9 @@ GRADERS: dict[str, Grader] = {
 
 
 def is_no_answer(gold: str) -> bool:
-    """Whether a gold answer is what a failed computation leaves: NaN or an infinity, as Python
-    writes them."""
-    return re.fullmatch(r"[-+]?(?:nan|inf)", gold.strip(), re.IGNORECASE) is not None
+    """Whether a gold answer is what a failed computation or a missing value leaves: NaN or an
+    infinity, as Python writes them, or N/A."""
+    return re.fullmatch(r"[-+]?(?:nan|inf)|#?n/a", gold.strip(), re.IGNORECASE) is not None
 
 
 def kind_of(gold: str) -> str:
@@ -316,11 +317,11 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = unicodedata.normalize("NFKD", text.casefold())
+    text = unicodedata.normalize("NFKD", _TEXT.sub(r"\1", text).casefold())
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = _MARKS.sub(
-        lambda mark: mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "PS" else "", text
+        lambda mark: mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else "", text
     )
     words = _ARTICLES.sub(" ", text).split()
     return " ".join(words or text.split())
@@ -368,7 +369,7 @@ def _precision(gold: str) -> Fraction:
     value = abs(float(gold))
     bits = Fraction(0)
     if digits >= DOUBLE_DIGITS and value < LARGEST_SINGLE:
-        bits = Fraction(value) / 2 ** (24 if single(value) == value else 51)
+        bits = Fraction(value) / 2 ** (24 if single(value) == value else 47)
     return max(bits, Fraction(1, 10 ** len(parts[2])))
 
 
