@@ -121,14 +121,16 @@ class Stretch:
         """The seconds that are left after so many, at the pace so far.
 
         Where the engine counts tokens, and nothing but sampling goes on, those of things that are under way count too:
-        many are, and the first ones end together.
+        many are, and the first ones end together. They are the short ones, so the pace counts more as more are done.
         """
         done, left = self.done - self.first, self.total - self.done
-        if self.cost is not None and self.finished_tokens and not self.aside:
-            under_way = self.tokens - self.finished_tokens
-            tokens = max(left * self.finished_tokens / done - under_way, 0)
-            return tokens * seconds / self.tokens
-        return left * (seconds + self.aside) / done
+        paced = left * (seconds + self.aside) / done
+        if self.cost is None or not self.finished_tokens or self.aside:
+            return paced
+        under_way = self.tokens - self.finished_tokens
+        tokens = max(left * self.finished_tokens / done - under_way, 0)
+        share = done / (done + left)
+        return share * paced + (1 - share) * tokens * seconds / self.tokens
 
 
 class Progress:

@@ -113,8 +113,13 @@ def test_the_time_left_counts_what_is_under_way_and_comes_when_it_is_known(clock
             cost.sampled_tokens = 3200
             progress.advance(tokens=100)
             assert ("ETA" in progress.pace) == (done > 2), done
-        # 96 problems of 100 tokens are left, 28 of them are drawn: 6,800 tokens at 128 a second, and not 96 * 25 / 4 s.
-        assert progress.line() == "4/100 problems, 6.2 s/problem, ETA 53 s, 3,200 tokens, 128 a second"
+        # 96 problems of 100 tokens are left, 28 of them are drawn: 6,800 tokens at 128 a second are 53 s, which count for
+        # 96%, and the pace's 96 * 25 / 4 s for 4%.
+        assert progress.line() == "4/100 problems, 6.2 s/problem, ETA 75 s, 3,200 tokens, 128 a second"
+        clock.now += 575
+        cost.sampled_tokens = 20_000
+        progress.advance(86, tokens=8600)  # the last ten are long ones, whose end no count of tokens knows
+        assert "ETA 60 s" in progress.line()
 
 
 def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io.StringIO) -> None:
