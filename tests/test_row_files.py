@@ -126,6 +126,14 @@ def test_an_empty_folder_and_a_pattern_without_files_are_said(tmp_path: Path) ->
         opened(tmp_path / "*.jsonl")
 
 
+def test_files_of_another_encoding_and_missing_answers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "wide.jsonl").write_text(LINES, encoding="utf-16")
+    with pytest.raises(DataError, match="save it as UTF-8"):
+        opened(tmp_path / "wide.jsonl")
+    with pytest.raises(DataError, match="line 1 has 'N/A' as `answer`, which is no answer"):
+        opened(written(tmp_path, {"question": "1 + 1?", "answer": "N/A"}))
+
+
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "1 + 1?"}
@@ -133,6 +141,21 @@ COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "verl": (
         {"data_source": "x", "prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}},
         ("1 + 1?", "2"),
+    ),
+    "dapo": (
+        {"prompt": json.dumps([USER]), "reward_model": json.dumps({"ground_truth": "2"})},
+        ("1 + 1?", "2"),
+    ),
+    "openbookqa": (
+        {"question_stem": "Barks?", "choices": {"text": ["cat", "dog"], "label": ["A", "B"]}, "answerKey": "B"},
+        ("Barks?\nA. cat\nB. dog", "B"),
+    ),
+    "arc as its authors wrote it": (
+        {
+            "question": {"stem": "Barks?", "choices": [{"text": "cat", "label": "A"}, {"text": "dog", "label": "B"}]},
+            "answerKey": "B",
+        },
+        ("Barks?\nA. cat\nB. dog", "B"),
     ),
     "trl": (
         {"prompt": [{"role": "system", "content": "Be brief."}, USER], "ground_truth": 2},

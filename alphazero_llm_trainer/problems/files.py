@@ -18,20 +18,20 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .rows import Columns, Row, as_task, choices_at, each, load_hub, read_files, split_in, value_at
+from .rows import Columns, Row, as_task, choices_at, each, from_json, load_hub, read_files, split_in, value_at
 from .source import READ, Source, TaskList, by_hash, once
 
 log = logging.getLogger(__name__)
 
 PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
-QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
+QUESTIONS = ("question.stem", "question", "question_stem", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = (
     "answer", "final_answer", "answers", "answerKey", "gold", "ground_truth", "gold_answer", "expected_answer",
     "correct_answer", "correct", "reward_model.ground_truth", "target", "output", "label", "result",
     "cop",
 )  # fmt: skip
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
-CHOICES = ("choices", "options")
+CHOICES = ("choices", "options", "question.choices")
 LETTERED = ("{}", "option_{}", "option{}", "Option {}", "choice_{}", "op{}")  # a choice in a column of its own
 FEW = 0.5  # of the rows: a smaller share of training questions is worth a warning
 
@@ -96,7 +96,7 @@ def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -
 def how_read(columns: Columns, rows: Sequence[Row]) -> str:
     """How rows are read, in words."""
     more = "" if columns.more is None else f" and `{columns.more}`"
-    first = value_at(rows[0][0], columns.question)
+    first = from_json(value_at(rows[0][0], columns.question))
     said = [f"question is `{columns.question}`{more}{' (messages)' if isinstance(first, list) else ''}"]
     if columns.answer is None:
         said.append(f"answer is the last box or #### line of `{columns.solution}`")

@@ -153,6 +153,8 @@ def text_in(file: Path) -> str:
     try:
         with opener(file, "rt", encoding="utf-8-sig", newline="") as opened:
             return str(opened.read())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
     except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
         raise unreadable(file, error) from error
 
@@ -296,15 +298,23 @@ def value_at(columns: Mapping[str, Any], name: str) -> Any:
     if name in columns:
         return columns[name]
     outer, _, inner = name.partition(".")
-    value = columns.get(outer)
+    value = from_json(columns.get(outer))
     return value_at(value, inner) if inner and isinstance(value, Mapping) else None
+
+
+def from_json(value: Any) -> Any:
+    """What a text that is a JSON list or object holds; any other value itself."""
+    with contextlib.suppress(ValueError):
+        if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+            return parse_json(value)
+    return value
 
 
 def question_of(row: Row, names: Columns) -> str:
     """The question: a text, or the one turn of the user in a list of messages, behind a system
     message where there is one."""
     columns, where = row
-    messages = value_at(columns, names.question)
+    messages = from_json(value_at(columns, names.question))
     if isinstance(messages, list | tuple) and messages and all(isinstance(one, Mapping) for one in messages):
         texts = [said_in(message.get("content")) for message in messages]
         roles = [str(message.get("role", message.get("from"))) for message in messages]
@@ -338,11 +348,7 @@ def choices_at(columns: Mapping[str, Any], name: str) -> Any:
             letter: columns.get(name.format(letter), columns.get(name.format(letter.lower()))) for letter in LETTERS
         }
         return {letter: text for letter, text in texts.items() if text not in (None, "")}
-    value = value_at(columns, name)
-    with contextlib.suppress(ValueError):
-        if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-            value = parse_json(value)
-    return value
+    return from_json(value_at(columns, name))
 
 
 def choices_of(given: Any, where: str) -> tuple[list[str], list[str]]:
