@@ -15,14 +15,14 @@ import torch
 from peft import LoraConfig, PeftConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support import tiny_engine, tiny_llama
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.policy.adapters import POLICY, layers, load_adapter, shape_of, under
+from alphazero_llm_trainer.policy.adapters import POLICY, fit_lora, layers, load_adapter, shape_of, under
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.training.merging import bare, merged, read_back
@@ -257,3 +257,28 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     torch.testing.assert_close(
         logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-3, rtol=1e-3
     )
+
+
+def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_saved_stays(tmp_path: Path) -> None:
+    shape = CONFIG_MAPPING["glm4_moe"](
+        vocab_size=61, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, n_routed_experts=4, num_experts_per_tok=2,
+        n_shared_experts=1, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(shape).eval()
+    model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()  # a buffer that is saved
+    with pytest.raises(ConfigError, match="down_proj"):
+        fit_lora(model, OurLora(targets=("down_proj",)), "x")
+    attach(model, fit_lora(model, OurLora(), "x"), POLICY)
+    for layer in layers(model):
+        layer._active_adapter = [POLICY]
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data.normal_(std=0.2)
+    save_adapter(model, tmp_path / "adapter")
+    load_adapter(bare(model), tmp_path / "adapter", POLICY)  # no field beyond LoRA's
+    whole = merged(bare(model), tmp_path / "adapter")
+    whole.save_pretrained(tmp_path / "whole")
+    read_back(tmp_path / "whole", whole)
+    torch.testing.assert_close(logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")), logprobs(model))

@@ -23,6 +23,7 @@ from .folders import ADAPTER_CONFIG, read_note
 
 POLICY, CRITIC, START = "default", "critic", "start"  # names of adapters; `value` and `prm` are those of critics
 PARTS = ("lora_A", "lora_B")
+OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
 
 # Fields of adapter_config.json that don't say what is computed, or that the forwards here know: rank, scale, modules.
@@ -180,8 +181,8 @@ def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
 def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
     """`lora` for the layers that `model` has: the default's names where it has them all, else every linear layer.
 
-    The last layer, which makes logits of hidden states, is never one of them. Raises ConfigError where names of one's own
-    are not this model's.
+    The last layer, which makes logits of hidden states, is never one of them, nor are layers beside a mixture's experts whose
+    names peft takes for those of the experts. Raises ConfigError where names of one's own are not this model's.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -190,6 +191,8 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
         for name, module in model.base_model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings()
     }
+    if any(".experts." in name for name, _ in model.named_parameters()):
+        linear -= OF_EXPERTS
     unknown = [name for name in lora.targets if name not in linear]
     if not unknown:
         return lora

@@ -47,11 +47,12 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     shell.load_state_dict(state, strict=False, assign=True)
     shell.tie_weights()
     shell.eval()
+    saved = shell.state_dict().keys()
     for name, buffer in list(shell.named_buffers()):
         owner, _, own = name.rpartition(".")
-        if buffer.is_meta:  # tables that aren't saved, of positions say
+        if buffer.is_meta:
             values = model.get_buffer(name).cpu()
-            shell.get_submodule(owner).register_buffer(own, values, persistent=False)
+            shell.get_submodule(owner).register_buffer(own, values, persistent=name in saved)
     shell.config.dtype = chosen
     shell.generation_config = model.generation_config
     return shell
