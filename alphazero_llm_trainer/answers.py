@@ -260,6 +260,11 @@ def thinks(text: str) -> bool:
     return bool(tags) and not _closes(tags[-1])
 
 
+def marks_thinking(token: str) -> bool:
+    """Whether a tokenizer's special token is, or is a part of, what opens or closes thinking."""
+    return bool(_THINKING.fullmatch(token)) or token in ("<|channel|>", "<|message|>")
+
+
 def _closes(tag: re.Match[str]) -> bool:
     return bool(tag["shut"] or tag["end"] or tag["last"] or tag["final"])
 

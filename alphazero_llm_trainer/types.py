@@ -79,6 +79,11 @@ def ids_of(steps: Iterable[Step]) -> tuple[int, ...]:
     return tuple(token for step in steps for token in step.token_ids)
 
 
+def text_of(steps: Iterable[Step]) -> str:
+    """The text of steps, joined."""
+    return "".join(step.text for step in steps)
+
+
 def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
     """The log-probabilities of `steps`, one after the other `[T]`."""
     return tuple(value for step in steps for value in step.logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from alphazero_llm_trainer.answers import is_final, thinks, without_thinking
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Generated, Limits
+from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import ConfigError, RequestError
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
@@ -21,7 +23,7 @@ from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.policy.folders import find_model, trained_with, write_facts
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.rewards.combined import steps_of
-from alphazero_llm_trainer.types import NOTHING, Continuation, Opening, Step
+from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step
 
 GEMMA = (
     "{{ '<bos>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -206,3 +208,38 @@ def test_a_step_inside_it_is_a_step_of_search(student: Any, monkeypatch: pytest.
     assert third.text == "1 + 2 = 3\n"
     with pytest.raises(ConfigError, match=r"search\.mode is 'token'.*thinking=off"):
         EngineTokens(student, 1.0, 1)
+
+
+def test_tags_are_read_where_they_are_special_tokens(student: Any) -> None:
+    marks = ["<think>", "</think>", "[THINK]", "<|channel|>", "<|message|>", "<|start|>"]
+    student.tokenizer.add_special_tokens({"extra_special_tokens": marks})
+    for text in ("<think>1 + 1 = 2\n", "[THINK]2", "<|channel|>2<|message|>3"):
+        ids = [*student.encode(text), student.engine.eos_id]
+        assert student.decode(ids).replace(" ", "") == text.replace(" ", "")
+    assert "start" not in student.decode(student.encode("<|start|>2"))
+
+
+async def adopted(student: Any, steps: tuple[Step, ...]) -> Continuation:
+    continuation, _ = await EngineSteps(student, 1.0).adopt(
+        Problem("a", QUESTION, "embedded"), steps, "#### 5", "teacher:x", Direction.RIGHT
+    )
+    return continuation
+
+
+def test_a_teachers_answer_inside_it_ends_nothing(student: Any) -> None:
+    thought = Step(tuple(student.encode("1 + 1 = 2\n")), (), "<think>\n1 + 1 = 2\n")
+    assert asyncio.run(adopted(student, ())).ended
+    assert not asyncio.run(adopted(student, (thought,))).ended
+    first = asyncio.run(adopted(chat(student, OPENED), ()))
+    assert not first.ended and thinks(first.steps[0].text)
+
+
+def test_a_servers_answer_inside_it_ends_nothing() -> None:
+    config = load_config(overrides=["search.step=line"])
+    calls = ChatSteps(None, [], config.search, None)  # type: ignore[arg-type]
+    texts = [step.text for step in calls._cut("#### 5\nso\n</think>\n#### 3\nmore\n", True, "<think>\n").steps]
+    assert texts == ["#### 5\n", "so\n", "</think>\n", "#### 3\n"]
+    step = (Step((), (), "<think>\nso\n"),)
+    problem = Problem("a", QUESTION, "embedded")
+    inside, _ = asyncio.run(calls.adopt(problem, step, "#### 5", "teacher:x", Direction.RIGHT))
+    assert not inside.ended

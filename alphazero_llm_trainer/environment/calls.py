@@ -14,7 +14,7 @@ from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import split_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
-from ..types import Continuation, Cost, Direction, Problem, Step
+from ..types import Continuation, Cost, Direction, Problem, Step, text_of
 from .frozen import FrozenStudent
 
 SEED_BITS = 31  # some servers take 32 bits with a sign
@@ -139,20 +139,25 @@ class ChatSteps:
             self._asked = prompt_of(cost)
         ended = choice.get("finish_reason") == "stop"
         if self.frozen is None:
-            drawn = self._cut(choice["message"].get("content") or "", ended)
+            drawn = self._cut(choice["message"].get("content") or "", ended, text_of(prefix))
         else:
             ids, logprobs = tuple(choice["token_ids"]), tuple(choice["token_logprobs"])
-            drawn = self.frozen.steps.cut(Generated(ids, logprobs, "eos" if ended else "length"))
+            drawn = self.frozen.steps.cut(Generated(ids, logprobs, "eos" if ended else "length"), prefix)
         if len(drawn.steps) > limits.steps:
             drawn = Continuation(drawn.steps[: limits.steps], ended=False)
         return drawn, cost
 
-    def _cut(self, text: str, ended: bool) -> Continuation:
-        """A reply as steps. Whatever follows the final answer is not part of the response."""
+    def _cut(self, text: str, ended: bool, before: str) -> Continuation:
+        """A reply to the response `before` as steps. Whatever follows the final answer is not part of the response."""
         steps = split_steps(text, self.settings.step)
-        final = next((number for number, step in enumerate(steps, 1) if is_final(step)), len(steps))
-        read = final == len(steps)
-        return Continuation(tuple(Step((), (), step) for step in steps[:final]), ended and read, cut=read and not ended)
+        kept: list[Step] = []
+        for step in steps:
+            kept.append(Step((), (), step))
+            if is_final(step, before):
+                break
+            before += step
+        read = len(kept) == len(steps)
+        return Continuation(tuple(kept), ended and read, cut=read and not ended)
 
     async def _check_server(self) -> None:
         """Raise EngineError for a server that takes the parameter and ignores it.
@@ -173,7 +178,7 @@ class ChatSteps:
     ) -> tuple[Continuation, Cost]:
         """A step that somebody else wrote, as it stands."""
         line = text.rstrip("\n")
-        final = is_final(line)
+        final = is_final(line, text_of(steps))
         written = line if final else line + "\n"
         ids = () if self.frozen is None else self.frozen.encode(written, final)
         return Continuation((Step(ids, (), written),), ended=final, source=source, direction=direction), Cost()
@@ -182,4 +187,4 @@ class ChatSteps:
         """The opening, and the steps so far in one assistant's message."""
         if not steps:
             return self.opening
-        return [*self.opening, {"role": "assistant", "content": "".join(step.text for step in steps)}]
+        return [*self.opening, {"role": "assistant", "content": text_of(steps)}]

@@ -18,7 +18,7 @@ from ..mcts.seeds import derive_seed
 from ..mcts.tree import REJECTED, ROOT, Tree
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
-from ..types import Cost, Problem, RewardParts, Step, ids_of
+from ..types import Cost, Problem, RewardParts, Step, ids_of, text_of
 from .verifiers import NoVerifier
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Chain:
 
     @property
     def text(self) -> str:
-        return "".join(step.text for step in self.steps)
+        return text_of(self.steps)
 
     @property
     def tokens(self) -> int:
@@ -281,5 +281,5 @@ class Attempt:
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
     """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside a step (`cut`)."""
-    final = bool(steps) and is_final(steps[-1].text, "".join(step.text for step in steps[:-1]))
+    final = bool(steps) and is_final(steps[-1].text, text_of(steps[:-1]))
     return Chain(steps, whole=ended or (final and not cut), cut=cut)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
-from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of
+from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .choose import Reading
 from .tree import WHOLE
 
@@ -87,7 +87,7 @@ class CountedVerifier:
         self.known.update(prefixes(steps))
         judged = await self.verifier(self.problem, self.prompt_ids, steps)
         if not judged.checked:
-            self.unjudged.add("".join(step.text for step in steps))
+            self.unjudged.add(text_of(steps))
         return judged
 
 
@@ -102,7 +102,7 @@ def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ..
     async def evaluate(
         problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
-        if verdict not in WHOLE or reading("".join(step.text for step in steps)) is None:
+        if verdict not in WHOLE or reading(text_of(steps)) is None:
             return RewardParts(total=0.0)
         return RewardParts(total=await value(prompt_ids(problem) + ids_of(steps)))
 

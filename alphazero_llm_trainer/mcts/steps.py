@@ -10,7 +10,7 @@ from typing import Protocol
 from ..answers import is_final
 from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
-from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of
+from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
@@ -124,10 +124,7 @@ class StepExpansion(Expansion):
         said: Counter[str] = Counter()
         for playout in playouts:
             steps = playout.continuation.steps
-            if self.rolls:
-                text = self.reading("".join(step.text for step in (*prefix, *steps))) or ""
-            else:
-                text = steps[0].text if steps else ""
+            text = (self.reading(text_of((*prefix, *steps))) or "") if self.rolls else text_of(steps[:1])
             said[text] += bool(text)
         rewards = [p.reward for p in playouts if p.reward is not None]
         grades = [reward.total if reward.grade is None else reward.grade for reward in rewards]
@@ -203,8 +200,8 @@ class StepExpansion(Expansion):
         Asked only where the rule finds no final-answer line; the step after which it says yes is the last one.
         """
         steps = continuation.steps
-        text = "".join(step.text for step in prefix)
-        if not steps or is_final(steps[-1].text, text + "".join(step.text for step in steps[:-1])):
+        text = text_of(prefix)
+        if not steps or is_final(steps[-1].text, text + text_of(steps[:-1])):
             return continuation
         for i, step in enumerate(steps, 1):
             text += step.text
@@ -237,7 +234,7 @@ class StepExpansion(Expansion):
 
 def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] = ()) -> str:
     """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
-    before = "".join(step.text for step in (*prefix, *continuation.steps[:-1]))
+    before = text_of((*prefix, *continuation.steps[:-1]))
     if continuation.steps and is_final(continuation.steps[-1].text, before):
         return "answer"
     if continuation.checked:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..engine.protocol import Drawn, Limits
-from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of
+from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
 from .metered import CountedVerifier
@@ -101,7 +101,7 @@ class VerifiedExpansion(Expansion):
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0 without an answer."""
         if self.evaluate is not None and why is not None and why != REJECTED:
             return await self.grade(steps, (), why)
-        answers = why in WHOLE and self.reading("".join(step.text for step in steps)) is not None
+        answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
     def unfinished(self, steps: Sequence[Step], scores: Sequence[float | None]) -> Evaluation:
@@ -149,6 +149,6 @@ class VerifiedExpansion(Expansion):
         last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.
         ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
-        text = "".join(step.text for step in last.steps)
+        text = text_of(last.steps)
         tree.rollouts.append(Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None))
         return node

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
+from ..answers import marks_thinking
 from ..config.sections import StudentModel
 from ..errors import RequestError
 from ..types import Opening, Problem
@@ -106,8 +107,9 @@ class Chat:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens left out."""
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        """The text of `token_ids`, special tokens left out but for those that open and close thinking."""
+        hidden = not_shown(self.tokenizer)
+        return self.tokenizer.decode([i for i in token_ids if i not in hidden], clean_up_tokenization_spaces=False)
 
 
 def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -120,6 +122,13 @@ def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str
             rest[at] = {**message, "content": "\n\n".join([*texts, message["content"]])}
             break
     return rest
+
+
+@functools.lru_cache
+def not_shown(tokenizer: Any) -> frozenset[int]:
+    """The special tokens that no response shows."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(i for i, token in added if token.special and not marks_thinking(token.content))
 
 
 class Prompts:

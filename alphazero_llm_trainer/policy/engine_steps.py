@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits
-from ..types import Continuation, Cost, Direction, Problem, Step
+from ..types import Continuation, Cost, Direction, Problem, Step, text_of
 from .chat import Prompts
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EngineSteps(Prompts):
         """
         ids, steps, start = generated.token_ids, [], 0
         ends = self.student.engine.step_ends
-        lead, so_far = "" if before else self.lead, "".join(step.text for step in before)
+        lead, so_far = "" if before else self.lead, text_of(before)
         goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
         for end in ends.parts(ids):
             text = lead + self.student.decode(ids[start:end])
@@ -86,7 +86,8 @@ class EngineSteps(Prompts):
     ) -> tuple[Continuation, Cost]:
         """A step that somebody else wrote, tokenised once and scored under the student (its snapshot at ingest)."""
         line = text.rstrip("\n")
-        final = is_final(line)
+        lead = "" if steps else self.lead
+        final = is_final(line, lead or text_of(steps))
         ids = self.student.encode(line if final else line + "\n")
         # A line that spells an end token or a chat's marks has none of them.
         special = set(self.student.tokenizer.all_special_ids)
@@ -95,7 +96,7 @@ class EngineSteps(Prompts):
             ids = [*ids, self.student.engine.eos_id]
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
         [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
-        step = Step(tuple(ids), tuple(logprobs), self.student.decode(ids))
+        step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode(ids))
         return Continuation((step,), ended=final, source=source, direction=direction), Cost(
             scored_tokens=len(ids), calls=1
         )

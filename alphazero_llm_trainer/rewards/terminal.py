@@ -9,7 +9,7 @@ from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..mcts.tree import WHOLE
 from ..problems.source import source_of
-from ..types import Direction, Problem, RewardParts, Step, Task
+from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of
 from .custom import CustomReward
 from .perplexity import Perplexity
@@ -33,7 +33,7 @@ def make_evaluate(
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
         correct = own = None
-        response = "".join(step.text for step in steps)
+        response = text_of(steps)
         if tasks is not None:
             task = tasks[problem.id]
             if task.gold or source_of(problem).gold_free:
@@ -54,5 +54,5 @@ async def finished_earns_one(
     problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
     """Without gold and without a student to measure by, a whole response that states an answer earns 1: the vote counts."""
-    answer = source_of(problem).final_answer("".join(step.text for step in steps)) if verdict in WHOLE else None
+    answer = source_of(problem).final_answer(text_of(steps)) if verdict in WHOLE else None
     return RewardParts(total=0.0 if answer is None else 1.0)

@@ -5,21 +5,18 @@ A body comes from a network: whatever it holds becomes a `ChatAnswer` or a `Call
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
+from ..answers import without_thinking
 from ..errors import TeacherError
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
 BUDGET = "budget"  # the kind of a call that was not sent: it could have gone over `teachers.budget`
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
-_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
-# Some templates open the thinking in the prompt, so that only its end is in the answer.
-_OPEN_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _HELP = {
     401: "check the key",
     402: "check the key's credit",
@@ -82,11 +79,6 @@ class ChatAnswer:
     characters: int
     usage: Usage | None
     failure: CallError | None = None
-
-
-def without_thinking(text: str) -> str:
-    """`text` without what stands between `<think>` tags; an unclosed one takes the rest."""
-    return _OPEN_THINKING.sub("", _THINKING.sub("", text))
 
 
 def read_answer(body: bytes, name: str) -> ChatAnswer:
