@@ -104,7 +104,8 @@ _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE)
 _REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
 _ANSWER = (
-    r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar|odpowied[zź]|ответ|відповідь|cevap|jawaban)"
+    r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar"
+    r"|odpowied[zź]|odpověď|răspuns|vastaus|απάντηση|đáp (?:án|số)|ответ|відповідь|cevap|jawaban)"
     r"(?:\s+(?:finale?|correct[ae]|правильный)\b|\s+(?:to|for)\s[^.:\n]{1,80}?)?"
     r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s)"
     r"|(?:答案|答え|回答|正解|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
@@ -133,7 +134,8 @@ _TAGS = re.compile(
 _FIRST_DIGIT = re.compile(r"\d")
 _NEXT_QUESTION = re.compile(
     r"(?:\n|(?<=[.!?。:])\s)[\s>*_#]*+(?:(?:next|new|another)\s+)?"
-    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage|вопрос)\s*\d*\s*\**\s*[:：]|(?:question|problem|exercise|example|q)\s*\d+[.)]"
+    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage|вопрос)\s*\d*\s*\**\s*[:：]"
+    r"|(?:question|problem|exercise|example|q)\s*\d+[.)]"
     r"|(?:human|user|instruction|input)\s*\**\s*[:：]|(?:问题|题目|問題|질문|문제)\s*\d*\s*[:：])"
     r"|\n\W*(?:question|problem|exercise|user|human)\s*\d*\W*\n",
     re.IGNORECASE,
@@ -169,15 +171,15 @@ _SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
 _REMARK = re.compile(
     r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^])\b)[^()\[\]{}]*[)\]}]"
     r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
-    rf"|[,;]\s*(?:{_REASON}|which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s(?:{_REASON}|where|i\.e)\b.*"
+    rf"|[,;]\s*(?:{_REASON}|(?:of )?which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s(?:{_REASON}|where|i\.e)\b.*"
     rf"|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_CHOICE = r"(?:option|choice|letter|answer)"
+_CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
 _ONE_LETTER = re.compile(
-    rf"(?:the\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    rf"(?:(?:the|la|die)\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
@@ -192,7 +194,7 @@ _NAMED = re.compile(
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
+    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
