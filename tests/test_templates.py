@@ -203,6 +203,7 @@ def test_a_step_inside_it_is_a_step_of_search(student: Any, monkeypatch: pytest.
     assert [step.text for step in later.steps] == texts[2:6]
     # A template that opened thinking itself: the first step says so, its tokens are as they were.
     chat(student, OPENED)
+    cutter = EngineSteps(student, 1.0)
     [first, second, third] = cut((1, 2, 4)).steps
     assert (first.text, first.token_ids) == ("<think>\n1 + 1 = 2\n", (1,)) and second.text == "#### 5\n"
     assert third.text == "1 + 2 = 3\n"

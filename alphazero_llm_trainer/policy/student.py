@@ -174,7 +174,11 @@ def load_tokenizer(source: str, inference: bool) -> Any:
             from transformers import AutoTokenizer
 
             own: Any = AutoTokenizer.from_pretrained(folder, **options)
-            if chosen is None or all(read(own, text) == read(chosen, text) for text in TEXTS):
+            # "" is read as the token that opens texts, where there is one.
+            if chosen is None or (
+                own("")["input_ids"] == chosen("")["input_ids"]
+                and all(read(own, text) == read(chosen, text) for text in TEXTS)
+            ):
                 chosen = own
             elif chosen.eos_token is None:
                 chosen.eos_token = own.eos_token
