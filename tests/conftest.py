@@ -38,9 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def log_again() -> Iterator[None]:
-    """`-q` silences the log for its process; here that is all tests' own."""
+    """`-q` and `merge` silence the log for their process; here that is all tests' own."""
     yield
     logging.disable(logging.NOTSET)
+    logging.getLogger("alphazero_llm_trainer.engine").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ def test_a_level_is_a_number_or_words(tmp_path: Path, level: Any, read: int) -> 
     [
         ("gsm8k", "", "has no rows: put gsm8k rows with question, answer"),
         ("gsm8k", gsm8k() + "\n" + gsm8k(answer="so 72"), "line 2: gold answer 'so 72' has no number after '####'"),
-        ("gsm8k", b"\xff\xfe\x00", "can't decode byte 0xff"),
+        ("gsm8k", b"\xff\xfe\x00", "is not UTF-8 at byte 0"),
         ("math", json.dumps({"problem": "p"}), "line 1 has None as `solution`"),
         ("math", math(answer="1" * (LONGEST_ANSWER + 1)), "line 1 has an `answer` of 1001 characters"),
         ("hotpotqa", hotpotqa(context=None), "line 1 has no `context` with a list"),
