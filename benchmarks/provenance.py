@@ -1,8 +1,7 @@
 """How old a figure is: the commit that it was measured on, and the modules that it depends on.
 
-`write` puts both into the JSON of a benchmark, as `commit`, `clean`, `date` and `depends`, and `scripts/results_pages.py` says
-on the page which of those modules have changed since. A command of the package that writes JSON knows no commit; stamp its
-file, right after the run:
+`write` puts both into the JSON of a benchmark, as `commit`, `clean`, `date` and `depends`; `scripts/results_pages.py` names the
+commit on the page. A command of the package that writes JSON knows no commit; stamp its file, right after the run:
 
     uv run python benchmarks/provenance.py benchmarks/results/ladder.json
 """
@@ -38,16 +37,12 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "real_engine": ("engine", "policy/student.py"),
     "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
     "real_training": ("training/sft.py", "training/models.py", "training/packing.py", "training/attention.py"),
-    "recipes": (*TRAINING, *EMBEDDED, "config/grpo.yaml", "config/grpo_correctness.yaml"),
     "reliability": ("serve", "training", "mcts/journal.py", "scale", "teachers", "files.py"),
     "search": ("mcts", "engine"),
     "search_budgets": (*ANSWERS, *EMBEDDED, "problems/numbers.py"),
     "serve": SERVER,
     "step_search_vllm": ("engine", "mcts"),
     "student": ("training/sft.py", "problems/embedded.py"),
-    "teachers": (*TRAINING, *EMBEDDED, "teachers", "benchmarks/teachers.yaml"),
-    "tree_grpo": (*TRAINING, *EMBEDDED),
-    "value": ("training/value.py", "training/critic.py", "mcts", "eval/methods.py"),
     "vllm_contract": ("engine",),
 }
 

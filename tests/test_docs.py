@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import json
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -90,15 +92,15 @@ def test_every_command_line_of_the_documentation_parses(path, parser):
 
 
 def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
-    """In a copy without git, where the lines on ages stay as the pages have them."""
     for folder in ("benchmarks/results", "docs/results"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    parts = ("README.md", "scripts/results_pages.py", "scripts/results_pages.yaml", "benchmarks/provenance.py")
-    for name in (*parts, "alphazero_llm_trainer/assets/student/manifest.json"):
+    parts = ["README.md", "scripts/results_pages.py", "scripts/results_pages.yaml"]
+    parts += [f"alphazero_llm_trainer/{name}" for name in ("assets/student/manifest.json", "cli/sft.py")]
+    for folder in ("benchmarks", "scripts"):
+        parts += [f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")]
+    for name in parts:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    for script in (ROOT / "benchmarks").glob("*.py"):
-        shutil.copy(script, tmp_path / "benchmarks")
 
     def check() -> tuple[int, str]:
         command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), "--check"]
@@ -131,51 +133,46 @@ def test_figures_are_found_by_their_paths_and_what_is_missing_is_an_error():
     with pytest.raises(pages.PageError, match="no JSON has none"):
         said("{none}")
     lines = pages.table({"rows": "of.*", "names": {"b": "B"}, "columns": {"x": "{$0}", "n": "{value}"}}, data)
-    assert lines[1:4] == ["| x | n |", "|---|---:|", "| B | 3 |"]
+    assert lines[3:6] == ["| x | n |", "|---|---:|", "| B | 3 |"]
 
 
-def test_a_page_names_the_modules_that_differ_from_the_commit_of_its_figures(tmp_path, monkeypatch):
+def test_every_command_of_a_results_page_parses(parser, monkeypatch):
+    """Up to the arguments: options that a benchmark has lost fail here."""
+
+    class Parsed(Exception):
+        pass
+
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self, *words):
+        parse(self, *words)
+        raise Parsed
+
+    seen = set()
+    for page in sorted((ROOT / "docs" / "results").glob("*.md")):
+        for command in re.findall(r"`uv run ([^`]+)`", page.read_text(encoding="utf-8")):
+            program, *words = shlex.split(command)
+            if program == "alphazero-llm-trainer":
+                parser.parse_args(words)
+                continue
+            assert program == "python", command
+            seen.add(words[0])
+            with monkeypatch.context() as patched:
+                patched.setattr(argparse.ArgumentParser, "parse_args", parsed)
+                patched.setattr(sys, "argv", words)
+                patched.setattr(sys, "path", [str((ROOT / words[0]).parent), *sys.path])
+                with pytest.raises(Parsed):
+                    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    assert "benchmarks/search.py" in seen
+
+
+def test_a_command_is_shown_while_it_is_there():
     pages = script("results_pages")
-    from benchmarks import provenance
-
-    def git(*words: str) -> str:
-        author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        return subprocess.run(["git", *author, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    def changed() -> list[str]:
-        pages.files_changed.cache_clear()
-        return pages.changed(data)
-
-    for module in (provenance, pages):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    with pytest.raises(pages.NoHistoryError):
-        pages.files_changed("HEAD")
-    package = tmp_path / "alphazero_llm_trainer"
-    (package / "engine").mkdir(parents=True)
-    for name in ("engine/schedule.py", "answers.py"):
-        (package / name).write_text("one = 1\n")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    depends = ["alphazero_llm_trainer/engine", "alphazero_llm_trainer/answers.py"]
-    data = {"commit": git("rev-parse", "HEAD").strip(), "clean": True, "date": "2026-11-24", "depends": depends}
-    (tmp_path / "README.md").write_text("pages\n")
-    assert changed() == []
-    (package / "engine/new.py").write_text("")
-    assert changed() == ["`engine`"]
-    (package / "answers.py").unlink()
-    assert changed() == ["`engine`", "`answers.py`"]
-    data["commit"] = "0" * 40
-    with pytest.raises(pages.PageError, match="is not in this repository's history"):
-        changed()
-
-
-def test_readme_is_not_released_with_a_figure_older_than_its_code(monkeypatch):
-    pages = script("results_pages")
-    monkeypatch.setattr(pages, "files_changed", lambda commit: frozenset())
-    assert pages.not_releasable() == []
-    monkeypatch.setattr(pages, "files_changed", lambda commit: frozenset({"alphazero_llm_trainer/engine/schedule.py"}))
-    assert "engine.json is older than its code" in " ".join(pages.not_releasable())
+    there = "python benchmarks/real.py T0  --model FOLDER --work FOLDER"
+    assert pages.command({"command": there}) == "uv run python benchmarks/real.py T0 --model FOLDER"
+    assert pages.command({"command": "uv run python benchmarks/gone.py"}) == ""
+    assert pages.command({"command": "alphazero-llm-trainer sft --seed 1"}).startswith("uv run alphazero")
+    assert pages.command({"command": "alphazero-llm-trainer gone --seed 1"}) == ""
 
 
 def test_every_figure_names_its_commit_and_modules_that_are_there(tmp_path):
