@@ -1,91 +1,311 @@
-"""What is the best use of sampled tokens in training? Arms side by side from the shipped student, over seeds.
+"""What does the tree bring in training? Ten arms from the shipped student at equal sampled tokens and updates, over seeds.
 
     uv run python benchmarks/improvement.py --work checkpoints/improvement
 
-`arms.py` says how stages are run and tuned. The arm `search` is what `train` does where no method is named, on more questions:
-right responses of trees under the source's rule, each tree ends at the first one, rejection-sampling fine-tuning. What it
-samples and its updates are what the others get, on new questions with their final answers only:
+`tree` is `train` where no method is named: chains under the source's step rule, which fork at a rejected step, until the first
+right response. Its controls leave out a part of that each:
 
-- rule, one chain: the same rule and training, one chain a question: nothing is forked;
-- rft, 8 samples: right ones among plain samples;
-- grpo, trees; grpo, samples; ppo, samples;
-- replay alone: the demonstrations that all arms replay, and no new question.
+- replay: the demonstrations that every arm replays, as many updates, and no new question;
+- greedy-right: the student's own greedy answers, the right ones; more questions, no rule;
+- samples: the right ones of eight samples (RFT);
+- one chain: one chain under the rule, and nothing forks;
+- one repair: one more simulation in the same tree where that chain failed;
+- restarts: chains under the rule, each from the root, until the first right one;
+- GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes; GRPO trees by correctness.
 
-Primary, written down before the test problems were read (PROTOCOL.md): greedy accuracy of `search` less that of `rule, one
-chain`, over problems and seeds. All else are observations with intervals.
+Every arm makes as many rounds and updates as `tree`; a round has as many questions as take the tree's tokens. Each has its
+learning rate from three, the best on validation problems with the first seed. Every stage is a command of the package, and one
+that has left its last file is not run again. `rows` trains on what the first student's trees bring, of questions that it fails
+greedily and of the others, as many rows and updates of either.
+
+Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import REPLAY, Arm, Seed, a_response, climb, figures, groups, less, options, outcomes, sampled, updates  # noqa: E402
+from arms import CORRECTNESS, Arm, Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
 
+from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
+from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"  # by its folder: `sft --model embedded` begins anew
-BASE, PRIMARY = "search", "rule, one chain"
-OF_ROUND = 96
-ROUNDS = f"train.questions_per_round={OF_ROUND} train.save_every=960 rewards.pre_weight=0"
-CHAINS = f"{ROUNDS} train.groups=chain search.samples=8 train.requeue_limit=0"
-RULE = "train.groups=verified search.enough_correct=1 search.simulations=1 train.requeue_limit=1"
+STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
+TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
+ROUNDS, OF_ROUND, A_ROUND = 40, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
+PASSES, ROWS = 2, 384  # GRPO: over a round's rows, and how many they are, without demonstrations
+SAVED = 4  # rounds between two measurements on validation problems
+SHARE = 0.2  # of demonstrations in an update
+# Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
 ARMS = {
-    "rft, 8 samples": Arm("rft", CHAINS, 5e-4, 8),
-    "grpo, trees": Arm("grpo", ROUNDS, 5e-4, 9, 4 * OF_ROUND),
-    "grpo, samples": Arm("grpo", CHAINS, 5e-4, 8, 4 * OF_ROUND),
-    "ppo, samples": Arm("ppo", f"{ROUNDS} search.samples=8", 3e-4, 8, 8 * OF_ROUND),
-    PRIMARY: Arm("rft", f"{ROUNDS} {RULE}", 5e-4, 1.3),
+    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.6),
+    "samples": Arm("rft", "", 5e-4, 5.0),
+    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.6),
+    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.7),
+    RESTARTS: Arm("", "search.select=restart", 5e-4, 1.0),
+    TREE: Arm("", "", 5e-4, 1.0),
+    "GRPO samples": Arm(
+        "grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 5.0, ROWS
+    ),
+    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.0, ROWS),
+    "GRPO trees by correctness": Arm("grpo", CORRECTNESS, 5e-4, 6.0, ROWS),
 }
+NAMES = (REPLAY, *ARMS)
 
 
-def stages(seed: Seed, factors: dict[str, float]) -> None:
-    """All of one seed."""
-    args, start = seed.args, ("--model", str(STUDENT))
-    first = seed.train(BASE, Arm(""), start, args.questions, ROUNDS.split()[:2])
-    spent = {"tokens": sampled(first), "updates": updates(first), "a_response": a_response(first)}
-    students = {"start": STUDENT, BASE: first / "student", **seed.tuned(ARMS, start, spent, factors)}
-    if not args.train_only:
-        for name, student in students.items():
-            seed.evaluate(name, student, ["greedy"])
+def flags(*settings: str) -> list[str]:
+    words = []
+    for setting in settings:
+        words += ["--set", setting]
+    return words
 
 
-def table(seeds: Sequence[Seed]) -> dict[str, Any]:
-    """Each arm over problems and seeds, its gain, and `search` less it."""
-    same = groups(seeds[0])
-    start, summary = figures(seeds, "start", same), []
-    for arm in (BASE, *ARMS, REPLAY):
-        row = figures(seeds, arm, same)
-        found = {"arm": arm, "tokens": row["training_tokens"], "updates": row["updates"]}
-        found |= {"greedy": row["accuracy"], "greedy_by_seed": row["by_seed"]}
-        found["greedy_gain"] = less(outcomes(seeds, arm), outcomes(seeds, "start"), same)
-        if arm != BASE:
-            found["search_minus_greedy"] = less(outcomes(seeds, BASE), outcomes(seeds, arm), same)
-        if arm == PRIMARY:
-            found["primary"] = found["search_minus_greedy"]
-        summary.append(found | {"outcomes": row["outcomes"]})
-        print(f"{arm:17} {row['accuracy'][0]:.3f} {found.get('search_minus_greedy', '')}", flush=True)
-    return {"distinct": len(set(same)), "start": {"greedy": start["accuracy"]}, "summary": summary}
+def trained(seed: Seed, name: str, rate: float) -> Path:
+    """The folder of one arm's student, at one learning rate."""
+    label = f"{name} {rate:g}"
+    shared = [f"train.optimizer.learning_rate={rate:g}", f"train.validation_size={seed.args.validation}"]
+    if name == REPLAY:
+        steps, every = ROUNDS * A_ROUND, SAVED * A_ROUND
+        shared += [f"train.sft.steps={steps}", f"train.evaluate_every={every}", "train.optimizer.weight_decay=0"]
+        return seed.sft(label, "--model", str(STUDENT), *flags(*shared))
+    arm = ARMS[name]
+    of_round = round(OF_ROUND / arm.responses)
+    settings = [*arm.settings.split(), *shared, f"train.questions_per_round={of_round}"]
+    settings.append(f"train.save_every={SAVED * of_round}")
+    if arm.rows:
+        batch = round(arm.rows / (1 - SHARE) * PASSES / A_ROUND)
+        settings += [f"train.rows_per_round={arm.rows}", f"train.optimizer.batch_size={batch}"]
+        settings.append(f"train.optimizer.epochs={PASSES}")
+    else:
+        settings += [f"train.updates_per_round={A_ROUND}", "train.optimizer.epochs=1000"]
+    run = seed.folder(label) / "run-001"
+    words = ["train", "--out", str(run.parent)]
+    begun = (run / "run.json").is_file()
+    if begun:
+        words += ["--resume", str(run)]
+    else:
+        words += [f"--use-{arm.method}"] if arm.method else []
+        words += ["--model", str(STUDENT), "-n", str(ROUNDS * of_round), "--eval-size", "0", *flags(*settings)]
+    seed.stage(label, words, run / "report.html", configured=not begun)
+    return run / "student"
+
+
+def curve(student: Path) -> list[tuple[float, float]]:
+    """Sampled tokens and accuracy on validation problems, from the start on, of an arm's student."""
+    if student.name != "student":  # replay: tokens stand for its share of the updates
+        card = read(student / "manifest.json")
+        return [(line["step"] / card["steps"], line["accuracy"]) for line in card["evaluations"]]
+    tokens, points = 0, []
+    for line in metrics(student.parent):
+        tokens += line["cost"]["sampled_tokens"] if "cost" in line else 0
+        if "validation_accuracy" in line:
+            points.append((float(tokens), line["validation_accuracy"]))
+    return points
+
+
+def on_validation(student: Path) -> float:
+    if student.name == "student":
+        return validation(student.parent)
+    accuracy: float = read(student / "manifest.json")["validation_accuracy"]
+    return accuracy
+
+
+class Greedy:
+    """Right or wrong by problem of students' greedy answers, each kept in `work`/greedy.json by name."""
+
+    def __init__(self, work: Path, settings: Sequence[str]) -> None:
+        self.path, self.config = work / "greedy.json", load_config(None, overrides=settings)
+        self.kept: dict[str, list[bool]] = read(self.path) if self.path.exists() else {}
+
+    def __call__(self, name: str, student: Path, tasks: Sequence[Task]) -> list[bool]:
+        if name not in self.kept:
+            loaded = load_student(self.config, path=student, opening=opening(self.config))
+            self.kept[name] = answer(loaded, tasks, max_tokens=self.config.search.max_tokens).first
+            self.path.write_text(json.dumps(self.kept), encoding="utf-8")
+        return self.kept[name]
+
+
+def trees_of(student: Path) -> list[SavedTree]:
+    return list(read_trees(student.parent)) if student.name == "student" else []
+
+
+def taught(trees: Sequence[SavedTree], responses: int) -> dict[str, int]:
+    """How many right responses, all different, training takes of each question, by the question's id."""
+    rows = {}
+    for tree in trees:
+        right = {path.token_ids for path in tree.paths if path.right}
+        rows[tree.problem.id] = min(len(right), responses)
+    return rows
+
+
+def of_failed(rows: dict[str, int], solved: dict[str, bool]) -> float:
+    """The share of rows whose question the start's greedy answer fails."""
+    total = sum(rows.values())
+    return sum(count for name, count in rows.items() if not solved[name]) / total
+
+
+def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
+    """Students taught the right responses of the start's own trees: of failed questions alone, of solved ones alone.
+
+    As many rows and updates each, and demonstrations beside them as in every arm.
+    """
+    sampled_by_start, config = seed.folder("trees"), seed.loaded()
+    words = ["sample", "--model", str(STUDENT), "-n", str(spent), "--out", str(sampled_by_start)]
+    words += flags("search.simulations=12", "train.groups=verified", "search.enough_correct=1")
+    words += flags(f"train.first_question={config.train.demonstrations}", "rewards.use_student_model=false")
+    seed.stage("trees", words, sampled_by_start / "manifest.json")
+    tasks = tasks_of(config, "train", spent, config.train.demonstrations)
+    solved = dict(zip((t.problem.id for t in tasks), greedy("train", STUDENT, tasks), strict=True))
+    right: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for tree in read_trees(sampled_by_start):
+        best = next((path for path in tree.paths if path.right), None)
+        if best is not None:
+            right[solved[tree.problem.id]].append((tree.problem.question, best.text))
+    count, students = min(map(len, right.values())), {}
+    shown = [(t.problem.question, t.solution) for t in tasks_of(config, "train", config.train.demonstrations)]
+    shown = shown[: round(count * SHARE / (1 - SHARE))]
+    checked = [(t.problem.question, t.solution) for t in tasks_of(config, "validation", seed.args.validation)]
+    for name, kept in (("rows of failed questions", right[False]), ("rows of solved questions", right[True])):
+        path = seed.folder(name).with_suffix(".jsonl")
+        lines = [(pair, "train") for pair in [*Random(seed.seed).sample(kept, count), *shown]]
+        lines += [(pair, "validation") for pair in checked]
+        with path.open("w", encoding="utf-8") as file:
+            for (question, solution), split in lines:
+                row = {"question": question, "answer": solution.rsplit("####", 1)[1].strip()}
+                file.write(json.dumps(row | {"solution": solution, "split": split}) + "\n")
+        settings = [f"train.sft.steps={A_ROUND * ROUNDS}", "train.optimizer.learning_rate=5e-4"]
+        settings += [f"train.demonstrations={count + len(shown)}", f"train.validation_size={seed.args.validation}"]
+        settings.append("train.optimizer.weight_decay=0")
+        students[name] = seed.sft(name, "--model", str(STUDENT), "--source", str(path), *flags(*settings))
+    return students
+
+
+def rates(seed: Seed) -> dict[str, float]:
+    """The best of three learning rates of each arm, on validation problems."""
+    jobs = [(name, factor * 5e-4) for name in NAMES for factor in seed.args.factors]
+    with ThreadPoolExecutor(seed.args.jobs) as pool:
+        reached = list(pool.map(lambda job: on_validation(trained(seed, *job)), jobs))
+    best: dict[str, tuple[float, float]] = {}
+    for (name, rate), accuracy in zip(jobs, reached, strict=True):
+        if name not in best or accuracy > best[name][0]:
+            best[name] = accuracy, rate
+    return {name: rate for name, (_, rate) in best.items()}
+
+
+def spent_by(student: Path) -> dict[str, int]:
+    """Sampled tokens, questions and updates of an arm's run."""
+    if student.name != "student":
+        return {"tokens": 0, "questions": 0, "updates": read(student / "manifest.json")["steps"]}
+    run = student.parent
+    return {"tokens": sampled(run), "questions": read(run / "run.json")["questions"], "updates": updates(run)}
+
+
+def figure_curve(students: Sequence[Path], tokens: float) -> list[dict[str, Any]]:
+    """Mean over the seeds, and the lowest and highest of them, at each measurement."""
+    points = []
+    for measured in zip(*(curve(student) for student in students), strict=False):
+        accuracies = [accuracy for _, accuracy in measured]
+        at = fmean(place for place, _ in measured)
+        if students[0].name != "student":
+            at *= tokens
+        band = [fmean(accuracies), min(accuracies), max(accuracies)]
+        points.append({"tokens": round(at), "accuracy": band})
+    return points
+
+
+def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict[str, Any]:
+    """Each arm over problems and seeds, its gain, and `tree` less it."""
+    args, config = seeds[0].args, seeds[0].loaded()
+    test = tasks_of(config, "test", args.num, args.first)
+    same, outcomes, students = repeats(test), {}, {}
+    start = [list(map(float, greedy("start", STUDENT, test)))]
+    for name in NAMES:
+        students[name] = [trained(seed, name, best[name]) for seed in seeds]
+        outcomes[name] = [
+            list(map(float, greedy(f"{name} {seed.seed}", student, test)))
+            for seed, student in zip(seeds, students[name], strict=True)
+        ]
+    most = max(spent_by(students[name][0])["questions"] for name in NAMES)
+    tasks = tasks_of(config, "train", most, config.train.demonstrations)
+    solved = dict(zip((t.problem.id for t in tasks), greedy("train", STUDENT, tasks), strict=True))
+    tokens = fmean(spent_by(student)["tokens"] for student in students[TREE])
+    summary = []
+    for name in NAMES:
+        costs = [spent_by(student) for student in students[name]]
+        right = outcomes[name]
+        row: dict[str, Any] = {"arm": name, "rate": best[name]}
+        row |= {key: round(fmean(cost[key] for cost in costs)) for key in costs[0]}
+        row["greedy"] = less(right, [[0.0] * args.num], same)
+        row["greedy_by_seed"] = [fmean(one) for one in right]
+        row["gain"] = less(right, start, same)
+        if name != TREE:
+            row["tree_less_it"] = less(outcomes[TREE], right, same)
+        of_seeds = [taught(trees_of(student), config.train.responses) for student in students[name]]
+        row["rows"] = round(fmean(sum(rows.values()) for rows in of_seeds))
+        row["failed_share"] = None if name == REPLAY else fmean(of_failed(rows, solved) for rows in of_seeds)
+        row["curve"] = figure_curve(students[name], tokens)
+        row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in right]
+        summary.append(row)
+        print(f"{name:26} {row['greedy'][0]:.3f} {row.get('tree_less_it', '')}", flush=True)
+    rows: dict[str, Any] = {}
+    parts = [explained(seed, greedy, args.explained) for seed in seeds]
+    for name in parts[0]:
+        taught_rows = read(parts[0][name] / "manifest.json")["rows"]
+        right = [
+            list(map(float, greedy(f"{name} {seed.seed}", part[name], test)))
+            for seed, part in zip(seeds, parts, strict=True)
+        ]
+        rows[name] = {"rows": taught_rows, "greedy": less(right, [[0.0] * args.num], same)}
+        rows[name]["gain"] = less(right, start, same)
+        rows[name]["over_replay"] = less(right, outcomes[REPLAY], same)
+    compared = {row["arm"]: row.get("tree_less_it") for row in summary}
+    return {
+        "distinct": len(set(same)),
+        "start": {"greedy": less(start, [[0.0] * args.num], same)},
+        "summary": summary,
+        "primary": {"against": CHAIN, "difference": compared[CHAIN]},
+        "second": {"against": RESTARTS, "difference": compared[RESTARTS]},
+        "explanation": rows,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=15_840, help="of `search`; its tokens are everyone's")
-    options(parser, "improvement", first=30_000, num=1000)
+    options(parser, "improvement", first=40_000, num=1000)
+    parser.set_defaults(seeds=[7, 8, 9, 10, 11])
+    parser.add_argument("--validation", type=int, default=1000, help="validation problems")
+    parser.add_argument("--explained", type=int, default=3840, help="questions whose trees are split into rows")
+    parser.add_argument("--rates", help="JSON of the arms' learning rates, instead of tuning them")
     args = parser.parse_args()
-    args.work, args.of_round = args.work.resolve(), OF_ROUND
-    args.set = ["student=embedded", *args.set]
+    args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
     seeds = [Seed(seed, args) for seed in args.seeds]
-    factors = climb(seeds, stages, args.jobs)
-    if not args.train_only:
-        facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "questions": args.questions}
-        provenance.write(args.out, "improvement", facts | {"rate_factors": factors} | table(seeds))
+    best = json.loads(args.rates) if args.rates else rates(seeds[0])
+    print(best, flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda job: trained(job[0], job[1], best[job[1]]), [(s, n) for s in seeds for n in NAMES]))
+    if args.train_only:
+        return
+    config = seeds[0].loaded()
+    facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "validation": args.validation}
+    facts["levels"] = sorted({task.problem.level for task in tasks_of(config, "train", 16)})
+    provenance.write(args.out, "improvement", facts | table(seeds, best, Greedy(args.work, args.set)))
 
 
 if __name__ == "__main__":
