@@ -104,10 +104,10 @@ def line(args: argparse.Namespace, seed: int, size: str, levels: list[int]) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = ["2x48", "2x64", "2x96", "2x128", "3x64", "3x128"]
+    sizes = ["2x64", "2x48", "2x96", "3x64", "2x128", "3x96"]
     parser.add_argument("--sizes", nargs="+", default=sizes, help="layers x width")
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8])
-    parser.add_argument("--levels", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 3, 4, 5])
     parser.add_argument("--solutions", type=int, default=1350, help="worked solutions that it learns from")
     parser.add_argument("--steps", type=int, default=3000, help="updates of 16 rows")
     parser.add_argument("--decay", type=float, default=0.01, help="weight decay")

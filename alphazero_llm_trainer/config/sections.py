@@ -76,7 +76,7 @@ class Section(BaseModel):
 class ProblemsConfig(Section):
     place = "problems"
     source: str
-    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None
+    levels: tuple[Annotated[int, Field(ge=1, le=5)], ...] | None
     question_column: str | None
     answer_column: str | None
     solution_column: str | None
