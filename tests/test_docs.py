@@ -175,6 +175,23 @@ def test_a_command_is_shown_while_it_is_there():
     assert pages.command({"command": "alphazero-llm-trainer gone --seed 1"}) == ""
 
 
+def test_the_figure_is_the_same_from_the_same_json_and_its_names_lie_apart(tmp_path):
+    pytest.importorskip("matplotlib").use("agg")
+    figure = script("figure")
+    ends = [0.60, 0.50, 0.61, 0.62, 0.63]
+    heights = figure.apart(ends, 0.03)
+    assert heights[1] == 0.50  # alone
+    assert [round(height, 3) for height in sorted(heights)[1:]] == [0.57, 0.6, 0.63, 0.66]
+    assert sorted(range(5), key=heights.__getitem__) == sorted(range(5), key=ends.__getitem__)
+    arms = []
+    for name, tokens in (("replay", 0), ("samples", 900), ("tree", 1000)):
+        curve = [{"tokens": at * tokens, "accuracy": [0.5 + at / 10, 0.4, 0.7]} for at in (0, 1)]
+        arms.append({"arm": name, "curve": curve})
+    for name in ("a.svg", "b.svg"):
+        figure.draw({"summary": arms}, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_every_figure_names_its_commit_and_modules_that_are_there(tmp_path):
     from benchmarks import provenance
 
