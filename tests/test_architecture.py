@@ -26,7 +26,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
-# docs/design.md section 3. Rooms of one number don't know each other, but for those of layers 0 and 6.
+# docs/design.md section 2. Rooms of one number don't know each other, but for those of layers 0 and 6.
 LAYERS = {
     "types": 0, "errors": 0, "files": 0, "answers": 0, "live": 0,
     "viewer": 0.5, "config": 1,
@@ -72,7 +72,7 @@ def may_import(name: str, imported: str) -> bool:
 def test_imports_go_downward() -> None:
     inside = TREES.keys() - {"", "__main__"}
     upward = {(name, one) for name in inside for one in imports(name) if not may_import(name, one)}
-    assert upward == UPWARD, "imports against docs/design.md section 3"
+    assert upward == UPWARD, "imports against docs/design.md section 2"
 
 
 def test_no_import_cycle() -> None:
