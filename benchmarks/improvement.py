@@ -50,22 +50,22 @@ from benchmarks import provenance  # noqa: E402
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
 ROUNDS, OF_ROUND, A_ROUND = 40, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
-PASSES, ROWS = 2, 384  # GRPO: over a round's rows, and how many they are, without demonstrations
+PASSES, ROWS, BATCH = 2, 112, 20  # GRPO: over a round's rows, how many without demonstrations, and of an update
 SAVED = 4  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
 # Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
 ARMS = {
-    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.6),
-    "samples": Arm("rft", "", 5e-4, 5.0),
-    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.6),
-    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.7),
-    RESTARTS: Arm("", "search.select=restart", 5e-4, 1.0),
+    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.4),
+    "samples": Arm("rft", "", 5e-4, 3.2),
+    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.37),
+    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.41),
+    RESTARTS: Arm("", "search.select=restart", 5e-4, 3.2),
     TREE: Arm("", "", 5e-4, 1.0),
     "GRPO samples": Arm(
-        "grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 5.0, ROWS
+        "grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 3.2, ROWS
     ),
-    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.0, ROWS),
-    "GRPO trees by correctness": Arm("grpo", CORRECTNESS, 5e-4, 6.0, ROWS),
+    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 3.65, ROWS),
+    "GRPO trees by correctness": Arm("grpo", CORRECTNESS, 5e-4, 3.65, ROWS),
 }
 NAMES = (REPLAY, *ARMS)
 
@@ -90,8 +90,7 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     settings = [*arm.settings.split(), *shared, f"train.questions_per_round={of_round}"]
     settings.append(f"train.save_every={SAVED * of_round}")
     if arm.rows:
-        batch = round(arm.rows / (1 - SHARE) * PASSES / A_ROUND)
-        settings += [f"train.rows_per_round={arm.rows}", f"train.optimizer.batch_size={batch}"]
+        settings += [f"train.rows_per_round={arm.rows}", f"train.optimizer.batch_size={BATCH}"]
         settings.append(f"train.optimizer.epochs={PASSES}")
     else:
         settings += [f"train.updates_per_round={A_ROUND}", "train.optimizer.epochs=1000"]
@@ -168,11 +167,13 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     """
     sampled_by_start, config = seed.folder("trees"), seed.loaded()
     words = ["sample", "--model", str(STUDENT), "-n", str(spent), "--out", str(sampled_by_start)]
+    words += ["--start", str(config.train.demonstrations)]
     words += flags("search.simulations=12", "train.groups=verified", "search.enough_correct=1")
-    words += flags(f"train.first_question={config.train.demonstrations}", "rewards.use_student_model=false")
     seed.stage("trees", words, sampled_by_start / "manifest.json")
     tasks = tasks_of(config, "train", spent, config.train.demonstrations)
-    solved = dict(zip((t.problem.id for t in tasks), greedy("train", STUDENT, tasks), strict=True))
+    solved = dict(
+        zip((t.problem.id for t in tasks), greedy(f"{len(tasks)} train questions", STUDENT, tasks), strict=True)
+    )
     right: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for tree in read_trees(sampled_by_start):
         best = next((path for path in tree.paths if path.right), None)
@@ -244,7 +245,9 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
         ]
     most = max(spent_by(students[name][0])["questions"] for name in NAMES)
     tasks = tasks_of(config, "train", most, config.train.demonstrations)
-    solved = dict(zip((t.problem.id for t in tasks), greedy("train", STUDENT, tasks), strict=True))
+    solved = dict(
+        zip((t.problem.id for t in tasks), greedy(f"{len(tasks)} train questions", STUDENT, tasks), strict=True)
+    )
     tokens = fmean(spent_by(student)["tokens"] for student in students[TREE])
     summary = []
     for name in NAMES:

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 SAMPLES = 8
 # Where the configuration leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
-STEPS, PASSES, RATE, GENTLE_RATE = 6000, 3, 3e-3, 2e-4
+STEPS, PASSES, RATE, GENTLE_RATE = 3000, 3, 3e-3, 2e-4
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
 # Of the embedded student, a small Llama.
 SHAPE: dict[str, Any] = {
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 384,
+    "intermediate_size": 192,
     "max_position_embeddings": 1024,
 }
 
