@@ -209,14 +209,14 @@ def measured(stem: str, again: str | None = None) -> str:
     at = {True: "at", False: "with uncommitted changes to", None: "at or before"}[data["clean"]]
     commit = f"[`{data['commit'][:7]}`]({REPOSITORY}/commit/{data['commit']})"
     words = command(data) if again is None else again
-    line = f"- [{stem}.json]({REPOSITORY}/blob/main/{file}) measured {at} {commit}, {data['date']}"
+    line = f"- [{path_of(stem).name}]({REPOSITORY}/blob/main/{file}) measured {at} {commit}, {data['date']}"
     return f"{line}: `{words}`" if words else line
 
 
 def part(declared: Mapping[str, Any]) -> list[str]:
     stem = declared["from"]
     data = load(stem)
-    lines = ["", f"## {declared['heading']}", "", filled(declared.get("text", ""), {}, data), ""]
+    lines = ["", f"## {declared['heading']}", "", filled(declared.get("text", ""), {}, data).rstrip(), ""]
     for each in declared.get("tables", ()):
         lines += table(each, data)
     lines += ["", filled(declared.get("after", ""), {}, data), ""]
@@ -228,7 +228,7 @@ def negative(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table of what did not help. A row whose `gain` turns out better than nothing leaves it."""
     lines = ["", "| tried | against | result (95%) | page, or commit |", "|---|---|---|---|"]
     for row in rows:
-        text = row.get("result", f"{{{row.get('gain')}:judged}}")
+        text = row.get("result", f"{{{row.get('gain')}:gain}}")
         if "gain" in row and verdict(lookup(row["gain"], {}, {})) == "better":
             continue
         where = ""
