@@ -3,8 +3,8 @@
     uv run --group docs python scripts/figure.py
 
 The tree is blue and everything that it is compared with is grey. Each arm's name stands at the end of
-its line, and around a line lies its 95% interval. An arm that samples nothing is a dashed line at the
-accuracy that it ends with.
+its line, and around a line lies its band. The line of an arm that samples nothing is dashed: there the
+tokens stand for its share of the updates.
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ def draw(data: dict[str, Any], out: Path) -> None:
         colour, width, order = (BLUE, 2.6, 3) if tree else (GREY, 1.2, 2)
         tokens = [point["tokens"] / 1000 for point in arm["curve"]]
         middle, low, high = zip(*(point["accuracy"] for point in arm["curve"]), strict=True)
-        if tokens[-1] == 0:
-            axes.axhline(middle[-1], color=colour, linewidth=width, linestyle=(0, (4, 3)))
-            continue
         band = {"alpha": 0.2 if tree else 0.07, "linewidth": 0, "zorder": order - 1}
         axes.fill_between(tokens, low, high, color=colour, **band)
-        axes.plot(tokens, middle, color=colour, linewidth=width, zorder=order)
+        dashes = (0, ()) if arm["tokens"] else (0, (4, 3))
+        axes.plot(tokens, middle, color=colour, linewidth=width, linestyle=dashes, zorder=order)
     bottom, top = axes.get_ylim()
     ends = [arm["curve"][-1]["accuracy"][0] for arm in arms]
     for arm, end, height in zip(arms, ends, apart(ends, ROOM * (top - bottom)), strict=True):
@@ -79,7 +77,7 @@ def draw(data: dict[str, Any], out: Path) -> None:
         line = {"arrowstyle": "-", "color": BLUE if tree else GREY, "linewidth": 0.7, "shrinkB": 0}
         axes.annotate(
             arm["arm"],
-            xy=(last if last else most, end),
+            xy=(last, end),
             xytext=(most * 1.06, height),
             va="center",
             color=BLUE if tree else TEXT,

@@ -185,8 +185,8 @@ def test_the_figure_is_the_same_from_the_same_json_and_its_names_lie_apart(tmp_p
     assert sorted(range(5), key=heights.__getitem__) == sorted(range(5), key=ends.__getitem__)
     arms = []
     for name, tokens in (("replay", 0), ("samples", 900), ("tree", 1000)):
-        curve = [{"tokens": at * tokens, "accuracy": [0.5 + at / 10, 0.4, 0.7]} for at in (0, 1)]
-        arms.append({"arm": name, "curve": curve})
+        curve = [{"tokens": at * 900, "accuracy": [0.5 + at / 10, 0.4, 0.7]} for at in (0, 1)]
+        arms.append({"arm": name, "tokens": tokens, "curve": curve})
     for name in ("a.svg", "b.svg"):
         figure.draw({"summary": arms}, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
