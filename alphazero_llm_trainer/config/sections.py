@@ -140,7 +140,7 @@ class VerifyConfig(Section):
     patience: Positive
     accept_above: Share
     first_temperature: Temperature
-    reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
+    reserve: NonNegative = 60  # as `SearchConfig.max_tokens`
     beam_width: Positive
     repeat: bool
 
