@@ -107,8 +107,8 @@ def main() -> None:
     sizes = ["2x64", "2x48", "2x96", "3x64", "2x128", "3x96"]
     parser.add_argument("--sizes", nargs="+", default=sizes, help="layers x width")
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8])
-    parser.add_argument("--levels", type=int, nargs="+", default=[2, 3, 4, 5])
-    parser.add_argument("--solutions", type=int, default=1350, help="worked solutions that it learns from")
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--solutions", type=int, default=1000, help="worked solutions that it learns from")
     parser.add_argument("--steps", type=int, default=3000, help="updates of 16 rows")
     parser.add_argument("--decay", type=float, default=0.01, help="weight decay")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "students.json")

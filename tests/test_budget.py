@@ -172,7 +172,7 @@ def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None
     config, student = loaded(mode, f"search.budget_tokens={budget}", "search.simulations=12")
     frozen = frozen_student(student, config, shared=False)
     collector = Collector(student, config, Perplexity(frozen, config.search.max_tokens))
-    trees = asyncio.run(collected(collector, load_tasks("embedded", "train", 10, start=1350)))
+    trees = asyncio.run(collected(collector, load_tasks("embedded", "train", 10, start=1000)))
     for tree in trees:
         assert tree.tree.N[ROOT] > 0
         if budget != "null":

@@ -54,7 +54,7 @@ class Likely:
 
 def source_of(folder: Path, *overrides: str) -> Source:
     config = grpo_config([*OVERRIDES, *overrides])
-    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350)
+    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1000)
     return Source.of(config, tasks, folder, Likely())
 
 

@@ -130,7 +130,7 @@ def source_with_teachers(folder: Path, *overrides: str) -> Source:
             *overrides,
         ]
     )
-    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350)
+    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1000)
     return Source.of(config, tasks, folder)
 
 

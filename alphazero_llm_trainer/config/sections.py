@@ -76,7 +76,7 @@ class Section(BaseModel):
 class ProblemsConfig(Section):
     place = "problems"
     source: str
-    levels: tuple[Annotated[int, Field(ge=1, le=5)], ...] | None
+    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None
     question_column: str | None
     answer_column: str | None
     solution_column: str | None
@@ -140,7 +140,7 @@ class VerifyConfig(Section):
     patience: Positive
     accept_above: Share
     first_temperature: Temperature
-    reserve: NonNegative = 60  # as `SearchConfig.max_tokens`
+    reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
     beam_width: Positive
     repeat: bool
 

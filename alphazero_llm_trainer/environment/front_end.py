@@ -42,7 +42,7 @@ which problems
   --env.taskset.split SPLIT           test | train | validation | arena (default: test)
   --env.taskset.eval-size N           problems of a split (default: 20); --env.taskset.train-size for train (50)
   -n N                                only the first N; --select.shuffle takes others
-  --env.taskset.levels 1 2            difficulty of the embedded problems, 1-5
+  --env.taskset.levels 1 2            difficulty of the embedded problems, 1-4
   --env.taskset.path FOLDER           rows from .jsonl files in the hub's columns (default: ALPHAZERO_DATA_DIR, the hub)
   --env.taskset.config-file FILE      YAML over config/training.yaml: reward weights
 how to answer

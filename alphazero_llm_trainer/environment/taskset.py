@@ -165,8 +165,8 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     """Problems of the train split. Unset: all of them, and 1,000 of an endless source (50 under `vf-eval`)."""
     eval_size: Annotated[int, Field(ge=1)] = 20
     """Problems of any other split."""
-    levels: list[Annotated[int, Field(ge=1, le=5)]] | None = None
-    """Difficulty levels: embedded 1-5, numbers 1-4 (unset: the default mix)."""
+    levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
+    """Difficulty levels of embedded and numbers, 1-4 (unset: the default mix)."""
     path: str | None = None
     """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
     tier: Literal["none", "free", "production", "local"] = "none"

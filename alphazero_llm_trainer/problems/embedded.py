@@ -26,8 +26,8 @@ from ..types import Problem, Task
 from .source import SPLITS
 
 SOURCE = "embedded"
-LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6), 5: (7, 8)}  # level -> how many steps its solutions may have
-DEFAULT_LEVELS = (2, 3, 4, 5)
+LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6)}  # level -> how many steps its solutions may have
+DEFAULT_LEVELS = (1, 2)
 DISTRACTOR_PROBABILITY = 0.3
 MAX_RESULT = 60  # no intermediate result is larger; none is below 1
 
