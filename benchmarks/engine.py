@@ -432,7 +432,7 @@ def main() -> None:
     student = load_student(load_config(overrides=["student=embedded"]))
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
     print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s)")
-    decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
+    decode = decode_table("embedded", student.model, prompts, args.repeats)
     decode += decode_table("embedded, 8 a prompt", student.model, prompts, args.repeats, samples=8)
     generator = torch.Generator().manual_seed(1)
     random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
