@@ -36,7 +36,6 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "prompts": ("policy/chat.py", "problems/prompts.py", "answers.py", "problems/grading.py"),
     "real": (*TRAINING, "engine", "eval", "problems", "policy"),
     "real_engine": ("engine", "policy/student.py"),
-    "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
     "real_training": ("training/sft.py", "training/models.py", "training/packing.py", "training/attention.py"),
     "reliability": ("serve", "training", "mcts/journal.py", "scale", "teachers", "files.py"),
     "search": ("mcts", "engine"),
