@@ -57,7 +57,7 @@ TOP = 16  # likeliest tokens that an entropy is made of; the rest counts as one
 TOKENS = 6.0  # whole samples that a question's tokens are those of
 SAMPLES = (2, 4, 6, 8)  # a question, at equal tokens
 QUESTIONS, ROUNDS = 48, 30  # a round, of arms at equal questions
-FIRST = 41_000  # test problem
+FIRST = {"validation": 0, "test": 41_000}  # problem of a split
 PROBE = 400  # validation problems that say how many tokens a shape takes
 RECIPE = [
     "train.groups=chain",  # whole responses, in place of which `Forks` draws
@@ -247,12 +247,12 @@ class Place:
         whole = self.spent(Shape(1.0))[0]
         return replace(shape, samples=round(TOKENS * whole / self.spent(replace(shape, samples=1.0))[0], 2))
 
-    def start(self) -> dict[str, Any]:
-        """The answers of the student that all arms start from, to test problems."""
-        file, config = self.work / "start.json", self.config(7, Shape(1.0))
+    def start(self, split: str) -> dict[str, Any]:
+        """The answers of the student that all arms start from, to problems of a split."""
+        file, config = self.work / f"start-{split}.json", self.config(7, Shape(1.0))
         if not file.exists():
             student = load_student(config, path=self.student, opening=opening(config))
-            file.write_text(json.dumps({"test": measured(student, config, "test", FIRST)}))
+            file.write_text(json.dumps({split: measured(student, config, split)}))
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
@@ -269,16 +269,15 @@ class Place:
             run.execute(folder, resume=begun)
         return folder
 
-    def run(self, shape: Shape, seed: int, tests: bool = False) -> dict[str, Any]:
-        """What a run took, and its student's answers to test problems or else to validation ones."""
+    def run(self, shape: Shape, seed: int, split: str = "validation") -> dict[str, Any]:
+        """What a run took, and its student's answers to problems of a split."""
         folder, config = self.trained(shape, seed), self.config(seed, shape)
-        split, start = ("test", FIRST) if tests else ("validation", 0)
         file = folder.path / "results.json"
         found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         if split not in found:
             found |= facts(folder) | {"shape": asdict(shape), "seed": seed}
             student = load_student(config, path=folder.student, opening=opening(config))
-            found[split] = measured(student, config, split, start)
+            found[split] = measured(student, config, split)
             file.write_text(json.dumps(found))
         print(f"  {shape.name}: {split} {found[split]['accuracy']}, {found['tokens']:,} tokens", flush=True)
         return found
@@ -292,8 +291,9 @@ def facts(folder: RunFolder) -> dict[str, Any]:
     return {**sums, "tokens": sum(line["cost"]["sampled_tokens"] for line in lines), "seconds": seconds}
 
 
-def measured(student: Any, config: Config, split: str, first: int) -> dict[str, Any]:
+def measured(student: Any, config: Config, split: str) -> dict[str, Any]:
     """Each of 1,000 problems answered greedily, and the share of right ones of two samples."""
+    first = FIRST[split]
     tasks, most = tasks_of(config, split, 1000, first), config.search.max_tokens
     greedy = answer(student, tasks, max_tokens=most).first
     rows = answer(student, tasks, max_tokens=most, n=2, temperature=1.0, seed=7).correct
@@ -302,9 +302,9 @@ def measured(student: Any, config: Config, split: str, first: int) -> dict[str, 
     return {"first": first, "accuracy": accuracy, "greedy": [*map(int, greedy)], "sampled": sampled}
 
 
-def accuracies(runs: Sequence[dict[str, Any]], way: str) -> list[list[float]]:
-    """`[S, n]`: each test problem's result of each seed's student, `way` "greedy" or "sampled"."""
-    return [[float(one) for one in run["test"][way]] for run in runs]
+def accuracies(runs: Sequence[dict[str, Any]], split: str, way: str) -> list[list[float]]:
+    """`[S, n]`: each problem's result of each seed's student, `way` "greedy" or "sampled"."""
+    return [[float(one) for one in run[split][way]] for run in runs]
 
 
 def line(run: dict[str, Any]) -> dict[str, Any]:
@@ -312,20 +312,20 @@ def line(run: dict[str, Any]) -> dict[str, Any]:
     return {key: run[key] for key in run if key not in ("validation", "test")} | run["validation"]["accuracy"]
 
 
-def compared(place: Place, seeds: Sequence[int], shapes: dict[str, Shape]) -> list[dict[str, Any]]:
-    """A row each of the start and the arms, on test problems; of forks also what they are less samples."""
-    same = repeats(tasks_of(place.config(seeds[0], PLAIN), "test", 1000, FIRST))
-    runs = {"start": [place.start()]}
-    runs |= {name: [place.run(shape, seed, tests=True) for seed in seeds] for name, shape in shapes.items()}
+def compared(place: Place, seeds: Sequence[int], shapes: dict[str, Shape], split: str) -> list[dict[str, Any]]:
+    """A row each of the start and the arms, on a split; of forks also what they are less samples."""
+    same = repeats(tasks_of(place.config(seeds[0], PLAIN), split, 1000, FIRST[split]))
+    runs = {"start": [place.start(split)]}
+    runs |= {name: [place.run(shape, seed, split) for seed in seeds] for name, shape in shapes.items()}
     rows = []
     for name, of_arm in runs.items():
-        found: dict[str, Any] = {"task": place.name, "arm": name, "distinct": len(set(same))}
+        found: dict[str, Any] = {"task": place.name, "arm": name, "split": split, "distinct": len(set(same))}
         if name in shapes:
             shape = shapes[name]
             found |= {"shape": f"M {shape.samples:g}, K {shape.forks}, T {shape.continuations}", **asdict(shape)}
             found |= {key: sum(run[key] for run in of_arm) // len(of_arm) for key in TOOK}
         for way, suffix in (("greedy", ""), ("sampled", "_sampled")):
-            right, before, samples = (accuracies(runs[arm], way) for arm in (name, "start", "samples"))
+            right, before, samples = (accuracies(runs[arm], split, way) for arm in (name, "start", "samples"))
             over = bootstrap_over_seeds(right, [[0.0] * len(same)], groups=same)
             found[way] = [over.value, over.low, over.high]
             found[f"by_seed{suffix}"] = [sum(one) / len(one) for one in right]
@@ -333,7 +333,7 @@ def compared(place: Place, seeds: Sequence[int], shapes: dict[str, Shape]) -> li
                 found[f"gain{suffix}"] = less(right, before, same)
             if name == "forks":
                 found[f"less_samples{suffix}"] = less(right, samples, same)
-            found[f"outcomes{suffix}"] = [run["test"][way] for run in of_arm]
+            found[f"outcomes{suffix}"] = [run[split][way] for run in of_arm]
         rows.append(found)
         print({key: found[key] for key in found if "outcomes" not in key}, flush=True)
     return rows
@@ -353,6 +353,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", nargs="+", choices=[*RATES], default=[*RATES], help="tasks")
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], help="the first one tunes")
+    unread = "tasks whose arms are compared on validation problems, whose test problems stay unread"
+    parser.add_argument("--unread", nargs="+", choices=[*RATES], default=[], help=unread)
     parser.add_argument("--tune", action="store_true", help="train, and leave the test problems unread")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "forks")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "forks.json")
@@ -361,7 +363,7 @@ def main() -> None:
     if not (work / "numbers" / "start" / "manifest.json").exists():
         command = [sys.executable, "-m", "alphazero_llm_trainer", *NUMBERS_START.split()]
         subprocess.run([*command, "--out", str(work / "numbers" / "start")], check=True)
-    found: dict[str, Any] = {"seeds": args.seeds, "problems": 1000, "first": FIRST, "settings": RECIPE}
+    found: dict[str, Any] = {"seeds": args.seeds, "problems": 1000, "first": FIRST["test"], "settings": RECIPE}
     found |= {"numbers_start": NUMBERS_START, "shapes": [], "rates": [], "summary": [], "samples": []}
     for source in args.sources:
         place = Place(source, LEVEL, work / source / "start" if source == "numbers" else PACKAGED, work / source)
@@ -376,7 +378,8 @@ def main() -> None:
             place.trained(shape, seed)
         if args.tune:
             continue
-        found["summary"] += compared(place, args.seeds, arms)
+        split = "validation" if source in args.unread else "test"
+        found["summary"] += compared(place, args.seeds, arms, split)
         if source == "embedded":
             found["samples"] += samples_a_question(place, RATES[source][-1], first)
         provenance.write(args.out, "forks", found)
