@@ -28,7 +28,6 @@ EMBEDDED = ("problems/embedded.py", "problems/calculator.py")
 # Of a benchmark, or of a command that writes JSON: files and folders of the package, and of config/.
 DEPENDS: dict[str, tuple[str, ...]] = {
     "engine": ("engine", "mcts", "rollouts.py", "policy/student.py"),
-    "forks": (*TRAINING, *EMBEDDED, "problems/numbers.py", "policy/engine_tokens.py"),
     "improvement": (*TRAINING, *EMBEDDED, "eval/greedy.py"),
     "students": ("training/sft.py", "training/learner.py", *EMBEDDED, "config/sft.yaml"),
     "kill_commands": ("cli", "training", "mcts/journal.py", "scale", "files.py"),
