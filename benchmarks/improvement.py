@@ -267,7 +267,8 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
         summary.append(row)
         print(f"{name:26} {row['greedy'][0]:.3f} {row.get('tree_less_it', '')}", flush=True)
     rows: dict[str, Any] = {}
-    parts = [explained(seed, greedy, args.explained) for seed in seeds]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        parts = list(pool.map(lambda seed: explained(seed, greedy, args.explained), seeds))
     for name in parts[0]:
         taught_rows = read(parts[0][name] / "manifest.json")["rows"]
         right = [

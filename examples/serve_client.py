@@ -12,7 +12,7 @@ client = OpenAI(base_url=url, api_key="none")
 question = (
     "Tom has 8 red coins and 4 blue coins. If 3 friends share the coins equally, how many coins does each friend get?"
 )
-for model, options in (("student", {}), ("student@mcts", {"budget_tokens": 200})):
+for model, options in (("student", {"temperature": 0}), ("student@mcts", {"budget_tokens": 200})):
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],

@@ -254,9 +254,10 @@ def test_a_policy_gradient_over_the_graph_is_that_of_the_packed_rows(data: Path,
             start = end
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert len(seen) < sum(len(branch.nodes) - 1 for branch in trace.branches)
-    assert over_graph.item() == pytest.approx(by_rows.item(), abs=1e-6)
+    assert over_graph.item() == pytest.approx(by_rows.item(), abs=1e-5)
     for one, other in zip(*(torch.autograd.grad(loss, parameters) for loss in (by_rows, over_graph)), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+        # Advantages and old log-probabilities are float32, and a node has a sum of them.
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
 
 
 def test_the_example_gives_a_trainer_the_credit_that_export_writes(data: Path, tmp_path: Path) -> None:

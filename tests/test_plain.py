@@ -103,7 +103,7 @@ def changed(folder: Path, **values: object) -> Path:
         {"model_type": "mistral"},
         {"attention_bias": True},
         {"hidden_act": "gelu"},
-        {"num_hidden_layers": 2},
+        {"num_hidden_layers": 3},
         {"vocab_size": 168},
         {"head_dim": None},
         {"architectures": ["LlamaForSequenceClassification"]},

@@ -342,8 +342,6 @@ def test_what_is_no_source_is_said_in_one_sentence() -> None:
         assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="has no levels to choose"):
         open_named("gsm8k", levels=(1,))
-    with pytest.raises(ConfigError, match=r"problems.levels has 5, and numbers has the levels 1, 2, 3, 4"):
-        open_named("numbers", levels=(2, 5))
 
 
 def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:

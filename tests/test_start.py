@@ -96,14 +96,14 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
     said = capsys.readouterr()
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
-    assert "disk: " in said.out and "checkpoints of 8 MB" in said.out
+    assert "disk: " in said.out and "checkpoints of 1 MB" in said.out
     found = re.search(
         r"most_minutes:\n  searches: (.*)\n  evaluations: (.*)\n  updates: (.*)\n  by: '[\d,]+ tokens", said.out
     )
     assert found is not None and all(0 < float(minutes) < 1e4 for minutes in found.groups())
     often = ["--tokens", "8000", "--set", "train.questions_per_round=16", "--set", "train.save_every=16"]
     assert main(["train", "--model", "embedded", "--dry-run", *often]) == 0
-    assert "32 checkpoints of 8 MB" in capsys.readouterr().out  # and not as many as the questions would make
+    assert "32 checkpoints of 1 MB" in capsys.readouterr().out  # and not as many as the questions would make
     assert list(nowhere.iterdir()) == []
 
 
@@ -155,7 +155,7 @@ def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> No
 
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     config = grpo_config(["student=embedded"])
-    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 20, 1 << 20))
+    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 18, 1 << 18))
     with pytest.raises(ConfigError, match="weights"):
         start.check_start(config)
     monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 64 << 20, 64 << 20))

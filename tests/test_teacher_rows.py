@@ -127,6 +127,7 @@ def source_with_teachers(folder: Path, *overrides: str) -> Source:
             "train.demonstration_share=0",
             "train.negative_weight=1.0",
             "train.rows_per_round=400",
+            "problems.levels=[2,3]",
             *overrides,
         ]
     )

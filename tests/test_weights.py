@@ -70,10 +70,10 @@ FAULTS: dict[str, Callable[[Weights], Any]] = {
     "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files": lose,
     "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop("model.embed_tokens.weight"),
     "has another shape than config.json says for model.norm.weight": lambda weights: weights.update(
-        {"model.norm.weight": torch.ones(64)}
+        {"model.norm.weight": torch.ones(128)}
     ),
-    "has numbers that are not finite in model.layers.2.mlp.up_proj.weight": lambda weights: weights[
-        "model.layers.2.mlp.up_proj.weight"
+    "has numbers that are not finite in model.layers.1.mlp.up_proj.weight": lambda weights: weights[
+        "model.layers.1.mlp.up_proj.weight"
     ][3, 5].fill_(float("nan")),
 }
 
