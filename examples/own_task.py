@@ -4,7 +4,7 @@ import random
 
 import alphazero_llm_trainer as az
 
-QUESTION = "Ana has {} pens. She buys {} more pens. Mia takes {} pens from her. How many pens does Ana have now?"
+QUESTION = "Ben has {} red pens and {} blue pens. He gives {} pens to Ana. How many pens does Ben have left?"
 numbers = random.Random(1)
 drawn = {(numbers.randint(4, 25), numbers.randint(2, 12), numbers.randint(2, 9)) for _ in range(600)}
 tasks = [
@@ -14,14 +14,15 @@ tasks = [
 ]
 
 
-def brief(problem: az.Problem, response: str, task: az.Task) -> float:
-    """A number in [0, 1]: short responses are better. It may be `async`, and it may look at `task.gold`."""
-    return 1.0 / (1.0 + len(response) / 40)
+def near(problem: az.Problem, response: str, task: az.Task) -> float:
+    """A number in [0, 1]: an answer that is nearly right earns something too. It may be `async`."""
+    answer = response.rpartition("####")[2].strip()
+    return 1.0 / (1.0 + abs(int(answer) - int(task.gold))) if answer.isdigit() else 0.0
 
 
 run = az.train(
     tasks,
-    reward=brief,  # beside correctness, `rewards.custom_weight`
+    reward=near,  # beside correctness and perplexity
     method="grpo",
     model="embedded",
     num_examples=400,
