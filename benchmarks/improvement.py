@@ -13,10 +13,10 @@ right response. Its controls leave out a part of that each:
 - restarts: chains under the rule, each from the root, until the first right one;
 - GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
 
-Every arm makes as many rounds and updates as `tree`; a round has as many questions as take the tree's tokens. Each has its
-learning rate from three, the best on validation problems with the first seed. Every stage is a command of the package, and one
-that has left its last file is not run again. `rows` trains on what the first student's trees bring, of questions that it fails
-greedily and of the others, as many rows and updates of either.
+Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which makes its recipe's; a round has as many
+questions as take the tree's tokens. Each has its own learning rate, the best on validation problems with the first seed. Every
+stage is a command of the package, and one that has left its last file is not run again. `rows` trains on what the first
+student's trees bring, of questions that it fails greedily and of the others, as many rows and updates of either.
 
 Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
 """
@@ -50,7 +50,7 @@ from benchmarks import provenance  # noqa: E402
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
 ROUNDS, OF_ROUND, A_ROUND = 40, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
-PASSES, ROWS, BATCH = 2, 56, 10  # GRPO: over a round's rows, how many without demonstrations, and of an update
+RATE = 5e-4  # of AdamW
 SAVED = 4  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
 # Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
@@ -61,10 +61,8 @@ ARMS = {
     "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.435),
     RESTARTS: Arm("", "search.select=restart", 5e-4, 3.36),
     TREE: Arm("", "", 5e-4, 1.0),
-    "GRPO samples": Arm(
-        "grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 3.37, ROWS
-    ),
-    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 3.92, ROWS),
+    "GRPO samples": Arm("grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 3.37),
+    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 3.92),
 }
 NAMES = (REPLAY, *ARMS)
 
@@ -88,10 +86,7 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     of_round = round(OF_ROUND / arm.responses)
     settings = [*arm.settings.split(), *shared, f"train.questions_per_round={of_round}"]
     settings.append(f"train.save_every={SAVED * of_round}")
-    if arm.rows:
-        settings += [f"train.rows_per_round={arm.rows}", f"train.optimizer.batch_size={BATCH}"]
-        settings.append(f"train.optimizer.epochs={PASSES}")
-    else:
+    if arm.method != "grpo":  # whose recipe makes 8 updates of a round's rows
         settings += [f"train.updates_per_round={A_ROUND}", "train.optimizer.epochs=1000"]
     run = seed.folder(label) / "run-001"
     words = ["train", "--out", str(run.parent)]
@@ -175,7 +170,7 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     )
     right: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for tree in read_trees(sampled_by_start):
-        best = next((path for path in tree.paths if path.right), None)
+        best = next((path for path in tree.paths if path.right and "####" in path.text), None)
         if best is not None:
             right[solved[tree.problem.id]].append((tree.problem.question, best.text))
     count, students = min(map(len, right.values())), {}
@@ -198,15 +193,19 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
 
 
 def rates(seed: Seed) -> dict[str, float]:
-    """The best of three learning rates of each arm, on validation problems."""
-    jobs = [(name, factor * 5e-4) for name in NAMES for factor in seed.args.factors]
+    """The best learning rate of each arm on validation problems: of three, and on from the end that is the best of them."""
+
+    def best(name: str) -> float:
+        reached = {factor: on_validation(trained(seed, name, factor * RATE)) for factor in seed.args.factors}
+        while True:
+            chosen = max(reached, key=lambda factor: reached[factor])
+            ends = {min(reached): min(reached) / 2, max(reached): max(reached) * 2}
+            if chosen not in ends or len(reached) == 1:
+                return chosen * RATE
+            reached[ends[chosen]] = on_validation(trained(seed, name, ends[chosen] * RATE))
+
     with ThreadPoolExecutor(seed.args.jobs) as pool:
-        reached = list(pool.map(lambda job: on_validation(trained(seed, *job)), jobs))
-    best: dict[str, tuple[float, float]] = {}
-    for (name, rate), accuracy in zip(jobs, reached, strict=True):
-        if name not in best or accuracy > best[name][0]:
-            best[name] = accuracy, rate
-    return {name: rate for name, (_, rate) in best.items()}
+        return dict(zip(NAMES, pool.map(best, NAMES), strict=True))
 
 
 def spent_by(student: Path) -> dict[str, int]:
@@ -239,7 +238,7 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
     for name in NAMES:
         students[name] = [trained(seed, name, best[name]) for seed in seeds]
         outcomes[name] = [
-            list(map(float, greedy(f"{name} {seed.seed}", student, test)))
+            list(map(float, greedy(f"{name} {best[name]:g} {seed.seed}", student, test)))
             for seed, student in zip(seeds, students[name], strict=True)
         ]
     most = max(spent_by(students[name][0])["questions"] for name in NAMES)
