@@ -50,7 +50,7 @@ from benchmarks import provenance  # noqa: E402
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
 ROUNDS, OF_ROUND, A_ROUND = 40, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
-RATE = 5e-4  # of AdamW
+RATE, FURTHER = 5e-4, 4  # of AdamW; rates that are tried beyond an end
 SAVED = 4  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
 # Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
@@ -200,7 +200,7 @@ def rates(seed: Seed) -> dict[str, float]:
         while True:
             chosen = max(reached, key=lambda factor: reached[factor])
             ends = {min(reached): min(reached) / 2, max(reached): max(reached) * 2}
-            if chosen not in ends or len(reached) == 1:
+            if chosen not in ends or len(reached) in (1, len(seed.args.factors) + FURTHER):
                 return chosen * RATE
             reached[ends[chosen]] = on_validation(trained(seed, name, ends[chosen] * RATE))
 
@@ -290,7 +290,7 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options(parser, "improvement", first=40_000, num=1000)
+    options(parser, "improvement", first=42_000, num=1000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=1000, help="validation problems")
     parser.add_argument("--explained", type=int, default=3840, help="questions whose trees are split into rows")

@@ -52,7 +52,7 @@ def shape(layers: int, hidden: int) -> dict[str, Any]:
 
 def configured(args: argparse.Namespace, seed: int, size: str, levels: list[int]) -> Config:
     layers, hidden = map(int, size.split("x"))
-    optimizer = {"warmup": 50, "weight_decay": args.decay}
+    optimizer = {"warmup": 50, "weight_decay": args.decay, "learning_rate": args.rate}
     train = {"demonstrations": args.solutions, "validation_size": EACH, "evaluate_every": 300, "optimizer": optimizer}
     train["sft"] = {"steps": args.steps}
     overrides: dict[str, Any] = {"student": "small", "seed": seed, "problems": {"levels": levels}, "train": train}
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--solutions", type=int, default=1000, help="worked solutions that it learns from")
     parser.add_argument("--steps", type=int, default=3000, help="updates of 16 rows")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate of AdamW")
     parser.add_argument("--decay", type=float, default=0.01, help="weight decay")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "students.json")
     args = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> None:
     for seed in args.seeds:
         for size in args.sizes:
             key = {"size": size, "seed": seed, "levels": args.levels, "solutions": args.solutions}
-            key |= {"steps": args.steps, "decay": args.decay}
+            key |= {"steps": args.steps, "decay": args.decay, "rate": args.rate}
             rows = json.loads(args.out.read_text(encoding="utf-8"))["students"] if args.out.exists() else []
             if any(key.items() <= row.items() for row in rows):
                 continue
