@@ -614,11 +614,11 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
 @pytest.mark.parametrize(
     ("overrides", "used"),
     [
-        ([], 1000 + 5760),  # warm-up's demonstrations, then the run's questions
-        (["train.demonstration_share=0"], 5760),
-        (["problems.source=gsm8k"], 5760),
+        ([], 1000 + 4800),  # warm-up's demonstrations, then the run's questions
+        (["train.demonstration_share=0"], 4800),
+        (["problems.source=gsm8k"], 4800),
         (["problems.source=gsm8k", "train.num_examples=100"], 1000),  # `sft` may have taken the first 1,000
-        (["problems.source=gsm8k", "train.demonstration_share=0.1", "train.first_question=7"], 1000 + 7 + 5760),
+        (["problems.source=gsm8k", "train.demonstration_share=0.1", "train.first_question=7"], 1000 + 7 + 4800),
     ],
 )
 def test_what_training_takes(overrides: list[str], used: int) -> None:

@@ -53,7 +53,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert train_main([*HUB, "--use-grpo", "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
-        "rounds: 60 of 96 questions",
+        "rounds: 50 of 96 questions",
         "most_sampled_tokens",
         "6.4 GB",
         "HF_TOKEN is not set",
@@ -181,12 +181,12 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
 @pytest.mark.parametrize(
     ("overrides", "rounds", "questions", "rows", "updates"),
     [
-        ([], 60, 96, 40, 8),
+        ([], 50, 96, 40, 8),
         (["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"], 4, 25, 40, 8),
-        (["train.demonstration_share=0.5", "train.optimizer.batch_size=7"], 60, 96, 70, 40),
-        (["train.demonstrations=0", "train.rows_per_round=41"], 60, 96, 60, 12),
-        (["train.method=ppo"], 60, 96, 320, 16),
-        (["train.method=legacy"], 60, 96, 224, 14),
+        (["train.demonstration_share=0.5", "train.optimizer.batch_size=7"], 50, 96, 70, 40),
+        (["train.demonstrations=0", "train.rows_per_round=41"], 50, 96, 60, 12),
+        (["train.method=ppo"], 50, 96, 320, 16),
+        (["train.method=legacy"], 50, 96, 224, 14),
     ],
 )
 def test_a_run_has_the_size_that_its_settings_say(
@@ -288,7 +288,7 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
     few = questions("--source", "60.jsonl")
     assert 40 < few < 60
     assert questions("--source", "60.jsonl", "-n", "20") == 20
-    assert questions() == questions("--source", "numbers") == 5760  # endless sources: what the recipe says
+    assert questions() == questions("--source", "numbers") == 4800  # endless sources: what the recipe says
     (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
     assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
