@@ -29,7 +29,7 @@ from completion_server import CompletionServer  # isort: skip
 ROOT = Path(__file__).parents[1]
 SMALL = [
     *("--model", "embedded", "--eval-size", "0", "--quiet"),
-    *("--set", "problems.levels=[3, 4]", "--set", "search.temperature=1.2", "--set", "search.concurrent=8"),
+    *("--set", "problems.levels=[1, 2]", "--set", "search.temperature=1.2", "--set", "search.concurrent=8"),
     *("--set", "train.questions_per_round=8", "--set", "train.save_every=8", "--set", "search.simulations=3"),
     *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
     *("--set", "rewards.use_student_model=false"),
