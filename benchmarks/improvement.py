@@ -15,8 +15,8 @@ right response. Its controls leave out a part of that each:
 
 Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which makes its recipe's; a round has as many
 questions as take the tree's tokens. Each has its own learning rate, the best on validation problems with the first seed. Every
-stage is a command of the package, and one that has left its last file is not run again. `rows` trains on what the first
-student's trees bring, of questions that it fails greedily and of the others, as many rows and updates of either.
+stage is a command of the package, and one that has left its last file is not run again. `explanation` trains on what the
+first student's trees bring, of questions that it fails greedily and of the others, as many rows and updates of either.
 
 Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
 """

@@ -44,7 +44,7 @@ SAMPLES = 8
 
 
 def shape(layers: int, hidden: int) -> dict[str, Any]:
-    """Heads of 16 where the width takes four of them or more, three times the width in the MLP, tied embeddings."""
+    """Four heads, three times the width in the MLP, tied embeddings."""
     heads = 4
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "head_dim": hidden // heads}
     return sizes | {"intermediate": 3 * hidden, "vocabulary": 130, "tied": True}
