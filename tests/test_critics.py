@@ -614,7 +614,7 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
 @pytest.mark.parametrize(
     ("overrides", "used"),
     [
-        ([], 1000 + 4800),  # warm-up's demonstrations, then the run's questions
+        ([], 500 + 4800),  # warm-up's demonstrations, then the run's questions
         (["train.demonstration_share=0"], 4800),
         (["problems.source=gsm8k"], 4800),
         (["problems.source=gsm8k", "train.num_examples=100"], 1000),  # `sft` may have taken the first 1,000

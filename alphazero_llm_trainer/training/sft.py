@@ -51,7 +51,7 @@ FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "intermediate_size": 192,
     "max_position_embeddings": 1024,
 }
