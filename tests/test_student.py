@@ -41,7 +41,7 @@ def test_it_reproduces_its_recorded_accuracy():
     accuracy = sum(answers.first) / len(answers.first)
     # Greedy answers are exact; only a tie within rounding error can fall otherwise on another processor.
     assert abs(accuracy - recorded["value"]) <= 0.005
-    assert 0.45 <= accuracy <= 0.60
+    assert 0.45 <= accuracy <= 0.61
     assert recorded["low"] < accuracy < recorded["high"]
 
 
