@@ -13,8 +13,8 @@ right response. Its controls leave out a part of that each:
 - restarts: chains under the rule, each from the root, until the first right one;
 - GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
 
-Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which makes its recipe's; a round has as many
-questions as take the tree's tokens. Each has its own learning rate, the best on validation problems with the first seed. Every
+Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its rows once or as its recipe
+says; a round has as many questions as take the tree's tokens. Each has its own learning rate, the best on validation problems with the first seed. Every
 stage is a command of the package, and one that has left its last file is not run again. `explanation` trains on what the
 first student's trees bring, of questions that it fails greedily and of the others, as many rows and updates of either.
 
@@ -49,20 +49,22 @@ from benchmarks import provenance  # noqa: E402
 
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
-ROUNDS, OF_ROUND, A_ROUND = 40, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
+ROUNDS, OF_ROUND, A_ROUND = 50, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
 RATE, FURTHER = 5e-4, 4  # of AdamW; rates that are tried beyond an end
-SAVED = 4  # rounds between two measurements on validation problems
+SAVED = 5  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
+# Of GRPO: eight samples a question, and one pass over all of them in a round.
+EIGHT = "train.groups=chain search.samples=8 train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
 # Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
 ARMS = {
-    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.42),
-    "samples": Arm("rft", "", 5e-4, 3.38),
-    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.39),
-    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.435),
-    RESTARTS: Arm("", "search.select=restart", 5e-4, 3.36),
+    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.72),
+    "samples": Arm("rft", "", 5e-4, 5.8),
+    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.675),
+    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.745),
+    RESTARTS: Arm("", "search.select=restart", 5e-4, 1.75),
     TREE: Arm("", "", 5e-4, 1.0),
-    "GRPO samples": Arm("grpo", f"{CORRECTNESS} train.groups=chain search.samples=8 train.requeue_limit=0", 5e-4, 3.37),
-    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 3.92),
+    "GRPO samples": Arm("grpo", f"{CORRECTNESS} {EIGHT}", 5e-4, 5.77),
+    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.78),
 }
 NAMES = (REPLAY, *ARMS)
 
@@ -86,7 +88,7 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     of_round = round(OF_ROUND / arm.responses)
     settings = [*arm.settings.split(), *shared, f"train.questions_per_round={of_round}"]
     settings.append(f"train.save_every={SAVED * of_round}")
-    if arm.method != "grpo":  # whose recipe makes 8 updates of a round's rows
+    if arm.method != "grpo":  # which makes 8 updates of a round's rows
         settings += [f"train.updates_per_round={A_ROUND}", "train.optimizer.epochs=1000"]
     run = seed.folder(label) / "run-001"
     words = ["train", "--out", str(run.parent)]
@@ -162,7 +164,7 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     sampled_by_start, config = seed.folder("trees"), seed.loaded()
     words = ["sample", "--model", str(STUDENT), "-n", str(spent), "--out", str(sampled_by_start)]
     words += ["--start", str(config.train.demonstrations)]
-    words += flags("search.simulations=12", "train.groups=verified", "search.enough_correct=1")
+    words += flags("search.simulations=4", "train.groups=verified", "search.enough_correct=1")
     seed.stage("trees", words, sampled_by_start / "manifest.json")
     tasks = tasks_of(config, "train", spent, config.train.demonstrations)
     solved = dict(
@@ -293,7 +295,7 @@ def main() -> None:
     options(parser, "improvement", first=42_000, num=1000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=1000, help="validation problems")
-    parser.add_argument("--explained", type=int, default=3840, help="questions whose trees are split into rows")
+    parser.add_argument("--explained", type=int, default=4800, help="questions whose trees are split into rows")
     parser.add_argument("--rates", help="JSON of the arms' learning rates, instead of tuning them")
     args = parser.parse_args()
     args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
