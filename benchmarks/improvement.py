@@ -14,9 +14,10 @@ right response. Its controls leave out a part of that each:
 - GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
 
 Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its rows once or as its recipe
-says; a round has as many questions as take the tree's tokens. Each has its own learning rate, the best on validation problems with the first seed. Every
-stage is a command of the package, and one that has left its last file is not run again. `explanation` trains on what the
-first student's trees bring, of questions that it fails greedily and of the others, as many rows and updates of either.
+says; a round has as many questions as take the tree's tokens. Each has its own learning rate, the best on validation problems
+with the first seed. Every stage is a command of the package, and one that has left its last file is not run again.
+`explanation` trains on what the first student's trees bring, of questions that it fails greedily and of the others, as many
+rows and updates of either.
 
 Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
 """
