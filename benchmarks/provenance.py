@@ -29,7 +29,7 @@ EMBEDDED = ("problems/embedded.py", "problems/calculator.py")
 DEPENDS: dict[str, tuple[str, ...]] = {
     "engine": ("engine", "mcts", "rollouts.py", "policy/student.py"),
     "improvement": (*TRAINING, *EMBEDDED, "eval/greedy.py"),
-    "students": ("training/sft.py", "training/learner.py", *EMBEDDED, "config/sft.yaml"),
+    "students": ("training/sft.py", "training/learner.py", *EMBEDDED),
     "kill_commands": ("cli", "training", "mcts/journal.py", "scale", "files.py"),
     "kill_test": ("scale", "mcts/journal.py", "files.py"),
     "ladder": (*TRAINING, *EMBEDDED, "eval/methods.py", "benchmarks/ladder.yaml"),

@@ -72,7 +72,7 @@ def student_of(config: Config, levels: list[int]) -> tuple[Student, dict[str, An
         return fmean(measure(student, checked, config))
 
     return student, train_student(
-        student.model, rows, settings_of(config), config.library_seed, memory, evaluate=accuracy
+        student.model, rows, settings_of(config, len(rows)), config.library_seed, memory, evaluate=accuracy
     )
 
 

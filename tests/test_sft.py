@@ -33,7 +33,7 @@ TINY = SHAPE | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads"
 def settings(steps: int = 6, **given: Any) -> TrainConfig:
     """Those of a student from scratch, in few updates; `given` are keys of the optimiser."""
     few = {"sft": {"steps": steps}, "evaluate_every": 3, "optimizer": {"batch_size": 4, "warmup": 2} | given}
-    return settings_of(load_config(overrides=[{"train": few}], recipe="sft.yaml"))
+    return settings_of(load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml"), 16)
 
 
 @pytest.fixture(scope="module")

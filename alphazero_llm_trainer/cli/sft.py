@@ -36,7 +36,15 @@ def add_sft(commands: Any) -> None:
     parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured at the end")
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args, recipe="sft.yaml")))
+    parser.set_defaults(run=lambda args: run_sft_command(args, configured(args)))
+
+
+def configured(args: argparse.Namespace) -> Config:
+    """The configuration over the recipe of a student from scratch, or of one that goes on."""
+    config = resolve(args, recipe="sft.yaml")
+    if args.path is None and from_scratch(config):
+        config = resolve(args, recipe="sft_scratch.yaml")
+    return config
 
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:

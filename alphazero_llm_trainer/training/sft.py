@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 SAMPLES = 8
-# Where the configuration leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
-STEPS, PASSES, RATE, GENTLE_RATE = 3000, 3, 3e-3, 2e-4
+PASSES, RATE = 3, 2e-4  # of a student that goes on, where the configuration leaves them open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
 # Of the embedded student, a small Llama.
@@ -57,14 +56,13 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def settings_of(config: Config, rows: int | None = None) -> TrainConfig:
-    """`train` with what it leaves open: from scratch, or for a student that goes on with `rows` demonstrations."""
+def settings_of(config: Config, rows: int) -> TrainConfig:
+    """`train` with the number of updates and the learning rate for `rows` demonstrations, where it leaves them open."""
     sft, optimizer = config.train.sft, config.train.optimizer
-    steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / optimizer.batch_size), GENTLE_RATE)
     if sft.steps is None:
-        sft = sft.model_copy(update={"steps": steps})
+        sft = sft.model_copy(update={"steps": math.ceil(PASSES * rows / optimizer.batch_size)})
     if optimizer.learning_rate is None:
-        optimizer = optimizer.model_copy(update={"learning_rate": rate})
+        optimizer = optimizer.model_copy(update={"learning_rate": RATE})
     return config.train.model_copy(update={"sft": sft, "optimizer": optimizer})
 
 
@@ -100,17 +98,18 @@ def supervise(
     trainable: Any
     if vocabulary is not None:
         student = student_from_scratch(config, vocabulary)
-        trainable, settings, adapter = student.model, settings_of(config), "full"
+        trainable, adapter = student.model, "full"
         levels = sorted({task.problem.level for task in demonstrations})
         facts |= {"student": student.name, "levels": levels, "hold_out": config.problems.hold_out}
     else:
         student = load_student(config, path=path, opening=opening(config, source))
-        settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
+        adapter = config.train.adapter or student.spec.adapter
         set_seed(config.library_seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         before = answers(test, progress=progress, doing="test problems before training")
         started = None if path is None else str(path)
         facts |= {"student": student.name, "started_from": started, "adapter": adapter, "test_before": share(before)}
+    settings = settings_of(config, len(demonstrations))
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     given: dict[str, Any] = {"evaluate": accuracy if validation else None, "progress": progress}
@@ -216,7 +215,7 @@ def train_student(
         model,
         Likelihood(),
         memory,
-        Schedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_RATE),
+        Schedule(optimizer.learning_rate, min(optimizer.warmup, steps // 4), steps, FINAL_RATE),
         batch_size=optimizer.batch_size,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
