@@ -23,7 +23,7 @@ def near(problem: az.Problem, response: str, task: az.Task) -> float:
 run = az.train(
     tasks,
     reward=near,  # beside correctness and perplexity
-    method="grpo",
+    method="rft",  # supervised training on its own good responses; or "grpo", "ppo"
     model="embedded",
     num_examples=400,
     eval_size=60,

@@ -137,7 +137,7 @@ def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> No
     command = [sys.executable, str(ROOT / "examples" / "serve_client.py"), f"{served.url}/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = re.findall(r"^(\S+): #### 4 \((\d+) tokens\)$", done.stdout, re.MULTILINE)
+    lines = re.findall(r"^(\S+): #### 8 \((\d+) tokens\)$", done.stdout, re.MULTILINE)
     assert [name for name, _ in lines] == ["student", "student@mcts"], done.stdout
 
 

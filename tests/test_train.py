@@ -340,6 +340,7 @@ def test_variants_train(flags, tmp_path):
 def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
     """The same run, update for update."""
     flags = [*SMALL, "--use-grpo", "--num-examples", "8", "--set", "train.groups=chain"]
+    flags += ["--set", "train.optimizer.batch_size=10"]  # all rows of the round in a minibatch
     found = {}
     for pack in ("on", "off"):
         assert train_main([*flags, "--set", f"train.pack={pack}", "--checkpoint-dir", str(tmp_path / pack)]) == 0
