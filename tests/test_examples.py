@@ -93,7 +93,7 @@ def test_the_notebook(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert re.search(r"^4 for \d+ sampled tokens$", printed, re.MULTILINE)  # the right answer
+    assert re.search(r"^8 for \d+ sampled tokens$", printed, re.MULTILINE)  # the right answer
     assert learnt(printed) and "majority" in printed
     assert not [
         output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"
