@@ -86,6 +86,7 @@ def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
     assert main(["sft", "--model", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["steps"] == 4
+    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (8e-3, 0.3)  # from scratch
     assert manifest["test_greedy"]["problems"] == 8
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
@@ -96,7 +97,7 @@ def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     assert main(["sft", "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update
-    assert manifest["settings"]["learning_rate"] == 2e-4
+    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (2e-4, 0.01)
     assert len(manifest["data_sha256"]) == 64
     assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
     assert "paired gain" in capsys.readouterr().out
