@@ -77,8 +77,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         )
         run = Run(config)
         run.load()
-        assert run.execute(new_run(folder)) is not None
-        found.append(run.folder.path)
+        found.append(new_run(folder).path)
+        assert run.execute(RunFolder(found[-1])) is not None
     return found
 
 

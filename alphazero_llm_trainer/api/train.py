@@ -189,7 +189,7 @@ def execute(
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
         progress.wait("loading")
-        ranks.together(run.load)
+        ranks.everywhere(run.load)
         if ranks.first:
             progress.say(run.opening())
             if config.train.preflight and not resume and ranks.size == 1:
@@ -201,7 +201,7 @@ def execute(
                 folder = new_run(Path(config.train.checkpoint_dir))
                 held.enter_context(FolderLock(folder.path))
             progress.say(f"run folder: {folder.path}")
-        folder = RunFolder(ranks.tell(folder).path)
+        folder = RunFolder(ranks.broadcast(folder).path)
         try:
             finished = run.execute(folder, resume)
         except AlphaZeroError:
