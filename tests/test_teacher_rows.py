@@ -25,6 +25,7 @@ from alphazero_llm_trainer.training.credit import group_advantages
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder, new_run
+from alphazero_llm_trainer.training.start import prepare
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
 QUESTIONS = 16
@@ -246,7 +247,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         seen = []
         config = grpo_config(settings_at(url))
         folder = new_run(tmp_path)
-        training = Run(config, stop=lambda: len(seen) >= 3)
+        training = Run(prepare(config), stop=lambda: len(seen) >= 3)
         training.load()
         with monkeypatch.context() as patch:
             patch.setattr(Recorder, "tree", lambda recorder, tree: seen.append(tree))

@@ -28,6 +28,7 @@ from alphazero_llm_trainer.training.checkpoint import newest_whole, write_manife
 from alphazero_llm_trainer.training.loop import Run, means
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
+from alphazero_llm_trainer.training.start import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -211,12 +212,12 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     )
     folder = RunFolder(tmp_path / "run-001")
     folder.path.mkdir()
-    before_the_first_round = Run(config, lambda: True)
+    before_the_first_round = Run(prepare(config), lambda: True)
     before_the_first_round.load()
     assert before_the_first_round.execute(folder) is None
     assert "before" not in folder.read_card()
     asked = False
-    run = Run(config, lambda: asked)
+    run = Run(prepare(config), lambda: asked)
     run.load()
     shown = Recorder.tree
 
@@ -229,7 +230,7 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     assert run.execute(folder, resume=True) is None
     assert 10 <= len(list(read(folder.journal))) < 16
     monkeypatch.undo()
-    again = Run(folder.config())
+    again = Run(prepare(folder.config()))
     again.load()
     card = again.execute(folder, resume=True)
     assert card is not None
@@ -286,7 +287,7 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
 
 
 def recorder_of(folder, *overrides):
-    run = Run(grpo_config(["student=embedded", *overrides]))
+    run = Run(prepare(grpo_config(["student=embedded", *overrides])))
     run.load()
     return run.recorder(RunFolder(folder))
 
@@ -295,7 +296,7 @@ def test_tokens_of_a_validation_are_not_shown_as_the_searches(tmp_path):
     recorder = recorder_of(tmp_path, "rewards.use_student_model=false")
     cost = recorder.student.engine.cost
     recorder.progress.start(8, cost=cost)
-    tokens = recorder.evaluate(recorder.data.questions[:4]).tokens
+    tokens = recorder.evaluate(recorder.prepared.questions[:4]).tokens
     assert tokens == cost.sampled_tokens > 0 == recorder.progress.work.tokens
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from transformers import set_seed
 
-from ..config.load import Config
 from ..engine.background import freeze_loaded
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
@@ -37,15 +36,14 @@ from .recorder import Recorder
 from .rounds import Rounds, RoundStats
 from .rows import Minibatches, RowBuilder, TrainRow
 from .run import RunFolder
-from .size import RunSize
-from .start import check_libraries, check_run
+from .start import Prepared
 
 
 class Run:
     """One training run: `load`, then `execute` in a folder.
 
     Args:
-        config: the resolved configuration.
+        prepared: its configuration, size and tasks.
         stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
         progress: shows trees, rounds and evaluations.
         ranks: the processes that share the run.
@@ -53,14 +51,14 @@ class Run:
 
     def __init__(
         self,
-        config: Config,
+        prepared: Prepared,
         stop: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.ranks, self.stop = config, ranks, stop
+        self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
+        self.ranks, self.stop = ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        self.size = RunSize(self.config)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -108,10 +106,8 @@ class Run:
     # -- what it needs -----------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Data and models; what is wrong with either shows before a folder is made."""
+        """Load the models; what is wrong with them shows before a folder is made."""
         config = self.config
-        check_libraries(config)
-        self.data = check_run(config)
         start, prm = config.train.student, config.train.prm
         self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
@@ -160,7 +156,7 @@ class Run:
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
-        tasks = self.data.questions[: self.config.train.preflight]
+        tasks = self.prepared.questions[: self.config.train.preflight]
         return preflight(self.student, self.config, tasks, self.progress, self.stop)
 
     def opening(self) -> str:
@@ -173,7 +169,7 @@ class Run:
         text = (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{self.planned()}, {train.groups} groups,"
-            f" teachers: {teachers}, {len(self.data.demonstrations):,} demonstrations replayed"
+            f" teachers: {teachers}, {len(self.prepared.demonstrations):,} demonstrations replayed"
         )
         if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
             text += (
@@ -183,7 +179,7 @@ class Run:
 
     def planned(self) -> str:
         """How many questions, or tokens, the run takes."""
-        questions = f"{len(self.data.questions):,} {self.config.problems.source} questions"
+        questions = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
         tokens = self.config.train.tokens
         if tokens is not None:
             return f"{tokens:,} sampled tokens, of {questions} at most, in rounds of {self.size.questions_per_round}"
@@ -211,16 +207,16 @@ class Run:
     def recorder(self, folder: RunFolder) -> Recorder:
         """What records the run in its folder."""
         parts: dict[str, Any] = {"progress": self.progress, "stop": self.stop, "ranks": self.ranks}
-        return Recorder(self.config, self.data, self.student, self.adapter, self.collector, folder, **parts)
+        return Recorder(self.prepared, self.student, self.adapter, self.collector, folder, **parts)
 
     def run_rounds(self, recorder: Recorder, resume: bool) -> None:
         """All rounds that are left: of a resumed run, those after its newest checkpoint."""
         checkpoint, updates, start = self.ranks.on_first(lambda: recorder.begin(resume))
         rounds = Rounds(
-            self.student, self.collector, self.data.questions, recorder.journal, self.size, self.config.seed,
+            self.student, self.collector, self.prepared.questions, recorder.journal, self.size, self.config.seed,
             on_tree=recorder.tree, stop=self.stop, ranks=self.ranks, sampled=recorder.sampled,
         )  # fmt: skip
-        demonstrations = self.data.demonstrations
+        demonstrations = self.prepared.demonstrations
         builder = RowBuilder(self.student, self.config, self.collector, demonstrations, self.size, self.verifier)
         learner = self.make_learner()
         if self.config.train.supervised:

@@ -111,11 +111,6 @@ def check_ranks(config: Config, size: int) -> None:
             f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
             " a number of processes that divides it"
         )
-    mine = batch // size
-    if train.micro_batch is not None and mine % min(train.micro_batch, mine):
-        raise ConfigError(
-            f"train.micro_batch is {train.micro_batch} and a process's minibatch {mine}: give a divisor of {mine}"
-        )
     if train.method == "ppo":
         raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")
     if backend == "vllm":

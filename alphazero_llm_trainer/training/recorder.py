@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, resolve_name
+from ..config.load import resolve_name
 from ..errors import ConfigError
 from ..files import check_space, sync
 from ..live import Progress
@@ -28,8 +28,7 @@ from .progress import tell_round, tell_tree
 from .ranks import Ranks
 from .rounds import RoundStats
 from .run import RunFolder
-from .size import RunSize
-from .start import RunData
+from .start import Prepared
 from .tracking import Tracking
 
 
@@ -37,15 +36,14 @@ class Recorder(Measured):
     """What is recorded of a run. Beside the first process it only takes its part in saving checkpoints.
 
     Args:
-        data: the run's tasks.
+        prepared: the run's configuration, size and tasks.
         adapter: "lora" or "full", what is trained of the student.
         folder: the run's.
     """
 
     def __init__(
         self,
-        config: Config,
-        data: RunData,
+        prepared: Prepared,
         student: Student,
         adapter: str,
         collector: Collector,
@@ -55,11 +53,12 @@ class Recorder(Measured):
         stop: Callable[[], bool],
         ranks: Ranks,
     ) -> None:
-        self.config, self.data, self.student, self.adapter = config, data, student, adapter
+        self.config, self.prepared, self.size = prepared.config, prepared, prepared.size
+        self.student, self.adapter = student, adapter
         self.collector, self.folder, self.progress, self.stop, self.ranks = collector, folder, progress, stop, ranks
-        self.size, self.test, self.validation = RunSize(config), data.test, data.validation
-        self.rows = rows_hash([*data.questions, *data.test, *data.validation])
-        self.tracking = Tracking(config.train.track if ranks.first else "none", folder.path)
+        self.test, self.validation = prepared.test, prepared.validation
+        self.rows = rows_hash([*prepared.questions, *prepared.test, *prepared.validation])
+        self.tracking = Tracking(self.config.train.track if ranks.first else "none", folder.path)
         self.journal: Journal | None = None
         self.card: dict[str, Any] = {}
         self.best: tuple[float, int] | None = None
@@ -110,7 +109,7 @@ class Recorder(Measured):
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
         counted: dict[str, Any] = {"cost": self.student.engine.cost, "base": self.size.questions_per_round}
         if self.config.train.tokens is None:
-            self.progress.start(len(self.data.questions), len(self.journal), **counted)
+            self.progress.start(len(self.prepared.questions), len(self.journal), **counted)
         else:
             counted["base"] *= self.config.search.max_tokens
             self.progress.start(self.config.train.tokens, self.sampled, unit="token", **counted)
@@ -129,9 +128,9 @@ class Recorder(Measured):
             "learning_rate": learning_rate(config.train, self.student.model),
             "method": config.train.method,
             "seed": config.seed,
-            "questions": len(self.data.questions),
+            "questions": len(self.prepared.questions),
             "rows": self.rows,
-            "demonstrations": len(self.data.demonstrations),
+            "demonstrations": len(self.prepared.demonstrations),
             "engine": self.student.engine.facts,
         }
 

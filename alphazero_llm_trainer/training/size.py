@@ -10,8 +10,6 @@ from ..config.load import Config
 from ..problems.source import open_source
 from ..types import Task
 
-SHORTEST = 10  # of `search.max_tokens`: the part of it that a question takes, at least, under `train.tokens`
-
 
 class RunSize:
     """Counts of a run.
@@ -38,11 +36,6 @@ class RunSize:
             self.updates_per_round = train.optimizer.epochs * self.rows_per_round // batch
         self.tokens = train.tokens
         self.updates = self.rounds * self.updates_per_round
-        asked = train.num_examples
-        if train.tokens is not None:
-            # How many questions they last for shows as they are spent: few take less than this.
-            asked = min(asked, math.ceil(train.tokens * SHORTEST / config.search.max_tokens))
-        self.checkpoints = math.ceil(asked / (self.questions_per_round * self.save_every_rounds))
 
     def name(self, number: int) -> str:
         """Round `number` as it is shown; of how many is not known where tokens end the run."""
