@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ FAILED = "failed: "  # how `GradedTree.ended_by` of a question without a tree be
 FAILED_REWARD = "failed reward: "  # and of one that the user's own reward ended
 
 
-@dataclass(slots=True)
+@dataclass
 class GradedTree:
     """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
 
@@ -55,6 +56,11 @@ class GradedTree:
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
     saved: int = 0
+
+    @cached_property
+    def responses(self) -> list[Trajectory]:
+        """The tree's distinct finished responses, extracted once: the tree is finished too."""
+        return trajectories(self.tree)
 
     @property
     def failed_reward(self) -> str | None:
@@ -158,14 +164,14 @@ class Collector:
         through it and how many of them were right, with `combined` its visits and their rewards."""
         return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
 
-    def counted(self, tree: Tree) -> list[Trajectory]:
-        """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.teacher_rows`)."""
-        found, train = trajectories(tree), self.config.train
-        return found if train.supervised or train.teacher_rows else [t for t in found if t.student]
+    def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out (`train.teacher_rows`)."""
+        every = self.config.train.supervised or self.config.train.teacher_rows
+        return [response for response in responses if every or response.student]
 
-    def zero_variance(self, tree: Tree) -> bool:
-        """True when the trajectories that training learns from all earned the same: no signal."""
-        rewards = {round(self.reward(t), 9) for t in self.counted(tree)}
+    def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
+        """True when the responses that training learns from all earned the same: no signal."""
+        rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
         return len(rewards) < 2
 
     async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
@@ -193,8 +199,9 @@ class Collector:
             version = self.student.engine.version
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
-            flat, extensions, cost = self.zero_variance(result.tree), 0, result.cost
-            while extensions < limit and result.ended_by == "simulations" and self.zero_variance(result.tree):
+            extensions, cost = 0, result.cost
+            alike = flat_at_first = self.zero_variance(trajectories(result.tree))
+            while alike and extensions < limit and result.ended_by == "simulations":
                 extensions += 1
                 if chain:
                     # A chain group grows at the root alone.
@@ -207,10 +214,11 @@ class Collector:
                     raise
                 cost.add(result.cost)
                 saved += result.saved
+                alike = self.zero_variance(trajectories(result.tree))
             if self.perplexity is not None:
                 self.perplexity.forget(task.problem)
             ended_by, tree = result.ended_by, result.tree
-            return GradedTree(key, task, tree, cost, ended_by, flat, extensions, prompt, version, saved)
+            return GradedTree(key, task, tree, cost, ended_by, flat_at_first, extensions, prompt, version, saved)
 
         async with nullcontext() if self.remote is None else self.remote.session():
             running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]

@@ -26,6 +26,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rollouts import Collector, GradedTree
+from alphazero_llm_trainer.training.learner import Learner
 from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
 from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
@@ -312,6 +313,18 @@ def check_tree(tree: PrefixTree) -> None:
             seen += 1
             stack.append(child)
     assert seen + len(free) == len(tree.children) <= tree.capacity, "nodes were lost"
+
+
+def update(learner: Learner, minibatch: Sequence[TrainRow]) -> dict[str, float]:
+    """One update, as `Run.train` makes it."""
+    for part in learner.parts(minibatch):
+        with learner.autocast():
+            scores = learner.score(part)
+            loss, figures = learner.objective.loss(part, scores, learner.totals)
+        learner.backward(loss, scores, figures)
+    figures_of_update = learner.clip()
+    learner.step()
+    return figures_of_update
 
 
 @dataclass

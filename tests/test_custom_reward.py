@@ -29,7 +29,7 @@ from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.scale.totals import Totals
-from alphazero_llm_trainer.training.rounds import outcome
+from alphazero_llm_trainer.training.rounds import group_kind
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 
@@ -212,7 +212,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     assert good.square == pytest.approx((0.81 + 0.25) / 2)
     assert [pytest.approx(p.margin) for p in step_preferences(tree, least=1)] == [0.5, 0.4]
     assert outcomes(tree, correctness=True)[1][ROOT] == 3.0
-    assert outcome(tree) == "mixed" and not any(one.right for one in trajectories(tree))
+    assert group_kind(trajectories(tree)) == "mixed" and not any(one.right for one in trajectories(tree))
     task = Task(Problem("mine/1", "q", "mine"), "4")
     graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"
@@ -331,8 +331,7 @@ def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: 
     ],
 )
 def test_a_response_without_a_grade_makes_no_question_a_mixed_one(
-    outcomes: tuple[float | None, ...], kind: str | None, monkeypatch: pytest.MonkeyPatch
+    outcomes: tuple[float | None, ...], kind: str | None
 ) -> None:
-    found = [SimpleNamespace(outcome=one, right=one == 1.0) for one in outcomes]
-    monkeypatch.setattr("alphazero_llm_trainer.training.rounds.trajectories", lambda tree: found)
-    assert outcome(Tree()) == kind
+    responses: Any = [SimpleNamespace(outcome=outcome) for outcome in outcomes]
+    assert group_kind(responses) == kind

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from support import grpo_config, tiny_llama
+from support import grpo_config, tiny_llama, update
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 import alphazero_llm_trainer
@@ -44,7 +44,8 @@ def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[Train
             logits = student.model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
         old = logits.gather(1, torch.tensor(ids)[:, None])[:, 0] - shift * ((-1) ** i)
         kind = "demonstration" if i == 5 else "policy"
-        rows.append(TrainRow(prompt, ids, tuple(old.tolist()), (0.1 * (i - 5),) * len(ids), kind, float(i % 3 == 0)))
+        credit, reward = (0.1 * (i - 5),) * len(ids), float(i % 3 == 0)
+        rows.append(TrainRow(prompt, ids, tuple(old.tolist()), credit, kind, reward, index=i))
     return rows
 
 
@@ -61,13 +62,14 @@ def gradients(
     objective.begin(learner, rows, 1)
     plain = learner.clip
 
-    def clip() -> float:
+    def clip() -> dict[str, float]:
+        figures = plain()  # which leaves gradients of this size as they are
         named = dict(model.named_parameters()) | {f"critic {k}": p for k, p in objective.extra().items()}
         found.update({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
-        return plain()
+        return figures
 
     learner.clip = clip  # type: ignore[method-assign]
-    found["loss"] = torch.tensor(learner.update(rows)["loss"])
+    found["loss"] = torch.tensor(update(learner, rows)["loss"])
     return found
 
 
@@ -92,8 +94,8 @@ def test_a_float16_students_gradients_are_its_float32_twins() -> None:
                 if parameter.requires_grad:
                     parameter.copy_(0.1 * torch.randn_like(parameter))
         objective = Likelihood()
-        total = objective.total
-        objective.total = lambda rows, total=total: 1e6 * total(rows)  # type: ignore[method-assign]
+        totals = objective.totals
+        objective.totals = lambda rows, totals=totals: (1e6 * totals(rows)[0],)  # type: ignore[method-assign]
         rows = [replace(row, advantages=(1.0,) * len(row.completion_ids)) for row in rows_of(student)]
         found.append(gradients(model, objective, rows))
     exact, ours = found
@@ -117,7 +119,7 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> No
     def begin(*args: Any) -> dict[str, float]:
         figures = plain(*args)
         if kl:
-            objective.reference = {id(row): one for row, one in zip(rows, reference, strict=True)}
+            objective.reference = dict(enumerate(reference))
         return figures
 
     objective.begin = begin  # type: ignore[method-assign]
@@ -271,7 +273,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
     before = trained_state(student.model)
     with pytest.raises(TrainingError, match=r"loss is nan at update 1: .* train\.optimizer\.learning_rate"):
-        learner_of(student.model, Likelihood(), batch=1).update([row])
+        update(learner_of(student.model, Likelihood(), batch=1), [row])
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
 
@@ -339,7 +341,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
     objective.begin(learner, rows, 1)
     found, raw = objective.advantages(rows, like), []
     for row in rows[:5]:
-        _, returns, values = objective.estimates[id(row)]
+        _, returns, values = objective.estimates[row.index]
         count, following, own = len(row.completion_ids), 0.0, []
         for t in reversed(range(count)):
             after = values[t + 1] if t + 1 < count else 0.0
@@ -364,9 +366,9 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
         count, gap = len(row.completion_ids), -0.2 * (-1) ** i
         # lambda 1: a token's return is what is earned from it on, each token's penalty and the outcome at the end.
         expected = [row.reward - 0.5 * gap * (count - t) for t in range(count)]
-        assert objective.estimates[id(row)][1] == pytest.approx(expected, abs=1e-3)
+        assert objective.estimates[row.index][1] == pytest.approx(expected, abs=1e-3)
     _, figures = objective.loss(rows, score(Scorer(student.model), student.model.config, rows, "off", torch.float32, "cpu"),
-                                torch.tensor(objective.total(rows)))  # fmt: skip
+                                torch.tensor(objective.totals(rows)))  # fmt: skip
     assert "kl" not in figures and "critic_loss" in figures
 
 
@@ -375,7 +377,7 @@ def test_a_minibatch_without_the_policys_rows_has_no_critics_figures() -> None:
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config, "off")
     learner = learner_of(student.model, objective, batch=1)
     objective.begin(learner, rows, 0)
-    assert "critic_loss" in learner.update(rows[:1]) and "critic_loss" not in learner.update(rows[5:])
+    assert "critic_loss" in update(learner, rows[:1]) and "critic_loss" not in update(learner, rows[5:])
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -396,12 +398,12 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
     ends = []
     for resumed in (False, True):
         learner, rows, objective = made()
-        for update in range(2 if resumed else 0, 4):
-            if resumed and update == 2:
+        for number in range(2 if resumed else 0, 4):
+            if resumed and number == 2:
                 learner.restore(tmp_path / "checkpoint", 2)
-            objective.begin(learner, rows, update)
-            learner.update(rows)
-            if update == 1:
+            objective.begin(learner, rows, number)
+            update(learner, rows)
+            if number == 1:
                 learner.save(tmp_path / "checkpoint")
         ends.append(
             trained_state(learner.whole) | {f"critic {k}": p.detach().clone() for k, p in objective.extra().items()}

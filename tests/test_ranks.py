@@ -19,7 +19,7 @@ from support import grpo_config
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.training.learner import dealt
+from alphazero_llm_trainer.training.learner import shard
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, check_same, open_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.size import rank_and_size
@@ -302,9 +302,9 @@ def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> No
     check_ranks(grpo_config(), 2)
 
 
-def test_a_minibatchs_rows_are_dealt_evenly_in_number_and_tokens() -> None:
+def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens() -> None:
     rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), reward=float(i)) for i in range(16)]
-    parts = [dealt(rows, Ranks(rank, 4)) for rank in range(4)]
+    parts = [shard(rows, Ranks(rank, 4)) for rank in range(4)]
     assert [len(part) for part in parts] == [4] * 4
     assert sorted(row.reward for part in parts for row in part) == [float(i) for i in range(16)]
     tokens = [sum(len(row.completion_ids) for row in part) for part in parts]

@@ -22,6 +22,7 @@ from alphazero_llm_trainer.report.training import nothing_learnt, result_text, r
 from alphazero_llm_trainer.training.evaluation import reward_gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
+from alphazero_llm_trainer.training.start import prepare
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "use", "path"}
 
@@ -75,10 +76,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 {"train": {"optimizer": {"epochs": epochs}}},
             ]
         )
-        run = Run(config)
+        run = Run(prepare(config))
         run.load()
-        assert run.execute(new_run(folder)) is not None
-        found.append(run.folder.path)
+        found.append(new_run(folder).path)
+        assert run.execute(RunFolder(found[-1])) is not None
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
         grown = tree.tree
         grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
         grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
+    trees = [replace(tree) for tree in trees]  # whose responses are extracted anew
     assert source.builder.credited(trees, RoundStats(0)) == rows
     combined = source_of(tmp_path / "combined", f"train.credit={credit}", "train.reward=combined")
     assert combined.builder.credited(trees, RoundStats(0)) != rows

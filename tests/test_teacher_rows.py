@@ -23,7 +23,9 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training.credit import group_advantages
 from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder, new_run
+from alphazero_llm_trainer.training.start import prepare
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
 QUESTIONS = 16
@@ -233,7 +235,7 @@ def settings_at(url: str) -> list[str]:
     ]
 
 
-def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(tmp_path):
+def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(tmp_path, monkeypatch):
     checker = "nvidia/nemotron-nano-9b-v2"
     server = FaultServer(
         lambda number, asked: "500" if number % 5 == 4 else "ok",
@@ -245,10 +247,11 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         seen = []
         config = grpo_config(settings_at(url))
         folder = new_run(tmp_path)
-        training = Run(config, stop=lambda: len(seen) >= 3)
+        training = Run(prepare(config), stop=lambda: len(seen) >= 3)
         training.load()
-        training.on_tree = seen.append
-        assert training.execute(folder) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Recorder, "tree", lambda recorder, tree: seen.append(tree))
+            assert training.execute(folder) is None
         stopped = folder.read_card()
         early = len(server.served)
         assert 0 < early < CALLS

@@ -17,6 +17,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.training import tracking
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder
+from alphazero_llm_trainer.training.start import check_start, prepare
 
 VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR", "WANDB_CACHE_DIR",
              "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
@@ -49,7 +50,7 @@ def tracked(kind: str, path: Path) -> RunFolder:
             {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16, "track": kind}},
         ]
     )
-    run, folder = Run(config), RunFolder(path)
+    run, folder = Run(prepare(config)), RunFolder(path)
     run.load()
     path.mkdir()
     assert run.execute(folder) is not None
@@ -115,4 +116,4 @@ def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
 def test_a_missing_library_is_named_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train\.track is mlflow, which is not installed"):
-        Run(grpo_config([{"student": "embedded", "train": {"track": "mlflow"}}])).load()
+        check_start(grpo_config([{"student": "embedded", "train": {"track": "mlflow"}}]))

@@ -26,7 +26,9 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_tensors
 from alphazero_llm_trainer.training.checkpoint import newest_whole, write_manifest
 from alphazero_llm_trainer.training.loop import Run, means
+from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
+from alphazero_llm_trainer.training.start import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -203,31 +205,32 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     assert spent == undisturbed
 
 
-def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
+def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     config = grpo_config(["student=embedded", *[SMALL[i + 1] for i, a in enumerate(SMALL) if a == "--set"]])
     config = config.model_copy(
         update={"train": config.train.model_copy(update={"num_examples": 16, "eval_size": 4, "save_every": 8})}
     )
     folder = RunFolder(tmp_path / "run-001")
     folder.path.mkdir()
-    before_the_first_round = Run(config, lambda: True)
+    before_the_first_round = Run(prepare(config), lambda: True)
     before_the_first_round.load()
     assert before_the_first_round.execute(folder) is None
     assert "before" not in folder.read_card()
     asked = False
-    run = Run(config, lambda: asked)
+    run = Run(prepare(config), lambda: asked)
     run.load()
-    whole = run.on_tree
+    shown = Recorder.tree
 
-    def after_ten(tree):
+    def after_ten(recorder, tree):
         nonlocal asked
-        whole(tree)
+        shown(recorder, tree)
         asked = len(list(read(folder.journal))) >= 10
 
-    run.on_tree = after_ten
+    monkeypatch.setattr(Recorder, "tree", after_ten)
     assert run.execute(folder, resume=True) is None
     assert 10 <= len(list(read(folder.journal))) < 16
-    again = Run(folder.config())
+    monkeypatch.undo()
+    again = Run(prepare(folder.config()))
     again.load()
     card = again.execute(folder, resume=True)
     assert card is not None
@@ -283,23 +286,28 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     assert card["after"]["correct"] == card["before"]["correct"]
 
 
-def test_tokens_of_a_validation_are_not_told_as_the_searches():
-    run = Run(grpo_config(["student=embedded", "rewards.use_student_model=false"]))
+def recorder_of(folder, *overrides):
+    run = Run(prepare(grpo_config(["student=embedded", *overrides])))
     run.load()
-    cost = run.student.engine.cost
-    run.progress.start(8, cost=cost)
-    assert run.evaluate(run.tasks[:4]).tokens == cost.sampled_tokens > 0 == run.progress.work.tokens
+    return run.recorder(RunFolder(folder))
+
+
+def test_tokens_of_a_validation_are_not_shown_as_the_searches(tmp_path):
+    recorder = recorder_of(tmp_path, "rewards.use_student_model=false")
+    cost = recorder.student.engine.cost
+    recorder.progress.start(8, cost=cost)
+    tokens = recorder.evaluate(recorder.prepared.questions[:4]).tokens
+    assert tokens == cost.sampled_tokens > 0 == recorder.progress.work.tokens
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
-    run = Run(grpo_config(["student=embedded"]))
-    run.folder, run.validation = RunFolder(tmp_path), [None] * 4
+    recorder = recorder_of(tmp_path)
     answers = iter([(1, 1, 0, 0), (0, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0)])
-    run.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
+    recorder.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
     best = []
     for rounds_done in range(5):
-        run.validate(rounds_done)
-        best.append(run.best)
+        recorder.validate(rounds_done)
+        best.append(recorder.best)
     assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
 
 
@@ -402,7 +410,7 @@ def test_what_a_disk_broke_is_made_again(whole_run, lost, tmp_path, capsys):
 
 def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypatch, tmp_path):
     scores = iter(number / 10 for number in range(10))
-    monkeypatch.setattr(Run, "score", lambda run, answers: next(scores))
+    monkeypatch.setattr(Recorder, "score", lambda recorder, answers: next(scores))
     flags = [*SMALL, "--use-rft", "--set", "train.keep_best=true", "--checkpoint-dir", str(tmp_path / "whole")]
     assert train_main(flags) == 0
     run = RunFolder(tmp_path / "whole" / "run-001")
@@ -415,12 +423,12 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
 
 
 def test_lost_best_weights_are_found_before_the_remaining_rounds(tmp_path):
-    run = Run(grpo_config())
-    run.folder = RunFolder(tmp_path)
+    recorder = recorder_of(tmp_path)
     folder = tmp_path / "checkpoint-8"
     folder.mkdir()
     write_manifest(folder, {"rounds_done": 2, "best": [0.5, 1]})
-    save_tensors({"a": torch.ones(3)}, run.folder.best)
-    run.folder.best.write_bytes(run.folder.best.read_bytes()[:-1])
+    best = recorder.folder.best
+    save_tensors({"a": torch.ones(3)}, best)
+    best.write_bytes(best.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"best\.safetensors"):
-        run.begin(resume=True)
+        recorder.begin(resume=True)

@@ -38,6 +38,7 @@ from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.merging import bare, merged
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
+from alphazero_llm_trainer.training.start import prepare
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")
@@ -422,4 +423,4 @@ def test_a_server_takes_no_whole_weights(served: str) -> None:
     overrides = ["engine.backend=vllm-server", f"engine.vllm.base_url={served}"]
     config = load_config(overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"])
     with pytest.raises(ConfigError, match=r"set train\.adapter=lora"):
-        Run(config).load()
+        Run(prepare(config)).load()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..training.run import RunFolder, find_run, new_run
-from ..training.start import check_start, load_run
+from ..training.start import Prepared, check_start, load_run, prepare
 from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
 
 
@@ -144,52 +144,57 @@ def train(
         if resume:
             folder = find_run(Path(resolved.train.checkpoint_dir), named)
             config = folder.config()
-            check_resumed(config, folder.path, asked)
+            check_session(config, folder.path)
+            folder.check_same(resolved, [key for key, value in asked.items() if value is not None])
+            if (over := finished(folder)) is not None:
+                return over
         elif named is not None and (named / "run.json").exists():
             raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
-        check_start(config, None if folder is None else folder.path)
+        prepared = prepare(config)
+        check_start(config)
         with progress_of(progress) as shown, Stop(shown) as stop:
-            return execute(config, folder, resume, shown, stop)
+            return execute(prepared, folder, resume, shown, stop)
 
     return outside_loops(call)
 
 
-def check_resumed(config: Config, folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a run can't go on as it was configured, or where `arguments` ask for something else."""
-    address, there = config.rewards.custom, dict(flat(config.model_dump(mode="json")))
+def check_session(config: Config, folder: Path) -> None:
+    """Raise ConfigError where a run needs tasks or a reward that a Python session had, and this one hasn't."""
+    address = config.rewards.custom
     try:
         open_source(config)
     except UnknownSourceError:
         raise ConfigError(f"{folder} learns from tasks of a Python session: pass the same ones as `problems`") from None
     if address is not None and address.startswith("__main__:") and not in_memory(address):
         raise ConfigError(f"{folder} has a reward of a Python session, {address}: pass the same one as `reward`")
-    for key, value in arguments.items():
-        if value is not None and value != there.get(key):
-            raise ConfigError(
-                f"resume=True goes on as {folder} was configured, and {key} is {there.get(key)!r} there and {value!r} here:"
-                " leave it out, or train on from that run in another folder, with model=run.student"
-            )
+
+
+def finished(folder: RunFolder) -> TrainingRun | None:
+    """The run in a folder, where there is nothing left of it to do."""
+    card = folder.read_card()
+    if "after" not in card:
+        return None
+    from ..report.folder import write_report
+
+    write_report(folder.path)  # a crash after the last weights may have left none
+    return TrainingRun(folder.path, card)
 
 
 def execute(
-    config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
+    prepared: Prepared, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
 ) -> TrainingRun:
-    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
-    if resume and folder is not None and "after" in (card := folder.read_card()):
-        from ..report.folder import write_report
-
-        write_report(folder.path)  # a crash after the last weights may have left none
-        return TrainingRun(folder.path, card)
+    """`train` of what is prepared: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
     from ..training.loop import Run
     from ..training.ranks import config_of_rank, open_ranks
 
+    config = prepared.config
     ranks = open_ranks(config)
     with ExitStack() as held:
         if folder is not None and ranks.first:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
-        run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
+        run = Run(replace(prepared, config=config_of_rank(config, ranks.rank)), stop, progress, ranks)
         progress.wait("loading")
-        ranks.together(run.load)
+        ranks.everywhere(run.load)
         if ranks.first:
             progress.say(run.opening())
             if config.train.preflight and not resume and ranks.size == 1:
@@ -201,12 +206,12 @@ def execute(
                 folder = new_run(Path(config.train.checkpoint_dir))
                 held.enter_context(FolderLock(folder.path))
             progress.say(f"run folder: {folder.path}")
-        folder = RunFolder(ranks.tell(folder).path)
+        folder = RunFolder(ranks.broadcast(folder).path)
         try:
-            finished = run.execute(folder, resume)
+            card = run.execute(folder, resume)
         except AlphaZeroError:
             if not ranks.first:  # rank 0 says it
                 raise SystemExit(2) from None
             raise
         ranks.close()
-        return TrainingRun(folder.path, folder.read_card() if finished is None else finished)
+        return TrainingRun(folder.path, folder.read_card() if card is None else card)

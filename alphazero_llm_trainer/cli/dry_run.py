@@ -9,27 +9,21 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..training.memory import GIB
-from ..training.size import RunSize
-from ..training.speed import PASSES, tokens_a_second
-from ..training.start import LESS, Fit, RunData, cached, check_start, fit_of, gated, start_of, token_set, written
+from ..training.start import LESS, Fit, Prepared, cached, check_start, fit_of, gated, start_of, token_set
 from .base import print_facts
 
-TOGETHER, FORWARD = 32, 512  # tokens that go through a student at once: searching, and in an update
 
+def dry_run(prepared: Prepared, folder: Path | None = None, as_json: bool = False) -> int:
+    """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start.
 
-def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: bool = False) -> int:
-    """Print what a run on `data` would do and take; write nothing, load nothing. Ends as the run would where it can't start.
-
-    `folder` is that of a run to go on with: what is told is of the whole run.
+    `folder` is that of a run to go on with: what is printed is of the whole run.
     """
-    name = resolve_name(config)
-    spec, size, train, fit = config.models[name], RunSize(config), config.train, fit_of(config)
+    config, size = prepared.config, prepared.size
+    name, train, fit = resolve_name(config), config.train, fit_of(config)
+    spec = config.models[name]
     searches, responses = searched(config)
-    validations = (size.checkpoints + 1) * len(data.validation)
     lora = (train.adapter or spec.adapter) == "lora"
-    rows, sampled = size.rounds * size.rows_per_round, train.num_examples * tokens_of(config, responses)
-    sampled = sampled if train.tokens is None else min(sampled, train.tokens)
-    evaluated = (2 * len(data.test) + validations) * config.search.max_tokens
+    sampled = train.num_examples * tokens_of(config, responses)
     facts = {
         "goes_on_with": None if folder is None else str(folder),
         "student": {
@@ -42,20 +36,17 @@ def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: 
         "questions": train.num_examples,
         "sampled_tokens_at_most": "as many as they take" if train.tokens is None else train.tokens,
         "rounds": f"{size.rounds} of {size.questions_per_round} questions",
-        "rows": rows,
+        "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,
-        "evaluation": f"{len(data.test)} test problems before and after, {len(data.validation)} at each checkpoint",
-        # Limits, which a run stays far below.
-        "most_sampled_tokens": sampled,
-        "most_evaluated_tokens": evaluated,
-        "most_minutes": "not known either" if fit is None else minutes(config, fit, sampled, evaluated, rows),
+        "evaluation": f"{len(prepared.test)} test problems before and after, {len(prepared.validation)} at each checkpoint",
+        # A limit, which a run stays far below.
+        "most_sampled_tokens": sampled if train.tokens is None else min(sampled, train.tokens),
         "download": download(start_of(config, spec), spec),
         "teachers": teachers(config, searches * train.num_examples),
         "memory": "not known, for this student has no shape" if fit is None else memory(fit),
-        "disk": "not known either" if fit is None else written(config, fit.forecast, folder)[1],
     }
     print_facts(facts, as_json)
-    check_start(config, folder)
+    check_start(config)
     if not as_json:
         print("# dry run: nothing was written and nothing loaded; leave out --dry-run to train")
     return 0
@@ -79,19 +70,6 @@ def tokens_of(config: Config, responses: int) -> int:
     """Tokens of a tree of so many responses, at most."""
     tokens, budget = responses * config.search.max_tokens, config.search.budget_tokens
     return tokens if budget is None else min(tokens, budget)
-
-
-def minutes(config: Config, fit: Fit, sampled: int, evaluated: int, rows: int) -> dict[str, Any]:
-    """What so many tokens and rows take on this machine, at most, by products of the student's size that are timed now."""
-    forecast, search = fit.forecast, config.search
-    spec, together = config.models[resolve_name(config)], min(search.concurrent * search.samples, TOGETHER)
-    drawn = tokens_a_second(forecast.shape, spec, together)
-    trained = tokens_a_second(forecast.shape, spec, FORWARD) / PASSES
-    parts = {"searches": sampled / drawn, "evaluations": evaluated / drawn, "updates": rows * forecast.length / trained}
-    measured = (
-        f"{drawn:,.0f} tokens a second sampled, {trained:,.0f} trained on: a rough guess, by products timed just now"
-    )
-    return {name: round(seconds / 60, 1) for name, seconds in parts.items()} | {"by": measured}
 
 
 def memory(fit: Fit) -> dict[str, Any]:

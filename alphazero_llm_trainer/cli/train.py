@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, flat, given_layers
-from ..errors import ConfigError
+from ..config.load import flat, given_layers
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -109,13 +108,13 @@ def add_train(commands: Any) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
-    from ..training.start import check_run, load_run
+    from ..training.start import load_run
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..training.run import find_run
     from ..training.size import rank_and_size
-    from ..training.start import check_libraries, check_start
+    from ..training.start import check_start, prepare
     from .dry_run import dry_run
 
     directory = Path(config.train.checkpoint_dir)
@@ -125,22 +124,22 @@ def run_train(args: argparse.Namespace) -> int:
         stored = folder.config()
         if args.method is None and stored.train.method != config.train.method:
             config = resolve(args, {"train": {"method": stored.train.method}}, load_run)  # none is named: the run's own
-        check_same(args, config, stored, folder.card)
+        folder.check_same(config, named(args))
         config = stored
-    from ..api.train import execute
+    from ..api.train import execute, finished
 
-    over = resume and "after" in folder.read_card()
+    over = finished(folder) if resume else None
     follows = rank_and_size()[0] > 0  # another process says what there is to say
     with Progress(args.quiet or follows) as progress, Stop(progress) as stop:
-        if not over:
-            data, place = check_run(config), folder.path if resume else None
-            if not args.dry_run:
-                check_libraries(config)
-            tell_loading(args, progress, "PyTorch" if args.dry_run else "PyTorch and TRL")
+        if over is not None:
+            run = over
+        else:
+            prepared = prepare(config)
             if args.dry_run:
-                return dry_run(config, data, place, args.json)
-            check_start(config, place)
-        run = execute(config, folder if resume else None, resume, progress, stop)
+                tell_loading(args, progress)
+                return dry_run(prepared, folder.path if resume else None, args.json)
+            check_start(config, lambda: tell_loading(args, progress, "PyTorch and TRL"))
+            run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED
         if not run.finished:
@@ -150,7 +149,7 @@ def run_train(args: argparse.Namespace) -> int:
         print_json({**run.card, "folder": str(run.folder)})
         return 0
     print(run)
-    if over:
+    if over is not None:
         print(f"this run is finished: {run.folder}")
         return 0
     print(f"student, metrics and report.html are in {run.folder}")
@@ -159,25 +158,12 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_same(args: argparse.Namespace, asked: Config, stored: Config, card: Path) -> None:
-    """Raise ConfigError where flags ask for another configuration than that of the run to go on with."""
-    flags = {"model", "config", *args.keys} - {"checkpoint_dir", "method"}
-    asks = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
-    if not asks and args.method in (None, stored.train.method):
-        return
-    had, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (stored, asked))
-    said = {key for layer in given_layers(args.config, [*args.overrides, *given(args)]) for key, _ in flat(layer)}
-    said |= {"train.method"} if args.method else set()
-    said |= {"student", "train.student", "models"} if args.model else set()
-    changed = [
-        f"{key} is {had.get(key)!r} there and {wanted[key]!r} here"
-        for key in wanted
-        if had.get(key) != wanted[key] and any(key == one or key.startswith(f"{one}.") for one in said)
-    ]
-    if changed:
-        raise ConfigError(
-            f"--resume goes on with the configuration in {card}, and {'; '.join(changed[:3])}: leave out the other flags"
-        )
+def named(args: argparse.Namespace) -> set[str]:
+    """The keys that the flags set; where runs go is none of a run's own."""
+    keys = {key for layer in given_layers(args.config, [*args.overrides, *given(args)]) for key, _ in flat(layer)}
+    if args.model:
+        keys |= {"student", "train.student", "models"}
+    return keys - {"train.checkpoint_dir"}
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:

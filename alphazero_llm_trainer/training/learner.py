@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,10 @@ from transformers import get_scheduler
 from ..errors import StorageError, TrainingError
 from .frozen import keep_narrow
 from .fsdp import on_cpus, uses_fsdp
+from .losses import Figures
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
-from .rows import TrainRow
+from .rows import Minibatches, TrainRow
 from .scoring import Scorer, Scores, check_packs, packs, score
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,12 @@ class Objective:
 
     pack = "off"
 
-    def total(self, rows: Sequence[TrainRow]) -> float:
-        """What the mean of a minibatch is taken over: its tokens, or their weights."""
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+        """What the means over a minibatch are taken over: the loss's first (its tokens, or their weights), then others."""
         raise NotImplementedError
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The loss of a part of a minibatch, and figures that add up to the minibatch's."""
+    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+        """The loss of a part of a minibatch of these `totals`, and figures that add up to the minibatch's."""
         raise NotImplementedError
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
@@ -107,7 +106,8 @@ class Learner:
             cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers
         )
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
-        self.max_grad_norm, self.updates = max_grad_norm, 0
+        self.max_grad_norm, self.planned = max_grad_norm, schedule.total
+        self.updates = 0
         self.rows_of_a_forward = memory.rows(batch_size // ranks.size)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
@@ -152,66 +152,87 @@ class Learner:
         kind = self.accelerator.device.type
         return torch.autocast(kind, torch.bfloat16) if self.memory.autocast else nullcontext()
 
+    def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
+        """Round `number` trains on these rows. Returns figures of them."""
+        return self.objective.begin(self, [row for rows in minibatches for row in shard(rows, self.ranks)], number)
+
+    def end(self, share: float) -> dict[str, float]:
+        """Publish the round's weights; the learning rate then stands where `share`, of the run, has it. Returns figures."""
+        # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
+        self.skip(max(round(share * self.planned) - self.updates, 0))
+        self.publish()
+        return self.objective.end()
+
+    def parts(self, minibatch: Sequence[TrainRow]) -> Iterator[Sequence[TrainRow]]:
+        """This process's rows of a minibatch that all ranks have whole, by forward: an update begins.
+
+        Each part goes through `score`, the objective's loss over `totals`, and `backward`; then come `clip` and `step`.
+        """
+        totals = self.objective.totals(minibatch)
+        self.totals = torch.tensor((max(totals[0], 1e-8), *totals[1:]), device=self.accelerator.device)
+        # A token's share of a mean is less than float16 can hold: there the sum's gradient is taken, and divided afterwards.
+        self.scale = float(self.totals[0]) if self.dtype == torch.float16 else 1.0
+        self.tokens = sum(len(row.completion_ids) for row in minibatch)
+        parts = self.parts_of(shard(minibatch, self.ranks))
+        self.count = len(parts)
+        self.sums: dict[str, Any] = {}
+        self.scorer.train()
+        for i, part in enumerate(parts):
+            with nullcontext() if i == self.count - 1 else self.accelerator.no_sync(self.scorer):
+                yield part
+
     def parts_of(self, rows: Sequence[TrainRow]) -> list[Sequence[TrainRow]]:
         """Rows by forward."""
         size = self.rows_of_a_forward
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def update(self, minibatch: Sequence[TrainRow]) -> dict[str, float]:
-        """One step of the optimiser on a minibatch, which all ranks have whole. Returns its loss and other figures.
+    def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:
+        """Add a part's gradients and figures to the minibatch's."""
+        # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's mean already.
+        self.accelerator.backward(loss * self.ranks.size * self.scale)
+        packed = scores.packed / self.count / self.ranks.size
+        more = {
+            "loss": loss,
+            "entropy": scores.entropy.sum() / self.tokens,
+            "packed_tokens": torch.tensor(packed, device=loss.device),
+        }
+        for name, value in (figures | more).items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
 
-        Raises TrainingError where loss or gradient are not finite; the weights are then as they were.
+    def clip(self) -> dict[str, float]:
+        """Scale the minibatch's gradients down to `max_grad_norm`, the critic's by a norm of their own.
+
+        Returns the update's figures. Raises TrainingError where loss or gradient are not finite; the weights are then as they
+        were.
         """
-        self.scorer.train()
-        device, parts = self.accelerator.device, self.parts_of(dealt(minibatch, self.ranks))
-        total = torch.tensor(max(self.objective.total(minibatch), 1e-8), device=device)
-        # A token's share of a mean is less than float16 can hold: there the sum's gradient is taken, and divided afterwards.
-        scale = float(total) if self.dtype == torch.float16 else 1.0
-        tokens = sum(len(row.completion_ids) for row in minibatch)
-        sums: dict[str, Any] = {}
-        for i, part in enumerate(parts):
-            with nullcontext() if i == len(parts) - 1 else self.accelerator.no_sync(self.scorer):
-                with self.autocast():
-                    scores = self.score(part)
-                    loss, figures = self.objective.loss(part, scores, total)
-                # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's mean already.
-                self.accelerator.backward(loss * self.ranks.size * scale)
-            figures |= {
-                "loss": loss,
-                "entropy": (scores.entropy * mask_of(part, scores.logprobs)).sum() / tokens,
-                "packed_tokens": torch.tensor(scores.packed / len(parts) / self.ranks.size, device=device),
-            }
-            for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().float()
-        found = dict(zip(sums, self.accelerator.reduce(torch.stack([*sums.values()])).tolist(), strict=True))
-        if scale != 1.0:
+        sums = self.accelerator.reduce(torch.stack([*self.sums.values()])).tolist()
+        figures = dict(zip(self.sums, sums, strict=True))
+        if self.scale != 1.0:
             for parameter in self.scorer.parameters():
                 if parameter.grad is not None:
-                    parameter.grad /= scale
-        found["grad_norm"] = self.clip()
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(found[name]):
-                raise TrainingError(
-                    f"{name} is {found[name]} at update {self.updates + 1}: start again with a lower"
-                    " train.optimizer.learning_rate"
-                )
-        self.optimizer.step()
-        found["learning_rate"] = self.schedule.get_last_lr()[0]
-        self.schedule.step()
-        self.optimizer.zero_grad()
-        self.updates += 1
-        self.scorer.eval()
-        return found
-
-    def clip(self) -> float:
-        """Scale the gradients down to `max_grad_norm`, the critic's by a norm of their own. Returns the policy's."""
+                    parameter.grad /= self.scale
         beside = list(self.objective.extra().values())
         if beside:
             torch.nn.utils.clip_grad_norm_(beside, self.max_grad_norm)
         known = {id(p) for p in beside}
         policy = [p for p in self.scorer.parameters() if p.requires_grad and id(p) not in known]
         norm: Any = self.accelerator.clip_grad_norm_(policy, self.max_grad_norm)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        figures["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(figures[name]):
+                raise TrainingError(
+                    f"{name} is {figures[name]} at update {self.updates + 1}: start again with a lower"
+                    " train.optimizer.learning_rate"
+                )
+        return figures | {"learning_rate": self.schedule.get_last_lr()[0]}
+
+    def step(self) -> None:
+        """Move the weights by the clipped gradients."""
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        self.scorer.eval()
 
     def skip(self, updates: int) -> None:
         """Leave out `updates` places of the schedule."""
@@ -285,7 +306,7 @@ class Learner:
                 parameter.copy_(state[name])
 
 
-def dealt(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
+def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
     """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
 
     The longest row goes to the first rank, and so on to the last and back again.
@@ -297,7 +318,7 @@ def dealt(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
 
 
 def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
-    """Which of the tokens `[B, T]` are there; of rows of one `kind` alone where it is given."""
+    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in rows of another kind than `kind`."""
     lengths = [len(row.completion_ids) if kind in (None, row.kind) else 0 for row in rows]
     ends = torch.tensor(lengths, device=like.device)[:, None]
     return (torch.arange(like.shape[1], device=like.device) < ends).float()
@@ -305,7 +326,7 @@ def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = Non
 
 def padded(values: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
     """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's end."""
-    found = torch.zeros(like.shape)
-    for i, one in enumerate(values):
-        found[i, : len(one)] = torch.tensor(one)
-    return found.to(like.device)
+    tensor = torch.zeros(like.shape)
+    for i, row in enumerate(values):
+        tensor[i, : len(row)] = torch.tensor(row)
+    return tensor.to(like.device)

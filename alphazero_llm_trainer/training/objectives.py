@@ -10,7 +10,7 @@ import torch
 from ..config.train import TrainConfig
 from .credit import gae
 from .learner import Learner, Objective, mask_of, padded
-from .losses import grpo_loss, value_loss, weighted_likelihood
+from .losses import Figures, grpo_loss, value_loss, weighted_likelihood
 from .models import load_trained_state, trained_state
 from .rows import TrainRow
 from .scoring import Scorer, Scores, score
@@ -18,7 +18,7 @@ from .scoring import Scorer, Scores, score
 if TYPE_CHECKING:
     from .ppo_critic import Critic
 
-Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's identity in its round
+Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 
 VALUE_CLIP = 0.5  # how far a value may move from its estimate at sampling before the loss stops pulling
 VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
@@ -30,16 +30,14 @@ class Likelihood(Objective):
     def __init__(self, pack: str = "off") -> None:
         self.pack = pack
 
-    def total(self, rows: Sequence[TrainRow]) -> float:
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """The sum of the weights."""
-        return sum(sum(row.advantages) for row in rows)
+        return (sum(sum(row.advantages) for row in rows),)
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
         """See `weighted_likelihood`."""
         weights = padded([row.advantages for row in rows], scores.logprobs)
-        return weighted_likelihood(scores.logprobs, weights, total), {}
+        return weighted_likelihood(scores.logprobs, weights, totals[0]), {}
 
 
 class Grpo(Objective):
@@ -54,16 +52,15 @@ class Grpo(Objective):
         # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: Numbers = {}
-        self.seen, self.gap = 0, 0.0  # updates of this round, and what the first one found (`gap_to_engine`)
 
-    def total(self, rows: Sequence[TrainRow]) -> float:
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are."""
-        self.seen += 1
-        return sum(len(row.completion_ids) for row in rows)
+        return (sum(len(row.completion_ids) for row in rows),)
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
-        self.seen, self.gap = 0, 0.0
+        self.learner, self.first_update = learner, learner.updates
+        self.gap = 0.0
         if self.start is not None:
             now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
@@ -83,26 +80,25 @@ class Grpo(Objective):
         """`[B, T]`."""
         return padded([row.advantages for row in rows], like)
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
         """See `grpo_loss`."""
-        logprobs, mask = scores.logprobs, mask_of(rows, scores.logprobs)
+        logprobs = scores.logprobs
         old = padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach()
-        penalised = bool(self.reference) and self.kl_in_loss
-        if self.seen == 1 and self.importance:
+        mask = mask_of(rows, logprobs)
+        if self.importance and self.learner.updates == self.first_update:
             # Nothing is learnt yet: what the ratio is to, the engine's numbers, should be this forward's.
             self.gap = max(self.gap, ((logprobs.detach() - old).abs() * mask).max().item())
+        penalised = bool(self.reference) and self.kl_in_loss
         return grpo_loss(
             logprobs,
             old,
             self.advantages(rows, logprobs),
             mask,
-            total,
+            totals[0],
             clip_low=self.settings.clip_low,
             clip_high=self.settings.clip_high,
             kl_coefficient=self.settings.kl_coefficient,
-            reference=padded([self.reference[id(row)] for row in rows], logprobs) if penalised else None,
+            reference=padded([self.reference[row.index] for row in rows], logprobs) if penalised else None,
         )
 
     def end(self) -> dict[str, float]:
@@ -119,13 +115,13 @@ class Ppo(Grpo):
     def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
         super().__init__(settings, model)
         self.critic, self.importance = critic, True
+        # Of the policy's rows, by index: advantages, returns, values at sampling.
         self.estimates: dict[int, tuple[Sequence[float], Sequence[float], Sequence[float]]] = {}
 
-    def total(self, rows: Sequence[TrainRow]) -> float:
-        """How many tokens there are; the critic's mean is over the policy's alone."""
-        ours = sum(len(row.completion_ids) for row in rows if row.kind == "policy")
-        self.policy_tokens = torch.tensor(max(ours, 1.0), device=self.critic.score.weight.device)
-        return super().total(rows)
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+        """How many tokens there are, and how many of them the policy sampled: the critic's mean is over those."""
+        sampled = sum(len(row.completion_ids) for row in rows if row.kind == "policy")
+        return *super().totals(rows), max(sampled, 1.0)
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """The critic's parameters."""
@@ -134,44 +130,42 @@ class Ppo(Grpo):
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Values of all tokens under the critic of now, and what follows from them: advantages, returns."""
         super().begin(learner, rows, number)
-        ours = [row for row in {id(row): row for row in rows}.values() if row.kind == "policy"]
-        values = by_row(learner, ours, self.critic)
-        self.estimates = {}
-        for row in ours:
-            earned: list[float] = [0.0] * len(row.completion_ids)
-            if self.reference:
-                gaps = zip(row.old_logprobs, self.reference[id(row)], strict=True)
-                earned = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
-            earned[-1] += row.reward  # the outcome is earned at the last token
-            a, back = gae(earned, values[id(row)], gamma=1.0, lam=self.settings.ppo.gae_lambda)
-            self.estimates[id(row)] = a, back, values[id(row)]
         repeated = [row for row in rows if row.kind == "policy"]
-        found = torch.tensor([a for row in repeated for a in self.estimates[id(row)][0]])
-        if not len(found):
+        distinct = {row.index: row for row in repeated}
+        values = by_row(learner, [*distinct.values()], self.critic)
+        self.estimates = {}
+        for index, row in distinct.items():
+            rewards: list[float] = [0.0] * len(row.completion_ids)
+            if self.reference:
+                gaps = zip(row.old_logprobs, self.reference[index], strict=True)
+                rewards = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
+            rewards[-1] += row.reward  # the outcome is earned at the last token
+            advantages, returns = gae(rewards, values[index], gamma=1.0, lam=self.settings.ppo.gae_lambda)
+            self.estimates[index] = advantages, returns, values[index]
+        every = torch.tensor([a for row in repeated for a in self.estimates[row.index][0]])
+        if not len(every):
             return {}
-        mean, std = found.mean().item(), found.std(correction=0).item()
+        mean, std = every.mean().item(), every.std(correction=0).item()
         # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
         waits = number < self.settings.ppo.critic_rounds
-        for key, (raw, returns, old) in self.estimates.items():
-            white = [0.0 if waits else (one - mean) / (std + 1e-8) for one in raw]
-            self.estimates[key] = white, returns, old
+        for index, (raw, targets, old) in self.estimates.items():
+            white = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
+            self.estimates[index] = white, targets, old
         return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, values)
 
     def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
         """`[B, T]`: the whitened ones, and what demonstrations bring."""
-        return padded([self.estimates[id(r)][0] if id(r) in self.estimates else r.advantages for r in rows], like)
+        return padded([self.estimates[r.index][0] if r.index in self.estimates else r.advantages for r in rows], like)
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
         """The policy's clipped loss without a KL of its own, and the critic's."""
-        loss, figures = super().loss(rows, scores, total)
+        loss, figures = super().loss(rows, scores, totals)
         mask = mask_of(rows, scores.logprobs, "policy")
         if not mask.any():
             return loss, figures
-        known = [self.estimates.get(id(row), ((), (), ())) for row in rows]
-        returns, old = (padded([one[i] for one in known], scores.logprobs) for i in (1, 2))
-        of_critic, more = value_loss(self.critic(rows), old, returns, mask, self.policy_tokens, VALUE_CLIP)
+        estimates = [self.estimates.get(row.index, ((), (), ())) for row in rows]
+        returns, old = (padded([estimate[i] for estimate in estimates], scores.logprobs) for i in (1, 2))
+        of_critic, more = value_loss(self.critic(rows), old, returns, mask, totals[1], VALUE_CLIP)
         return loss + VALUE_COEFFICIENT * of_critic, figures | more | {"critic_loss": of_critic}
 
 
@@ -183,20 +177,20 @@ def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def by_row(
     learner: Learner, rows: Sequence[TrainRow], compute: Callable[[Sequence[TrainRow]], torch.Tensor]
 ) -> Numbers:
-    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by row."""
-    found: Numbers = {}
+    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the rows' indices."""
+    numbers: Numbers = {}
     with torch.no_grad(), learner.autocast():
         for part in learner.parts_of(rows):
-            tokens = zip(part, compute(part), strict=True)
-            found |= {id(row): one[: len(row.completion_ids)].tolist() for row, one in tokens}
-    return found
+            for row, values in zip(part, compute(part), strict=True):
+                numbers[row.index] = values[: len(row.completion_ids)].tolist()
+    return numbers
 
 
 def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """The critic's mean value of the tokens, and how much of the outcomes' variance it explains."""
-    value = torch.tensor([v for row in rows for v in values[id(row)]])
+    value = torch.tensor([v for row in rows for v in values[row.index]])
     earned = torch.tensor([row.reward for row in rows for _ in row.completion_ids])
-    found, variance = {"value_mean": value.mean().item()}, earned.var(correction=0).item()
+    figures, variance = {"value_mean": value.mean().item()}, earned.var(correction=0).item()
     if variance > 0:
-        found["explained_variance"] = 1.0 - (earned - value).var(correction=0).item() / variance
-    return found
+        figures["explained_variance"] = 1.0 - (earned - value).var(correction=0).item() / variance
+    return figures

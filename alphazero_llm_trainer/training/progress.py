@@ -7,16 +7,15 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..live import Progress, last_tree
-from ..mcts.extract import trajectories
 from ..rollouts import GradedTree
 
 
 def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
-    """One more question has its tree, which counts as so many of what the run is measured in."""
-    found, grown = trajectories(tree.tree), tree.tree
-    right = sum(one.samples for one in found if one.right)
-    count = sum(one.samples for one in found)
-    progress.note("last tree", last_tree(tree.key, len(grown.N), len(grown.simulations), right, count, tree.ended_by))
+    """Advance the bar by `counted` and show this tree's result."""
+    right = sum(response.samples for response in tree.responses if response.right)
+    count = sum(response.samples for response in tree.responses)
+    sizes = len(tree.tree), len(tree.tree.simulations)
+    progress.note("last tree", last_tree(tree.key, *sizes, right, count, tree.ended_by))
     progress.advance(counted, tree.cost.sampled_tokens)
     if tree.failed_reward is not None:
         progress.trouble(f"{tree.key} is left out: {tree.failed_reward}")

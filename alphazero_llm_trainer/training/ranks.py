@@ -14,6 +14,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import distributed
 
 from ..config.load import Config, flat, resolve_name
@@ -44,54 +46,47 @@ class Ranks:
         """Whether this process has the folder, the journal and the terminal."""
         return self.rank == 0
 
-    def tell(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank; all of them must call it."""
-        if self.size == 1:
-            return value
-        box = [value]
-        distributed.broadcast_object_list(box, src=0)
-        return box[0]
+        return value if self.size == 1 else broadcast_object_list([value])[0]
 
-    def told(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on rank 0, on every rank. Where it fails there, the others end without a word."""
-        found, failed = None, True
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns on rank 0, on every rank. Where it fails there, the others end without a word."""
+        result, failed = None, True
         try:
-            found = work() if self.first else None
+            result = work() if self.first else None
             failed = False
         finally:
-            failed, found = self.tell((failed, found))
+            failed, result = self.broadcast((failed, result))
         if failed:
             raise SystemExit(2)
-        return found
+        return result
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in their order; all of them must call it."""
-        found: list[Any] = [value] * self.size
-        if self.size > 1:
-            distributed.all_gather_object(found, value)
-        return found
+        return [value] if self.size == 1 else list(gather_object([value]))
 
     def share(self, keys: Sequence[str]) -> Sequence[str]:
         """This rank's part of the questions that are to be searched."""
         return keys[self.rank :: self.size] if self.spread else keys if self.first else []
 
-    def together(self, work: Callable[[], None]) -> None:
+    def everywhere(self, work: Callable[[], None]) -> None:
         """Call `work` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
         failed: Exception | None = None
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - told to the others, then raised; a second Ctrl-C waits for nobody
+        except Exception as error:  # noqa: BLE001 - the others get its text, then it is raised; a second Ctrl-C waits for nobody
             failed = error
-        said = self.gather(None if failed is None else str(failed) or type(failed).__name__)
-        if self.rank and any(one is not None for one in said):
+        reasons = self.gather(None if failed is None else str(failed) or type(failed).__name__)
+        if self.rank and any(reasons):
             if failed is not None and not isinstance(failed, AlphaZeroError):
                 raise failed  # a bug: its traceback is wanted
             raise SystemExit(2)
         if failed is not None:
             raise failed
-        for rank, why in enumerate(said):
-            if why is not None:
-                raise EngineError(f"process {rank} of {self.size} failed: {why}")
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise EngineError(f"process {rank} of {self.size} failed: {reason}")
 
     def wait(self) -> None:
         """Wait until every rank is here."""
@@ -115,11 +110,6 @@ def check_ranks(config: Config, size: int) -> None:
         raise ConfigError(
             f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
             " a number of processes that divides it"
-        )
-    mine = batch // size
-    if train.micro_batch is not None and mine % min(train.micro_batch, mine):
-        raise ConfigError(
-            f"train.micro_batch is {train.micro_batch} and a process's minibatch {mine}: give a divisor of {mine}"
         )
     if train.method == "ppo":
         raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")
@@ -172,6 +162,7 @@ def open_ranks(config: Config) -> Ranks:
         # Objects go through gloo, and with GPUs gradients through NCCL.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=PATIENCE)
+    PartialState(cpu=not torch.cuda.is_available())  # whose collectives these are
     ranks = Ranks(rank, size, config.engine.backend == "inprocess")
     found = ranks.gather(dict(flat({"torch": torch.__version__, **config.model_dump(mode="json")})))
     try:

@@ -7,16 +7,15 @@ first one has the folder, the journal and the terminal, and gets all trees.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError
 from ..live import StoppedError, run_until
-from ..mcts.extract import trajectories
+from ..mcts.extract import Trajectory
 from ..mcts.journal import Journal
-from ..mcts.tree import Tree
 from ..rollouts import FAILED_REWARD, Collector, GradedTree
 from ..types import Cost, Task
 from .ranks import ALONE, Ranks
@@ -64,20 +63,20 @@ class RoundStats:
         self.questions = len(trees)
         total = 0.0
         for tree in trees:
-            found = trajectories(tree.tree)
+            responses = tree.responses
             self.failed += tree.ended_by.startswith("failed")
             self.failed_rewards += tree.failed_reward is not None
             self.flat_at_first += tree.flat_at_first
-            self.flat += not tree.ended_by.startswith("failed") and collector.zero_variance(tree.tree)
+            self.flat += not tree.ended_by.startswith("failed") and collector.zero_variance(responses)
             self.extensions += tree.extensions
-            kind = outcome(tree.tree)
+            kind = group_kind(responses)
             self.all_right += kind == "solved"
             self.all_wrong += kind == "hopeless"
             self.mixed += kind == "mixed"
-            self.taught += sum(not t.student for t in found)
-            self.samples += sum(t.samples for t in found)
-            self.solved += any(t.right for t in found)
-            total += sum(collector.reward(t) * t.samples for t in found)
+            self.taught += sum(not response.student for response in responses)
+            self.samples += sum(response.samples for response in responses)
+            self.solved += any(response.right for response in responses)
+            total += sum(collector.reward(response) * response.samples for response in responses)
             self.cost.add(tree.cost)
             self.simulations += len(tree.tree.simulations)
             self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
@@ -85,13 +84,13 @@ class RoundStats:
         self.mean_reward = total / max(self.samples, 1)
 
 
-def outcome(tree: Tree) -> str | None:
-    """What a graded tree's responses came out as: all right "solved", all wrong (or equally good) "hopeless", "mixed"; None
-    where none has a grade, which a rejected or unfinished one lacks."""
-    found = [one for one in trajectories(tree) if one.outcome is not None]
-    if len({one.outcome for one in found}) > 1:
+def group_kind(responses: Sequence[Trajectory]) -> str | None:
+    """Whether a tree's responses are all right ("solved"), all wrong or equally good ("hopeless"), or "mixed"; None where
+    none has a grade, which a rejected or unfinished one lacks."""
+    outcomes = {response.outcome for response in responses} - {None}
+    if len(outcomes) > 1:
         return "mixed"
-    return None if not found else "solved" if found[0].right else "hopeless"
+    return None if not outcomes else "solved" if outcomes == {1.0} else "hopeless"
 
 
 class Rounds:
@@ -106,6 +105,7 @@ class Rounds:
         on_tree: called after each tree.
         stop: True once the user wants to end.
         ranks: the processes that share the run.
+        sampled: tokens of the rounds before.
     """
 
     def __init__(
@@ -120,9 +120,26 @@ class Rounds:
         on_tree: Callable[[GradedTree], None],
         stop: Callable[[], bool],
         ranks: Ranks = ALONE,
+        sampled: int = 0,
     ) -> None:
         self.student, self.collector, self.tasks, self.journal = student, collector, tasks, journal
         self.size, self.seed, self.on_tree, self.stop, self.ranks = size, seed, on_tree, stop, ranks
+        self.sampled = sampled
+
+    def left(self, start: int) -> Iterator[int]:
+        """The numbers of the rounds from `start` on, until all questions are asked or `train.tokens` are sampled."""
+        for number in range(start, self.size.rounds):
+            if self.share(number) >= 1:
+                return
+            yield number
+
+    def share(self, rounds: int) -> float:
+        """How much of the run is done after so many rounds: of its questions, or of its tokens where that is more."""
+        budget = self.size.tokens
+        share: float = self.ranks.broadcast(
+            max(rounds / self.size.rounds, 0.0 if budget is None else self.sampled / budget)
+        )
+        return share
 
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
         """The graded trees of a round, in the order of its questions, and what they came out as.
@@ -135,7 +152,7 @@ class Rounds:
             self.student.engine.set_policy(None, number)
         tasks, found = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
         stats = RoundStats(number, reused_trees=len(found))
-        missing: list[str] = self.ranks.tell([key for key in tasks if key not in found])
+        missing: list[str] = self.ranks.broadcast([key for key in tasks if key not in found])
         if missing:
             self.search_missing(missing, tasks, number, found)
         if self.collector.perplexity is not None:
@@ -148,6 +165,7 @@ class Rounds:
         self.check_rewards(trees)
         stats.search_seconds = time.perf_counter() - began
         stats.count(trees, self.collector)
+        self.sampled += stats.cost.sampled_tokens
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
         return trees, stats
@@ -173,7 +191,7 @@ class Rounds:
             with suppress(StoppedError):  # all ranks look whether to stop, below
                 run_until(self.stop, search())
 
-        self.ranks.together(search_until_stopped)
+        self.ranks.everywhere(search_until_stopped)
         gathered = self.ranks.gather(records)
         if self.ranks.first:
             for record in (one for others in gathered for one in others):

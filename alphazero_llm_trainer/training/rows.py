@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
 from ..config.load import Config
 from ..engine.protocol import Verifier
-from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..mcts.extract import OUTSIDE, Trajectory, step_values
 from ..mcts.seeds import derive_seed
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
@@ -45,7 +46,7 @@ class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the policy's that sampled it) and `advantages`
     are `[T]`; a likelihood weighs each token by its advantage. `reward` is the outcome that PPO's critic is trained on. `kind`
     is "policy", "demonstration" or "padding" (no data for a critic), `source` who wrote the response ("student", or the
-    teachers that wrote one of its steps).
+    teachers that wrote one of its steps), `index` the row's number in its round, where repeats of a row share one.
     """
 
     prompt_ids: tuple[int, ...]
@@ -55,6 +56,7 @@ class TrainRow:
     kind: str = "policy"
     reward: float = 0.0
     source: str = STUDENT
+    index: int = field(default=0, compare=False)
 
 
 Minibatches = list[list[TrainRow]]
@@ -81,6 +83,7 @@ class RowBuilder:
     ) -> None:
         self.student, self.config, self.collector = student, config, collector
         self.demonstrations, self.size, self.verifier = demonstrations, size, verifier
+        self.indices = count()
         self._own: list[TrainRow] = []  # good responses of all rounds so far, which supervised methods draw from
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
@@ -90,7 +93,8 @@ class RowBuilder:
         return found
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """One pass of round `number`: rows by minibatch. `stats` is told how many there are."""
+        """One pass of round `number`: rows by minibatch. `stats` gets how many there are."""
+        self.indices = count()
         if self.config.train.supervised:
             return self.supervised(number, trees, stats)
         rows = self.sampled(number, trees) if self.config.train.method == "ppo" else self.credited(trees, stats)
@@ -141,7 +145,7 @@ class RowBuilder:
             return [self.row(tree, found, 1.0) for tree in trees for found in self.right(tree)]
         rows = []
         for tree in trees:
-            found = trajectories(tree.tree)
+            found = tree.responses
             rewards = [self.collector.reward(t) for t in found]
             if zero_variance(rewards):
                 continue
@@ -156,7 +160,7 @@ class RowBuilder:
         def order(one: Trajectory) -> tuple[bool, int]:
             return not tree.tree.checked(node for node in one.nodes if node != OUTSIDE), -one.samples
 
-        found = sorted((t for t in self.collector.counted(tree.tree) if t.right), key=order)
+        found = sorted((t for t in self.collector.counted(tree.responses) if t.right), key=order)
         return found[: self.config.train.responses]
 
     # -- PPO ---------------------------------------------------------------------------------------------------------
@@ -167,10 +171,10 @@ class RowBuilder:
         Whole questions, which share their prompt: those with right and wrong responses first, the rest in random order.
         """
         shuffled = Random(derive_seed(self.config.seed, "ppo", number)).sample(trees, len(trees))
-        shuffled.sort(key=lambda tree: self.collector.zero_variance(tree.tree))
+        shuffled.sort(key=lambda tree: self.collector.zero_variance(tree.responses))
         rows: list[TrainRow] = []
         for tree in shuffled:
-            for found in self.collector.counted(tree.tree):
+            for found in self.collector.counted(tree.responses):
                 rows += [self.row(tree, found, 0.0, self.collector.reward(found))] * found.samples
         return rows
 
@@ -180,7 +184,7 @@ class RowBuilder:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         train = self.config.train
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor in a baseline.
-        groups = [(tree, self.collector.counted(tree.tree)) for tree in trees]
+        groups = [(tree, self.collector.counted(tree.responses)) for tree in trees]
         groups = [
             (tree, found) for tree, found in groups if not zero_variance([self.collector.reward(t) for t in found])
         ]
@@ -294,7 +298,15 @@ class RowBuilder:
         """A response of a tree with its credit, of each token or of all alike."""
         advantages = (credit,) * len(found.token_ids) if isinstance(credit, float) else tuple(credit)
         prompt = self.student.prompt_ids(tree.task.problem.question)
-        return TrainRow(prompt, found.token_ids, found.logprobs, advantages, reward=reward, source=found.source)
+        return TrainRow(
+            prompt,
+            found.token_ids,
+            found.logprobs,
+            advantages,
+            reward=reward,
+            source=found.source,
+            index=next(self.indices),
+        )
 
     def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
         """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
@@ -309,14 +321,15 @@ class RowBuilder:
         weight = self.config.train.demonstration_weight if scored else 1.0
         old = asyncio.run(self.student.engine.score(pairs)) if scored else [[0.0] * len(ids) for _, ids in pairs]
         return [
-            TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), kind="demonstration")
+            TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), "demonstration", index=next(self.indices))
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
 
     def padding_row(self, trees: list[GradedTree]) -> TrainRow:
         """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""
         for tree in trees:
-            for found in self.collector.counted(tree.tree):
+            for found in self.collector.counted(tree.responses):
                 return replace(self.row(tree, found, 0.0), kind="padding")
         prompt = self.student.prompt_ids(trees[0].task.problem.question)
-        return TrainRow(prompt, (self.student.engine.eos_id,), (0.0,), (0.0,), kind="padding")
+        eos = (self.student.engine.eos_id,)
+        return TrainRow(prompt, eos, (0.0,), (0.0,), "padding", index=next(self.indices))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, validate
+from ..config.load import Config, flat, validate
 from ..errors import CheckpointError, ConfigError
 from ..files import make_folder, read_object, write_json, write_whole
 from ..problems.source import source_of
@@ -49,6 +49,21 @@ class RunFolder:
     def config(self) -> Config:
         """The configuration that the run was started with."""
         return validate(self.read_card()["config"])
+
+    def check_same(self, asked: Config, named: Iterable[str]) -> None:
+        """Raise ConfigError where `asked` has another value than the run for one of the keys that are `named`, or below one."""
+        stored, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (self.config(), asked))
+        sections = tuple(f"{key}." for key in named)
+        changed = [
+            f"{key} is {stored.get(key)!r} there and {value!r} here"
+            for key, value in wanted.items()
+            if stored.get(key) != value and f"{key}.".startswith(sections)
+        ]
+        if changed:
+            raise ConfigError(
+                f"a run goes on with the configuration in its {self.card}, and {'; '.join(changed[:3])}: leave out what"
+                " differs, or train on from its student in another folder"
+            )
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:

@@ -227,7 +227,13 @@ def train_student(
     shown.start(steps, unit="step", doing="training", held="one")
     for step, batch in zip(range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False):
         began = time.perf_counter()
-        losses.append(learner.update(batch)["loss"])
+        for part in learner.parts(batch):
+            with learner.autocast():
+                scores = learner.score(part)
+                loss, figures = learner.objective.loss(part, scores, learner.totals)
+            learner.backward(loss, scores, figures)
+        losses.append(learner.clip()["loss"])
+        learner.step()
         seconds += time.perf_counter() - began
         shown.at(step)
         shown.now(f"loss {losses[-1]:.4f}")

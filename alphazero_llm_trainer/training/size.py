@@ -10,8 +10,6 @@ from ..config.load import Config
 from ..problems.source import open_source
 from ..types import Task
 
-SHORTEST = 10  # of `search.max_tokens`: the part of it that a question takes, at least, under `train.tokens`
-
 
 class RunSize:
     """Counts of a run.
@@ -36,12 +34,12 @@ class RunSize:
             wanted = round(self.policy_rows / (1 - self.share), 6)
             self.rows_per_round = max(batch, math.ceil(wanted / batch) * batch)
             self.updates_per_round = train.optimizer.epochs * self.rows_per_round // batch
+        self.tokens = train.tokens
         self.updates = self.rounds * self.updates_per_round
-        asked = train.num_examples
-        if train.tokens is not None:
-            # How many questions they last for shows as they are spent: few take less than this.
-            asked = min(asked, math.ceil(train.tokens * SHORTEST / config.search.max_tokens))
-        self.checkpoints = math.ceil(asked / (self.questions_per_round * self.save_every_rounds))
+
+    def name(self, number: int) -> str:
+        """Round `number` as it is shown; of how many is not known where tokens end the run."""
+        return str(number + 1) if self.tokens else f"{number + 1}/{self.rounds}"
 
     def of_round(self, tasks: Sequence[Task], number: int) -> dict[str, Task]:
         """The questions of round `number` among the run's, by their keys in the journal."""

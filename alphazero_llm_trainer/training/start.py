@@ -1,13 +1,13 @@
-"""What a training begins with, and what keeps it from beginning: all that can be told before a model is loaded.
+"""What a training begins with, and what keeps it from beginning: all that shows before a model is loaded.
 
-`train` and `train --dry-run` call `check_run` (rows, reward, folders, settings) and then `check_start` (device, token, keys,
-libraries, memory, disk), so that what passes the one passes the other.
+`train`, `train --dry-run` and `az.train` call `prepare` (rows, reward, folders, settings) and then `check_start` (keys,
+libraries, device, token, memory), each once, so that what passes the one passes the others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from ..config.shipped import shipped_section
 from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
-from ..files import check_space, read_object
+from ..files import read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_critic, check_folder, weights_of
 from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
@@ -28,14 +28,12 @@ from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, scripted_teacher
 from ..teachers.build import checker_model, is_remote, open_remote
 from ..types import Task
-from .checkpoint import sealed
 from .hub import check_hub
 from .memory import GIB, Forecast
 from .size import RunSize, rank_and_size, replayed
 
 log = logging.getLogger(__name__)
 
-MB = 1e6
 # What a run takes less memory with, the gentlest first.
 LESS = (
     "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, train.adapter=lora and a"
@@ -44,17 +42,23 @@ LESS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunData:
-    """A run's tasks: worked solutions that are replayed, questions, and the two held-out sets."""
+class Prepared:
+    """A run that can begin: configuration, size and tasks. `demonstrations` are worked solutions that are replayed."""
 
+    config: Config
+    size: RunSize
     demonstrations: list[Task]
     questions: list[Task]
     test: list[Task]
     validation: list[Task]
 
 
-def load_data(config: Config) -> RunData:
-    """A run's tasks, disjoint by split. Raises DataError or ConfigError where rows, splits or gold answers are missing."""
+def prepare(config: Config) -> Prepared:
+    """What the run begins with: tasks that are disjoint by split.
+
+    Raises AlphaZeroError, one sentence, where it can't begin: settings, folders, reward, rows, splits or gold answers.
+    """
+    check_run(config)
     train, source = config.train, open_source(config)
     # Demonstrations are the first tasks of the train split; questions are the ones after them.
     replay = tasks_of(config, "train", train.demonstrations if replayed(config) else 0)
@@ -73,11 +77,11 @@ def load_data(config: Config) -> RunData:
                 f"{source.name} has no {split} problems, {but_has(source)}; --set train.{key}=0 asks for none"
             )
         held_out.append(tasks_of(config, split, count))
-    return RunData(replay, questions, *held_out)
+    return Prepared(config, RunSize(config), replay, questions, *held_out)
 
 
-def check_run(config: Config) -> RunData:
-    """What the run begins with. Raises AlphaZeroError, one sentence, where it can't begin: rows, reward, folders, settings."""
+def check_run(config: Config) -> None:
+    """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
     check_collecting(config, config.search.value is not None)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
@@ -101,7 +105,6 @@ def check_run(config: Config) -> RunData:
     if train.push_to_hub is not None:
         check_hub(train.push_to_hub)
     open_reward(config.rewards)
-    return load_data(config)
 
 
 # The methods that read a key of `train`; under every other one it would change nothing.
@@ -143,7 +146,7 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
         return config
     first = (train.demonstrations if replayed(config) else 0) + train.first_question
     there = len(asked(source, "train", train.num_examples, first))
-    if not there:  # which `check_run` explains
+    if not there:  # which `prepare` explains
         return config
     return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
 
@@ -211,7 +214,7 @@ def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
     return read_shape(find_config(config, spec)) or spec.shape
 
 
-# -- memory and disk ---------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,27 +255,15 @@ def fit_of(config: Config, sft: bool = False, path: Path | None = None) -> Fit |
     return Fit(Forecast(config, spec, shape, device == "cuda", sft=sft, prompt=prompt, memory=total), device, free)
 
 
-def written(config: Config, forecast: Forecast, folder: Path | None) -> tuple[int, str]:
-    """Bytes that a run has still to write at most, trees and figures on top, and what they are, in words.
-
-    A checkpoint is what is trained and both moments of AdamW (in 8 bits they take less). `folder` is a run's to go on with.
-    """
-    weights, critic = (count * forecast.trained_width for count in forecast.trained)
-    count = max(RunSize(config).checkpoints - (0 if folder is None else len(sealed(folder))), 0)
-    each = 3 * (weights + critic)
-    student = forecast.counts.whole * forecast.width + (weights if forecast.lora else 0)
-    words = f"{count} checkpoint{'s' * (count != 1)} of {each / MB:,.0f} MB, the best weights {weights / MB:,.0f}"
-    return int(count * each + weights + student), f"{words}, student/ {student / MB:,.0f}"
-
-
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-def check_start(config: Config, folder: Path | None = None) -> None:
-    """Raise ConfigError where `train` can't start: no device for the student, no token for a gated model, no key of the
-    teachers, a library that isn't there, no memory for the weights alone; and StorageError where what it writes has no room.
-    A run that will outgrow its memory is warned of on standard error. `folder` is that of a run to go on with."""
+def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
+    """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't there, no device for the
+    student, no token for a gated model, no memory for the weights alone. A run that will outgrow its memory is warned of on
+    standard error. `loading` is called before PyTorch is loaded."""
     check_libraries(config)
+    loading()
     from ..policy.student import check_device
 
     name = resolve_name(config)
@@ -287,10 +278,6 @@ def check_start(config: Config, folder: Path | None = None) -> None:
         )
     fit = fit_of(config)
     if fit is not None:
-        size, words = written(config, fit.forecast, folder)
-        check_space(
-            Path(config.train.checkpoint_dir) if folder is None else folder, size, f"what this run writes ({words})"
-        )
         fit.check(name)
 
 
