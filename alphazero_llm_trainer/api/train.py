@@ -175,9 +175,9 @@ def execute(
     config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
 ) -> TrainingRun:
     """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
-    if resume and folder is not None and "after" in (card := folder.read_card()):
-        from ..report.folder import write_report
+    from ..report.folder import write_report
 
+    if resume and folder is not None and "after" in (card := folder.read_card()):
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
     from ..training.loop import Run
@@ -209,4 +209,6 @@ def execute(
                 raise SystemExit(2) from None
             raise
         ranks.close()
+        if finished is not None:
+            write_report(folder.path)
         return TrainingRun(folder.path, folder.read_card() if finished is None else finished)
