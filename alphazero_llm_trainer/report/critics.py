@@ -18,7 +18,7 @@ LIKELY, GAIN = f"{PAIRS}, log-probability", f"{PAIRS} over log-probability"
 
 def intervals(card: Card) -> dict[str, Interval]:
     """The figures on the test questions."""
-    return {name: Interval(*found) for name, found in card["test"].items()}
+    return {name: Interval(*ends) for name, ends in card["test"].items()}
 
 
 def critic_verdict(card: Card) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def critic_verdict(card: Card) -> tuple[str, str]:
 def critic_text(card: Card) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     counts = f"held out: {card['questions']['test']:,} questions, {card['pairs']['test']:,} pairs of steps"
-    rows = [["figure", "value [95%]"], *([name, str(found)] for name, found in intervals(card).items())]
+    rows = [["figure", "value [95%]"], *([name, str(value)] for name, value in intervals(card).items())]
     if card["kind"] == "value":
         rows.append(["calibration error", f"{calibration_error(card['reliability']):.3f}"])
     lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE} in pair accuracy", columns(rows)]

@@ -150,25 +150,25 @@ def remarks(results: Results, benchmark: str) -> list[str]:
 
 def at_k(results: Results, benchmark: str) -> list[Block]:
     """pass@k and maj@k."""
-    found = []
+    tables = []
     for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
         ks = [k for k in KS if k <= row["samples"]]
         lines = [
             {"": f"{name}@k"} | {f"k = {k}": str(Interval(*row[f"{name}@{k}"])) for k in ks} for name in ("pass", "maj")
         ]
         said = f"{row['samples']} samples at T = 1, {row['sampled_tokens']:.1f} tokens a problem"
-        found.append((said, table_of(lines)))
-    return found
+        tables.append((said, table_of(lines)))
+    return tables
 
 
 def result_text(results: Results) -> str:
     """What the terminal shows."""
-    found = []
+    parts = []
     for name in results["benchmarks"]:
-        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)]
-        found += remarks(results, name)
-    found += [f"{said}\n{columns(rows)}" for said, rows in average_blocks(results)]
-    return "\n\n".join(found)
+        parts += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)]
+        parts += remarks(results, name)
+    parts += [f"{said}\n{columns(rows)}" for said, rows in average_blocks(results)]
+    return "\n\n".join(parts)
 
 
 def silent(results: Results) -> str | None:

@@ -90,7 +90,7 @@ def owned(card: Card) -> bool:
 
 def facts(card: Card) -> list[tuple[str, str]]:
     """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
-    found = []
+    lines = []
     for key, kind, name in (("gain", "accuracy", ""), ("reward_gain", "reward", "reward ")):
         # Where every grade was all or nothing, the mean grade is the accuracy.
         if card.get(key) is None or (name and not any(rewarded(card[when]) for when in WHEN)):
@@ -99,21 +99,21 @@ def facts(card: Card) -> list[tuple[str, str]]:
             part = card[when]
             failed = f" ({part['failed_rewards']:,} failed)" if name and part["failed_rewards"] else ""
             tokens = "" if name else f" at {part['tokens'] / part['problems']:.1f} tokens"
-            found.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
-        found.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
-    found.append(("questions", f"{card['questions']:,}"))
+            lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
+        lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
+    lines.append(("questions", f"{card['questions']:,}"))
     if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
-        found.append(("prompt", card["system_prompt"]))
+        lines.append(("prompt", card["system_prompt"]))
     if card.get("shots"):
-        found.append(("worked solutions before the question", f"{card['shots']}"))
+        lines.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
-        found.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
+        lines.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
-        found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        lines += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
         if card["after"]["too_long"]:
-            found.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
-    return found
+            lines.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
+    return lines
 
 
 def result_text(card: Card, metrics: Sequence[Line]) -> str:

@@ -59,7 +59,7 @@ def run_sample(
         out: the output folder.
         resume: go on with the run that `out` holds.
         stop: True once the user wants to end; unfinished trees are left to a resumed run.
-        progress: told what goes on.
+        progress: shows how far it is.
 
     Raises:
         ConfigError: `out` holds another run, or Ray is asked for and missing.

@@ -53,8 +53,8 @@ class Summary:
             return f"{record['key']}: {record['ended_by']}"
         tree = Tree.from_dict(record["tree"])
         ended = trajectories(tree)
-        responses = sum(one.samples for one in ended)
-        right = sum(one.samples for one in ended if one.right)
+        responses = sum(path.samples for path in ended)
+        right = sum(path.samples for path in ended if path.right)
         self.session_trees += 1
         self.simulations += len(tree.simulations)
         self.simulations_saved += record.get("saved", 0)

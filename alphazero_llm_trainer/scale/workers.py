@@ -59,7 +59,7 @@ class InProcess:
 class OnRay:
     """Workers as Ray actors in an `ActorPool`. Ray starts a process again that died, and tries its calls once more.
 
-    On a cluster every node must have the same files. `say` is told of deaths.
+    On a cluster every node must have the same files. `say` gets a line for each death.
 
     Raises ConfigError where Ray is missing or unreachable.
     """
