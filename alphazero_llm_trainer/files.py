@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import ConfigError, StorageError
+from .errors import ConfigError, DataError, StorageError
 
 LOCK = ".lock"
 SPARE_BYTES = 64 << 20  # left free beside what is about to be written: journals and metrics go on growing
@@ -89,6 +89,18 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, no object")
     return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a file that a process may be writing; none where there is no file."""
+    content = path.read_bytes() if path.is_file() else b""
+    try:
+        lines = [parse_json(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+        if all(isinstance(line, dict) for line in lines):
+            return lines
+        raise ValueError("it is no object")
+    except ValueError as error:
+        raise DataError(f"{path} has a line that is no JSON object: remove that line") from error
 
 
 # -- one writer --------------------------------------------------------------------------------------------------------

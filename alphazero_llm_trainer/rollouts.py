@@ -155,6 +155,16 @@ class Collector:
             "teacher_budget": None if self.remote is None else self.remote.books.as_dict(),
         }
 
+    def spent(self) -> dict[str, Cost]:
+        """What each teacher and the terminal checker took in this process."""
+        ledgers: dict[str, Any] = {} if self.teachers is None else dict(self.teachers.ledgers)
+        if self.checker is not None:
+            ledgers[self.checker.name] = self.checker.ledger
+        if self.remote is None:
+            return {name: ledger.cost for name, ledger in ledgers.items()}
+        # The ledgers of a resumed run have its earlier processes' costs in them.
+        return {name: self.remote.books.session.get(name, Cost()) for name in ledgers}
+
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
         return trajectory.reward if self.combined else float(trajectory.hre or 0.0)

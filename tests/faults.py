@@ -40,16 +40,14 @@ class Faulty(Collector):
                     raise ConfigError("wrong for every question")
                 case "hang":
                     await asyncio.Event().wait()
-                case "block":
-                    time.sleep(3600)
                 case "die":
                     os.kill(os.getpid(), signal.SIGKILL)
         async for tree in super().collect(tasks, seed):
             yield tree
 
 
-def _faulty(student: Any, config: Config, perplexity: Any, value: Any, *, poison: Any, delay: float) -> Collector:
-    collector = Faulty(student, config, perplexity, value=value)
+def _faulty(student: Any, config: Config, perplexity: Any, *, poison: Any, delay: float) -> Collector:
+    collector = Faulty(student, config, perplexity)
     collector.poison, collector.delay = poison, delay
     return collector
 

@@ -16,7 +16,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell, run_samples
-from alphazero_llm_trainer.eval.metrics import Interval, majority_at_k, paired_bootstrap, pass_at_k, wilson
+from alphazero_llm_trainer.eval.metrics import majority_at_k, paired_bootstrap, pass_at_k, wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
@@ -28,7 +28,6 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text, results_markdown
-from alphazero_llm_trainer.report.tables import dot_plot, spark
 
 
 def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
@@ -94,13 +93,6 @@ def test_pairs_say_gain_loss_and_no_gain() -> None:
     expected = paired_bootstrap([float(x) for x in better], [float(x) for x in base])
     assert rows["best-of-n", "greedy"]["gain"] == [expected.value, expected.low, expected.high]
     assert not [row for row in paired(cells) if row["budget"] == 200]  # nothing to pair with
-
-
-def test_plots_of_text_lie_on_one_scale() -> None:
-    plots = dot_plot([Interval(0.5, 0.0, 1.0), Interval(0.8, 0.6, 0.9), Interval(0.1, 0.1, 0.1)], 11)
-    assert plots == ["─────●─────", "      ──●─ ", " ●         "]
-    assert dot_plot([Interval(0.5, 0.5, 0.5)], 4) == ["●   "]
-    assert spark([0.1, 0.2, 0.45, 0.8]) == "▁▂▄█" and spark([0.3, 0.3]) == "▁▁"
 
 
 def test_pass_and_majority_at_k_of_a_table() -> None:
@@ -199,8 +191,6 @@ def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:
     )
     assert said[0].endswith("over greedy: no clear gain")
     assert [line.split()[0] for line in said[1:4]] == ["method", "mcts", "greedy"]
-    # .15 to .95: mcts .750 [.301, .954], greedy .500 [.150, .850]
-    assert said[2].endswith("1.0" + "      ──────────●─────") and said[3].endswith("1.0  ────────●─────────")
     nothing = results | {"rows": [summary(cell("mcts", "0000"))], "pairs": [], "at_k": []}
     assert result_text(nothing).startswith("embedded at 100 tokens: no method has a right answer\n")
     text = results_markdown(results)

@@ -28,7 +28,7 @@ from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.scale.totals import Totals
+from alphazero_llm_trainer.scale.summary import Summary
 from alphazero_llm_trainer.training.rounds import group_kind
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
@@ -216,8 +216,9 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     task = Task(Problem("mine/1", "q", "mine"), "4")
     graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"
-    totals = Totals.of({"ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
-    assert (totals.responses, totals.right) == (4, 0)
+    summary = Summary()
+    summary.add({"key": "mine/1", "ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
+    assert (summary.responses, summary.right) == (4, 0)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

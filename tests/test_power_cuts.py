@@ -123,12 +123,9 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, mo
             states.append(state)
             left = restored(state, tmp_path / "cut")
             folder = SampleFolder(left, identity(job), job.tasks, resume=True)
-            try:
-                folder.begin(folder.stored.get("policy", {"name": "embedded"}))
-                assert kept <= set(folder.journal) <= set(keys_of(job)), f"{unsynced}, names {names}"
-                folder.end("stopped")
-            finally:
-                folder.release()
+            folder.begin(folder.stored.get("policy", {"name": "embedded"}))
+            assert kept <= set(folder.journal) <= set(keys_of(job)), f"{unsynced}, names {names}"
+            folder.end("stopped")
             shutil.rmtree(left)
 
     root.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,12 +13,9 @@ from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_co
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.sample import Run, run_sample
-from alphazero_llm_trainer.scale.totals import Summary
-from alphazero_llm_trainer.scale.workers import GoneError
-from alphazero_llm_trainer.types import Task
+from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.scale.summary import Summary
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
@@ -28,28 +24,26 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     tasks = a_job(12).tasks
-    folder = SampleFolder(out, IDENTITY, tasks[:10], resume=True)  # nothing there yet: a new run
+    folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)  # nothing there yet: a new run
     folder.begin(POLICY)
-    with pytest.raises(ConfigError, match=r"written by process \d+"):
-        SampleFolder(out, IDENTITY, tasks[:10], resume=True)
     folder.end("stopped")
-    with pytest.raises(ConfigError, match="--resume"):
-        SampleFolder(out, IDENTITY, tasks[:10], resume=False)
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
-    with pytest.raises(ConfigError, match=r"search.samples is 5, the run in .* has 4"):
-        SampleFolder(out, other, tasks[:10], resume=True)
-    with pytest.raises(ConfigError, match="--num is 9"):
-        SampleFolder(out, IDENTITY, tasks[:9], resume=True)
-    folder = SampleFolder(out, IDENTITY, tasks, resume=True)  # more questions are welcome
+    for arguments, words in (
+        ((IDENTITY, tasks[:10], False), "--resume"),
+        ((other, tasks[:10], True), r"search.samples is 5, the run in .* has 4"),
+        ((IDENTITY, tasks[:9], True), "--num is 9"),
+        ((IDENTITY, tasks[2:], True), "other questions or answers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            SampleFolder(tmp_path, *arguments)
+    folder = SampleFolder(tmp_path, IDENTITY, tasks, resume=True)  # more questions are welcome
     with pytest.raises(ConfigError, match=r"policy\.fingerprint"):
         folder.begin({**POLICY, "fingerprint": "bb"})
-    folder.release()
-    (out / "manifest.json").write_text('{"half')
+    (tmp_path / "manifest.json").write_text('{"half')
     with pytest.raises(DataError, match=r"manifest\.json"):
-        SampleFolder(out, IDENTITY, tasks, resume=True)
+        SampleFolder(tmp_path, IDENTITY, tasks, resume=True)
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
@@ -70,14 +64,14 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     found = trees_in(tmp_path / "out")
     assert set(found) == set(keys_of(job)) and summary.status == manifest["status"] == "complete"
     sampled = sum(record["cost"]["sampled_tokens"] for record in found.values())
-    assert manifest["trees"] == 16 and summary.session.cost.sampled_tokens == sampled > 0
+    assert manifest["trees"] == 16 and summary.cost.sampled_tokens == sampled > 0
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
     assert manifest["config"]["search"]["simulations"] == 2 and "concurrent" not in manifest["config"]["search"]
     assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
-    assert 0 < summary.session.right <= summary.session.responses and 16 * 2 <= summary.session.simulations <= 16 * 4
-    assert run_sample(job, tmp_path / "out", resume=True).session.trees == 0  # nothing is left to do
+    assert 0 < summary.right <= summary.responses and 16 * 2 <= summary.simulations <= 16 * 4
+    assert run_sample(job, tmp_path / "out", resume=True).session_trees == 0  # nothing is left to do
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
-    assert more.session.trees == 2 and more.trees == 18
+    assert more.session_trees == 2 and more.trees == 18
 
 
 def test_killed_at_any_moment_every_question_has_its_tree(tmp_path: Path, whole: tuple[dict, Summary]) -> None:
@@ -108,9 +102,9 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]
     assert lines == summary.set_aside and {line["key"]: (line["reason"], line["attempts"]) for line in lines} == {
         raises: ("EngineError: poison", 3),
-        hangs: ("no tree within 0.5 s", 3),
+        hangs: ("TimeoutError: no tree within 0.5 s", 3),
     }
-    assert run_sample(job, tmp_path, resume=True).session.trees == 0  # they stay aside
+    assert run_sample(job, tmp_path, resume=True).session_trees == 0  # they stay aside
 
 
 def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
@@ -124,16 +118,8 @@ def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[dict, Summary]) -> None:
-    job, count = a_job(30), 0
-
-    def stop() -> bool:
-        return count >= 5
-
-    def counted(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    summary = run_sample(job, tmp_path, stop=stop, on_record=counted)
+    job = a_job(30)
+    summary = run_sample(job, tmp_path, stop=lambda: lines_in(tmp_path) >= 5)
     assert summary.status == "stopped" and 5 <= len(trees_in(tmp_path)) < 30
     assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "stopped"
     run_sample(job, tmp_path, resume=True)
@@ -150,30 +136,8 @@ SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train
 def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
-    assert "holds notes.txt, which `sample` didn't write: name another folder" in capsys.readouterr().err
+    assert "holds notes.txt, and no manifest.json of a sample run: name another folder" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"notes.txt"}
-
-
-def test_rows_that_changed_are_refused_and_more_of_them_are_welcome(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out")
-
-    def sample(num: int, answers: list[int], *flags: str) -> str:
-        lines = [{"question": f"{i} coins and 2 more?", "answer": str(answer)} for i, answer in enumerate(answers)]
-        rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        code = main(["sample", "--source", str(rows), "-n", str(num), "--out", out, *flags, *SMALL, "-q"])
-        said = capsys.readouterr().err.strip()
-        assert code == (2 if said else 0), said
-        return said
-
-    answers = [i + 2 for i in range(8)]
-    assert sample(3, answers) == ""
-    before = trees_in(tmp_path / "out")
-    changed = sample(4, [answer + 1 for answer in answers], "--resume")
-    assert "other questions or answers" in changed and "name another --out" in changed
-    assert trees_in(tmp_path / "out") == before
-    assert sample(4, [*answers, 10], "--resume") == "" and len(trees_in(tmp_path / "out")) == 4
 
 
 def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,39 +171,3 @@ def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.Capture
         main(["sample", "--help"])
     said = capsys.readouterr().out
     assert all(words in said for words in ("search.simulations", "search.samples", "Teachers propose steps"))
-
-
-# -- workers that don't come back --------------------------------------------------------------------------------------
-
-
-class TwoWorkers:
-    """Stands for Ray's workers: those in `gone` can't load again."""
-
-    count, restarts = 2, 0
-
-    def __init__(self, gone: set[int]) -> None:
-        self.gone = gone
-
-    async def search(self, worker: int, key: str, task: Task, split: str, seed: int) -> dict:
-        await asyncio.sleep(0)
-        if worker in self.gone:
-            raise GoneError(f"worker {worker} can't load")
-        return {"key": key}
-
-
-def searched_by(gone: set[int]) -> list[str]:
-    job = a_job(20)
-    tasks = {task.problem.id: task for task in job.tasks}
-    quiet, workers = Progress(quiet=True), TwoWorkers(gone)
-    run = Run(job, tasks, None, workers, lambda: False, quiet, lambda record: None)  # type: ignore[arg-type]
-
-    async def collected() -> list[str]:
-        return [record["key"] async for record in run.collect(list(tasks))]
-
-    return sorted(asyncio.run(collected()))
-
-
-def test_a_worker_that_never_comes_back_costs_no_question() -> None:
-    assert searched_by({1}) == sorted(keys_of(a_job(20)))
-    with pytest.raises(GoneError, match="can't load"):
-        searched_by({0, 1})

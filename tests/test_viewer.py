@@ -20,7 +20,7 @@ from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.report.trees import Source, TreeReader
+from alphazero_llm_trainer.report.trees import TreeReader, records_of
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
@@ -250,7 +250,7 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
     page = Data((sampled / "trees.html").read_text(encoding="utf-8"))
     rows = json.loads(page.blocks["facts"])["rows"]
     assert len(rows) == 6 and len(page.blocks) == 7
-    records = {record["key"]: record for record in Source(sampled / "journal.jsonl")}
+    records = {record["key"]: record for record in records_of(sampled / "journal.jsonl")}
     for number, one in enumerate(rows):
         record, drawn = records[one["key"]], page.tree(number)
         assert one["tokens"] == record["cost"]["sampled_tokens"] and one["nodes"] == len(record["tree"]["parent"])
@@ -281,8 +281,8 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.Captu
     for name in ("chosen", "search", "response"):
         raw.pop(name)
     (tmp_path / "old.json").write_text(json.dumps(raw), encoding="utf-8")
-    source = Source(tmp_path / "old.json")
-    [record] = [TreeReader(source, None)(record) for record in source]
+    path = tmp_path / "old.json"
+    [record] = [TreeReader(path)(record) for record in records_of(path)]
     assert record["chosen"] == drawn["chosen"] and "search" not in record
 
 

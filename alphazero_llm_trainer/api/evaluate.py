@@ -40,7 +40,7 @@ class Table:
         return results_markdown(self.facts)
 
     def plot(self) -> str:
-        """The dot plots of accuracy as one HTML page, report.html; a notebook shows it where a cell ends in a table."""
+        """The charts of accuracy as one HTML page, report.html; a notebook shows it where a cell ends in a table."""
         return (self.folder / "report.html").read_text(encoding="utf-8")
 
     def _repr_html_(self) -> str:

@@ -184,6 +184,7 @@ def execute(
     prepared: Prepared, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
 ) -> TrainingRun:
     """`train` of what is prepared: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
+    from ..report.folder import write_report
     from ..training.loop import Run
     from ..training.ranks import config_of_rank, open_ranks
 
@@ -214,4 +215,6 @@ def execute(
                 raise SystemExit(2) from None
             raise
         ranks.close()
+        if card is not None:
+            write_report(folder.path)
         return TrainingRun(folder.path, folder.read_card() if card is None else card)

@@ -12,7 +12,7 @@ from ..mcts.extract import Trajectory, trajectories
 from ..mcts.journal import journal_of
 from ..mcts.tree import Tree
 from ..report.page import framed
-from ..report.trees import Source, TreeReader
+from ..report.trees import TreeReader, records_of
 from ..types import Problem
 from ..viewer.page import tree_page
 
@@ -46,7 +46,7 @@ class SavedTree:
 @lru_cache(maxsize=4)
 def reader_of(path: Path) -> TreeReader:
     """What adds to a journal's records what the viewer shows beside the tree."""
-    return TreeReader(Source(path), None)
+    return TreeReader(path)
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:
@@ -55,7 +55,7 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
     Raises DataError where there are none.
     """
     journal = journal_of(Path(path))
-    for record in Source(journal):
+    for record in records_of(journal):
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..files import refused
-from ..mcts.journal import journal_of
-from ..report.trees import Source, TreeReader, chosen_records
+from ..mcts.journal import JOURNAL, journal_of
+from ..report.trees import TreeReader, chosen_records, records_of, title_of
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
@@ -41,11 +41,12 @@ def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     check_least(1, trees=args.trees)
     check_out(args.out, file=True)
-    source = Source(journal_of(args.run_or_journal))
-    reader = TreeReader(source, args.tokenizer)
-    records: Iterable[dict[str, Any]] = source if args.question is None else chosen_records(source, args.question)
-    title = source.title if args.question is None else f"{args.question} · {source.title}"
-    if source.single or (isinstance(records, list) and len(records) == 1):
+    path, question = journal_of(args.run_or_journal), args.question
+    reader, title = TreeReader(path, args.tokenizer), title_of(path)
+    records: Iterable[dict[str, Any]] = records_of(path)
+    if question is not None:
+        records, title = chosen_records(path, question), f"{question} · {title}"
+    if path.suffix == ".json" or (isinstance(records, list) and len(records) == 1):
         if args.trees is not None:
             raise ConfigError("--trees is of a list's page, and this is one tree: leave it out")
         text, what = tree_page(reader(next(iter(records))), title=title), "1 tree"
@@ -60,11 +61,11 @@ def run_view(args: argparse.Namespace) -> int:
 
         text = run_page(counted(), title=title, limit=args.trees or MOST_TREES)
         if not count:
-            raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
+            raise DataError(f"{path} holds no finished tree: wait for its first one, or name another journal")
         what = f"{count:,} questions"
         if count > MOST_ROWS:
             what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
-    out = args.out or default_out(source, args.question)
+    out = args.out or default_out(path, question)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -75,9 +76,9 @@ def run_view(args: argparse.Namespace) -> int:
     return 0
 
 
-def default_out(source: Source, question: str | None) -> Path:
+def default_out(path: Path, question: str | None) -> Path:
     """The folder's own page for a run, the journal's name with .html elsewhere; a question's id is added."""
-    stem = Path(RUN_PAGE).stem if source.is_run else source.path.stem
+    stem = Path(RUN_PAGE).stem if path.name == JOURNAL else path.stem
     if question is not None:
         stem += "-" + re.sub(r"[^\w.-]+", "-", question)
-    return source.home / f"{stem}.html"
+    return path.parent / f"{stem}.html"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..eval.critic_figures import CHANCE, calibration_error
 from ..eval.metrics import Interval
-from .charts import Chart, ChartRow, line_chart, row_chart
+from .charts import exact, line_chart, row_chart
 from .page import figures, hero, paragraph
 from .tables import columns
 
@@ -18,7 +18,7 @@ LIKELY, GAIN = f"{PAIRS}, log-probability", f"{PAIRS} over log-probability"
 
 def intervals(card: Card) -> dict[str, Interval]:
     """The figures on the test questions."""
-    return {name: Interval(*found) for name, found in card["test"].items()}
+    return {name: Interval(*ends) for name, ends in card["test"].items()}
 
 
 def critic_verdict(card: Card) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def critic_verdict(card: Card) -> tuple[str, str]:
 def critic_text(card: Card) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     counts = f"held out: {card['questions']['test']:,} questions, {card['pairs']['test']:,} pairs of steps"
-    rows = [["figure", "value [95%]"], *([name, str(found)] for name, found in intervals(card).items())]
+    rows = [["figure", "value [95%]"], *([name, str(value)] for name, value in intervals(card).items())]
     if card["kind"] == "value":
         rows.append(["calibration error", f"{calibration_error(card['reliability']):.3f}"])
     lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE} in pair accuracy", columns(rows)]
@@ -50,23 +50,19 @@ def critic_text(card: Card) -> str:
 
 def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
     """A critic's page: verdict, the order of steps against the policy's own, calibration (of a value) and loss."""
-    rows = [ChartRow(name, found, "plain" if name == LIKELY else "c0") for name, found in intervals(card).items()]
-    drawn: list[Chart | None] = [
-        row_chart(f"Test questions; chance is {CHANCE} in pair accuracy", rows, "[95%]", CHANCE)
-    ]
+    loss = {
+        name: [(line["step"], exact(line[key])) for line in metrics]
+        for name, key in (("training", "loss"), ("held out", "held_out_loss"))
+    }
+    title = f"Test questions; chance is {CHANCE} in pair accuracy"
+    drawn = [row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY), line_chart("Loss (nats)", loss, "steps")]
     facts = [("kind", card["kind"])]
     if card["kind"] == "value":
         facts.append(("weight of rollouts", f"{card['rollout_weight']:.2f}"))
         facts.append(("calibration error", f"{calibration_error(card['reliability']):.3f}"))
-        outcomes = [(value, Interval(share, share, share)) for value, share, _ in card["reliability"]]
-        ideal = [(x, Interval(x, x, x)) for x in (0.0, 1.0)]
-        curves = {"outcomes": outcomes, "ideal": ideal}
+        outcomes = [(value, exact(share)) for value, share, _ in card["reliability"]]
+        curves = {"outcomes": outcomes, "ideal": [(x, exact(x)) for x in (0.0, 1.0)]}
         drawn.append(line_chart("Calibration: share of right outcomes", curves, "p", (0.0, 1.0)))
-    loss = {
-        name: [(line["step"], Interval(line[key], line[key], line[key])) for line in metrics]
-        for name, key in (("training", "loss"), ("held out", "held_out_loss"))
-    }
-    drawn.append(line_chart("Loss (nats)", loss, "steps"))
     return [
         hero(f"{card['test'][PAIRS][0]:.3f}", *critic_verdict(card), facts),
         paragraph(f"{PAIRS}: how often the better of two next steps gets the higher number", "soft"),

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..files import read_object, write_whole
+from ..files import read_lines, read_object, write_whole
 from ..mcts.journal import JOURNAL
-from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_parts
 from .evaluation import evaluation_parts
 from .page import link, page
 from .training import training_parts
-from .trees import Source, TreeReader
+from .trees import TreeReader, records_of, title_of
 
 RUN, METRICS, ANSWERS = "run.json", "metrics.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
@@ -38,9 +37,9 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         raise DataError(f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote")
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
-        source = Source(folder / JOURNAL)
-        trees = map(TreeReader(source, None), source)
-        write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
+        journal = folder / JOURNAL
+        trees = map(TreeReader(journal), records_of(journal))
+        write_whole(out / RUN_PAGE, run_page(trees, title=title_of(journal), limit=MOST_TREES))
         parts.insert(0, link(RUN_PAGE, "All questions and trees"))
     write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"

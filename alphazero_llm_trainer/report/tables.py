@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
-from ..eval.metrics import Interval
-
-BARS = "▁▂▃▄▅▆▇█"
 Rows = Sequence[Sequence[str]]
 
 
@@ -26,21 +24,8 @@ def markdown(rows: Rows) -> str:
     return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]])
 
 
-def dot_plot(found: Sequence[Interval], width: int = 20) -> list[str]:
-    """Each interval as `──●──`, on one scale from the least lower end to the greatest upper one."""
-    least, most = min(one.low for one in found), max(one.high for one in found)
-
-    def place(x: float) -> int:
-        return round((x - least) / ((most - least) or 1.0) * (width - 1))
-
-    drawn = []
-    for one in found:
-        low, dot, high = place(one.low), place(one.value), place(one.high)
-        drawn.append((" " * low + "─" * (dot - low) + "●" + "─" * (high - dot)).ljust(width))
-    return drawn
-
-
-def spark(values: Sequence[float]) -> str:
-    """A line of text that rises and falls with the values, from their least to their greatest."""
-    least, span = min(values), (max(values) - min(values)) or 1.0
-    return "".join(BARS[round((value - least) / span * (len(BARS) - 1))] for value in values)
+def table_of(rows: Sequence[Mapping[str, str]], named: Sequence[str] = ()) -> list[list[str]]:
+    """A table of `rows` with the columns `named`, or all, as far as a row has them; the head first."""
+    head = list(dict.fromkeys(chain(*rows)))
+    head = [name for name in named or head if name in head]
+    return [head, *([row.get(name, "") for name in head] for row in rows)]

@@ -12,12 +12,13 @@ import yaml
 from ..eval.metrics import Interval, wilson
 from ..mcts.extract import shortfall
 from ..policy.folders import SMALL
-from .charts import Chart, line_chart, number
+from .charts import exact, line_chart, number
 from .page import figures, folded, heading, hero, paragraph, table
-from .tables import columns, spark
+from .tables import columns, table_of
 
 FLIPS = 100  # problems in a table
 X = "sampled tokens"
+WHEN = ("before", "after")
 
 Card = Mapping[str, Any]
 Line = Mapping[str, Any]
@@ -59,7 +60,7 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
-    shares = [(card.get(when) or {}).get("accuracy") for when in ("before", "after")]
+    shares = [(card.get(when) or {}).get("accuracy") for when in WHEN]
     unable = all(share is not None and share["value"] == 0 for share in shares)
     cannot = "; this student can't do these problems: none was right before or after" if unable else ""
     nothing = nothing_learnt(card, metrics)
@@ -79,58 +80,52 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
 def judged_by(card: Card) -> list[tuple[str, str]]:
     """The keys of a run's gains and what each is in, what the run was for first: the user's own reward where there is one."""
     accuracy, reward = ("gain", ""), ("reward_gain", " in reward")
-    own = card["config"].get("rewards", {}).get("custom") is not None
-    return [reward, ("gain", " in accuracy")] if own else [accuracy, reward]
+    return [reward, ("gain", " in accuracy")] if owned(card) else [accuracy, reward]
 
 
-def facts(card: Card, metrics: Sequence[Line] = ()) -> list[tuple[str, str]]:
+def owned(card: Card) -> bool:
+    """Whether the run has a reward of the user's own."""
+    return card["config"].get("rewards", {}).get("custom") is not None
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
     """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
-    found = []
-    for name in ("before", "after") if card.get("gain") is not None else ():
-        part = card[name]
-        found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
-    found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
-    # Where every grade was all or nothing, the mean grade is the accuracy.
-    if card.get("reward_gain") is not None and any(rewarded(card[name]) for name in ("before", "after")):
-        found += [(f"reward {name} [95%]", reward(card[name])) for name in ("before", "after")]
-        found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
-    shares = [share.value for _, share in validation(card, metrics)]
-    if len(shares) > 2:
-        found.append(("validation, by checkpoint", f"{shares[0]:.3f} {spark(shares)} {shares[-1]:.3f}"))
-    found.append(("questions", f"{card['questions']:,}"))
+    lines = []
+    for key, kind, name in (("gain", "accuracy", ""), ("reward_gain", "reward", "reward ")):
+        # Where every grade was all or nothing, the mean grade is the accuracy.
+        if card.get(key) is None or (name and not any(rewarded(card[when]) for when in WHEN)):
+            continue
+        for when in WHEN:
+            part = card[when]
+            failed = f" ({part['failed_rewards']:,} failed)" if name and part["failed_rewards"] else ""
+            tokens = "" if name else f" at {part['tokens'] / part['problems']:.1f} tokens"
+            lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
+        lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
+    lines.append(("questions", f"{card['questions']:,}"))
     if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
-        found.append(("prompt", card["system_prompt"]))
+        lines.append(("prompt", card["system_prompt"]))
     if card.get("shots"):
-        found.append(("worked solutions before the question", f"{card['shots']}"))
+        lines.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
-        found.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
+        lines.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
-        found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        lines += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
         if card["after"]["too_long"]:
-            found.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
-    return found
+            lines.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
+    return lines
 
 
 def result_text(card: Card, metrics: Sequence[Line]) -> str:
     """What the terminal shows at a run's end."""
     short = shortfall(card.get("ends", {}))
     end = "" if short is None else f"\n{short}"
-    return f"{verdict(card, metrics)[0]}\n{columns(facts(card, metrics), left=2)}{end}"
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
 
 
 def rewarded(part: Card) -> bool:
     """Whether a measurement's mean reward says something that its accuracy doesn't."""
     return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
-
-
-def accuracy(part: Card) -> Interval:
-    return Interval(**part["accuracy"])
-
-
-def reward(part: Card) -> str:
-    """The mean of the user's own reward, and how often it failed."""
-    return f"{Interval(**part['reward'])}" + (f" ({part['failed_rewards']:,} failed)" if part["failed_rewards"] else "")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -145,7 +140,7 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
     for key, _ in judged_by(card):
         if card.get(key) is not None:
             part = "accuracy" if key == "gain" else "reward"
-            big = " → ".join(f"{card[when][part]['value']:.3f}" for when in ("before", "after"))
+            big = " → ".join(f"{card[when][part]['value']:.3f}" for when in WHEN)
             break
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     parts += flips(answers) + costs(card, rounds_of(metrics))
@@ -165,22 +160,26 @@ def seen(metrics: Iterable[Line]) -> dict[int, int]:
     return dict(zip((line["round"] for line in rounds), tokens, strict=True))
 
 
-def validation(card: Card, metrics: Sequence[Line]) -> Points:
-    """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a reward of the user's own."""
-    problems, after = card["config"]["train"]["validation_size"], seen(metrics)
-    found = [(0, card.get("validation_before"))]
-    found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
-    known = [(x, share) for x, share in found if share is not None] if problems else []
-    if card["config"].get("rewards", {}).get("custom") is not None:
-        return [(x, Interval(share, share, share)) for x, share in known]
-    return [(x, wilson(round(share * problems), problems)) for x, share in known]
-
-
 def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
     """A figure of the rounds over sampled tokens, as a share of each round's questions where it counts them."""
-    after, rounds = seen(metrics), [line for line in rounds_of(metrics) if line.get(name) is not None]
-    found = [(after[line["round"]], line[name] / (line["questions"] if share else 1)) for line in rounds]
-    return [(x, Interval(y, y, y)) for x, y in found]
+    after = seen(metrics)
+    return [
+        (after[line["round"]], exact(line[name] / (line["questions"] if share else 1)))
+        for line in metrics
+        if line.get(name) is not None and line.get("round") in after
+    ]
+
+
+def validation(card: Card, metrics: Sequence[Line]) -> Points:
+    """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a reward of the user's own."""
+    problems, before = card["config"]["train"]["validation_size"], card.get("validation_before")
+    points: Points = [] if before is None else [(0, exact(before))]
+    points += over(metrics, "validation_accuracy")
+    if not problems:
+        return []
+    if owned(card):
+        return points
+    return [(x, wilson(round(share.value * problems), problems)) for x, share in points]
 
 
 def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
@@ -188,12 +187,10 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     if not rounds_of(metrics):
         return []
 
-    def chart(title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str) -> Chart | None:
-        return line_chart(
-            title, {n.replace("_", " "): over(metrics, key, share) for n, key in names.items()}, X, include
-        )
+    def chart(title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str) -> str:
+        return line_chart(title, {name: over(metrics, key, share) for name, key in names.items()}, X, include)
 
-    scale = "accuracy" if card["config"].get("rewards", {}).get("custom") is None else "answers' mean outcome"
+    scale = "answers' mean outcome" if owned(card) else "accuracy"
     drawn = [
         line_chart(f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
@@ -211,14 +208,14 @@ def flips(answers: Iterable[Answers]) -> list[str]:
     """The problems that were answered rightly only before, or only after, with both answers."""
     known = [line for line in answers if "before" in line and "after" in line]
     flipped = [line for line in known if line["before"]["correct"] != line["after"]["correct"]]
+    flipped.sort(key=lambda line: line["before"]["correct"])
     won = sum(line["after"]["correct"] for line in flipped)
     summary = f"{len(flipped):,} problems flipped: {won:,} right only after, {len(flipped) - won:,} only before"
-    rows: list[tuple[str, ...]] = [("problem", "before", "after", "question")]
-    for line in sorted(flipped, key=lambda line: line["before"]["correct"])[:FLIPS]:
-        said = (
-            f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in (line["before"], line["after"])
-        )
-        rows.append((line["id"], *said, line["question"]))
+    rows = [["problem", "before", "after", "question"]]
+    for line in flipped[:FLIPS]:
+        sides = line["before"], line["after"]
+        said = [f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides]
+        rows.append([line["id"], *said, line["question"]])
     return [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)] if known else []
 
 
@@ -227,13 +224,13 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     total = card.get("search_cost") or {}
     if not total and rounds:
         total = {key: sum(line["cost"][key] for line in rounds) for key in rounds[0]["cost"]}
-    spent = {"search": (total, "", "")} if total else {}
+    rows = [{"": "search", "failures": "none", **texts(total)}] if total else []
     for name, teacher in (card.get("teachers") or {}).items():
         failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
-        spent[name] = teacher.get("cost", {}), f"{teacher.get('calls', 0):,}", failures
-    keys = list(dict.fromkeys(key for cost, *_ in spent.values() for key in cost if key != "calls"))
-    rows = [["", "calls", "failures", *(key.replace("_", " ") for key in keys)]]
-    for name, (cost, calls, failures) in spent.items():
-        known = calls or number(cost.get("calls", 0))
-        rows.append([name, known, failures or "none", *(number(cost.get(key, 0)) for key in keys)])
-    return [heading("Cost"), table(rows)] if spent else []
+        figures = {**teacher.get("cost", {}), "calls": teacher.get("calls", 0)}
+        rows.append({"": name, "failures": failures, **texts(figures)})
+    return [heading("Cost"), table(table_of(rows))] if rows else []
+
+
+def texts(cost: Mapping[str, float]) -> dict[str, str]:
+    return {key.replace("_", " "): number(value) for key, value in cost.items()}

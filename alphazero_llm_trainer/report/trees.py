@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,38 +23,20 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).parent.parent / "assets" / "student"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where records come from: a journal, or one search's JSON."""
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a journal, one in memory at a time, or the one of a search's JSON.
 
-    path: Path
+    A half-written last line is left out.
+    """
+    if path.suffix == ".json":
+        yield _one_search(path)
+    else:
+        yield from read(path)
 
-    @property
-    def home(self) -> Path:
-        """The folder, which may hold a card of the run."""
-        return self.path.parent
 
-    @property
-    def single(self) -> bool:
-        """Whether it is what `search --json` printed."""
-        return self.path.suffix == ".json"
-
-    @property
-    def is_run(self) -> bool:
-        """Whether it is all that its folder holds, so that its page is the folder's."""
-        return self.path.name == JOURNAL
-
-    @property
-    def title(self) -> str:
-        """What its page is called."""
-        return f"{self.home.resolve().name}: trees" if self.is_run else self.path.name
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The records, one in memory at a time; a half-written last line is left out."""
-        if self.single:
-            yield _one_search(self.path)
-        else:
-            yield from read(self.path)
+def title_of(path: Path) -> str:
+    """What the page of a journal, or of a search's JSON, is called."""
+    return f"{path.resolve().parent.name}: trees" if path.name == JOURNAL else path.name
 
 
 def _one_search(path: Path) -> dict[str, Any]:
@@ -74,29 +55,30 @@ class TreeReader:
     The card beside the journal (run.json, manifest.json) tells the settings and the student; a record's own word wins.
     """
 
-    def __init__(self, source: Source, tokenizer: Path | None) -> None:
-        card = _card(source.home)
+    def __init__(self, path: Path, tokenizer: Path | None = None) -> None:
+        home = path.parent
+        card = _card(home)
         config = card.get("config") or {}
-        self.settings = _search_settings(config.get("search") or {}, source.home)
+        self.settings = _search_settings(config.get("search") or {}, home)
         self.judged = (config.get("train") or {}).get("groups") == "verified"
         self.choose: str = "vote" if self.settings is None else self.settings.choose
         if self.settings is not None and self.settings.rollout == "none":
             self.choose = "end"
-        self.tokenizer = _tokenizer(source.home, config, card, tokenizer)
+        self.tokenizer = _tokenizer(home, config, card, tokenizer)
         self.sure = self.tokenizer is not None
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         tree = Tree.from_dict(record.get("tree") or {}, checked="tree" in record)
-        found: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if self.settings is not None:
             selector = self.settings.selector(self.judged)
             rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
-            found["search"] = {"rule": rule, "exploration": constant(selector, self.settings.exploration)}
+            more["search"] = {"rule": rule, "exploration": constant(selector, self.settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
             choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
             if choice is not None:
-                found |= {
+                more |= {
                     "chosen": choice.node,
                     "answer": choice.answer,
                     "why": choice.why,
@@ -106,8 +88,8 @@ class TreeReader:
             # A record without a card may well be the embedded student's: its tokens say so.
             self.tokenizer, self.sure = _embedded_if_it_reads(tree), True
         if self.tokenizer is not None:
-            found["pieces"] = pieces(record, partial(self.tokenizer.decode, skip_special_tokens=False), self._pieces)
-        return {**found, **record}
+            more["pieces"] = pieces(record, partial(self.tokenizer.decode, skip_special_tokens=False), self._pieces)
+        return {**more, **record}
 
     def _text(self, tree: Tree) -> Text | None:
         tokenizer = self.tokenizer
@@ -162,13 +144,15 @@ def _embedded_if_it_reads(tree: Tree) -> Tokenizer | None:
     )
 
 
-def chosen_records(source: Source, question: str) -> list[dict[str, Any]]:
+def chosen_records(path: Path, question: str) -> list[dict[str, Any]]:
     """The records of one question, by key, by its id or by its number on the page. Raises DataError where there is none."""
-    found = [one for one in source if question in (one["key"], (one.get("problem") or {}).get("id"))]
-    if not found and question.isdecimal():
-        found = [one for number, one in enumerate(source, 1) if number == int(question)]
-    if not found:
+    records = [
+        record
+        for number, record in enumerate(records_of(path), 1)
+        if question in (record["key"], (record.get("problem") or {}).get("id"), str(number))
+    ]
+    if not records:
         raise DataError(
-            f"--question is {question!r}, which {source.path} has no tree of: name an id, a key or a number of its page"
+            f"--question is {question!r}, which {path} has no tree of: name an id, a key or a number of its page"
         )
-    return found
+    return records

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..files import parse_json, read_object, sync_all, write_json
+from ..files import read_object, sync_all, write_json
 
 MANIFEST = "alphazero.json"
 
@@ -68,15 +68,3 @@ def fingerprint(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a file that a process may be writing; none where there is no file."""
-    content = path.read_bytes() if path.is_file() else b""
-    try:
-        lines = [parse_json(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
-        if all(isinstance(line, dict) for line in lines):
-            return lines
-        raise ValueError("it is no object")
-    except ValueError as error:
-        raise CheckpointError(f"{path} has a line that is no JSON object: remove that line") from error

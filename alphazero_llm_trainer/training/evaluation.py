@@ -14,7 +14,6 @@ from ..live import Progress
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
 from ..problems.source import open_source, source_of
-from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..rollouts import Collector
 from ..types import Cost, Task
@@ -157,7 +156,6 @@ class Measured:
             if place.is_dir():
                 write_model_card(place, card, base, adapter=place == self.folder.adapter)
         self.folder.write_card(card)
-        write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
         self.tracking.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         if self.config.train.push_to_hub is not None:

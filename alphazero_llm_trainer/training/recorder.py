@@ -198,7 +198,7 @@ class Recorder(Measured):
     # -- after the rounds --------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Write the results after training, the student and the report. Returns the run's card."""
+        """Write the results after training and the student. Returns the run's card."""
         self.close_journal()
         total = time.perf_counter() - self.began
         self.card["seconds"] = {"total": round(total, 1), "training": round(self.train_seconds, 1)}

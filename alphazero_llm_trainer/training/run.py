@@ -9,10 +9,9 @@ from typing import Any
 
 from ..config.load import Config, flat, validate
 from ..errors import CheckpointError, ConfigError
-from ..files import make_folder, read_object, write_json, write_whole
+from ..files import make_folder, read_lines, read_object, write_json, write_whole
 from ..problems.source import source_of
 from ..types import Task
-from .checkpoint import read_lines
 
 MOST_LETTERS = 500  # of a question in test.jsonl
 
