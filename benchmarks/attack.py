@@ -40,7 +40,8 @@ from benchmarks import provenance  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "reliability.json"
 LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
-FILES, SILENT = 300, 400  # descriptors of the server, and clients that say nothing or half of something to it
+SILENT = 400  # clients that say nothing or half of something
+JSON = {"Content-Type": "application/json"}
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
 
 # What a try came to: None, or what was wrong.
@@ -67,9 +68,9 @@ def teachers(rng: Random, folder: Path) -> Tries:
 
 @contextlib.contextmanager
 def serving(log: Path) -> Iterator[Served]:
-    """`serve` with FILES descriptors."""
+    """`serve`, whose errors go to `log`."""
     with log.open("w") as heard:
-        served = Served(files=FILES, log=heard)
+        served = Served(log=heard)
     try:
         yield served
     finally:
@@ -105,9 +106,10 @@ def clients(rng: Random, folder: Path) -> Tries:
         for one in silent:
             one.close()
         body = json.dumps({"model": "student", "messages": [{"role": "user", "content": "1 and 2?"}]}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head = f"{head}Content-Length: {len(body)}\r\n\r\n".encode()
         for wrong in (*BAD, b'{"model": "' + b"x" * 5000 + b'"}'):
-            answer = httpx.post(f"{url}/v1/chat/completions", content=wrong, timeout=30)
+            answer = httpx.post(f"{url}/v1/chat/completions", content=wrong, headers=JSON, timeout=30)
             fine = 400 <= answer.status_code < 500 and len(answer.content) < 2000
             yield None if fine else f"a wrong request: {answer.status_code} for {wrong[:80]!r}"
         stranger = httpx.get(f"{url}/v1/models", headers={"Host": "elsewhere.example"}, timeout=30)
@@ -116,7 +118,7 @@ def clients(rng: Random, folder: Path) -> Tries:
             raw = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 300)))
             made_up = rng.choice((body[: rng.randrange(len(body))], raw, body.replace(b"1", raw)))
             try:
-                answer = httpx.post(f"{url}/v1/chat/completions", content=made_up, timeout=30)
+                answer = httpx.post(f"{url}/v1/chat/completions", content=made_up, headers=JSON, timeout=30)
                 fine = 400 <= answer.status_code < 500 or answer.status_code == 200
                 yield None if fine else f"a made-up request: {answer.status_code} for {made_up[:100]!r}"
             except httpx.HTTPError as error:

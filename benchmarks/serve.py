@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -140,17 +139,15 @@ async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]
 
 
 class Served:
-    """The server's process. It may have so many open `files`; what it says goes to `log`."""
+    """The server's process; what it says goes to `log`."""
 
-    def __init__(self, *flags: str, files: int | None = None, log: Any = None) -> None:
+    def __init__(self, *flags: str, log: Any = None) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *flags],
             env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
-        if files is not None:
-            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (files, files))
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
 

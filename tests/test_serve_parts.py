@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.datastructures import Headers
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -26,11 +24,9 @@ from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import service as service_module
 from alphazero_llm_trainer.serve.answering import Answerer, in_time
-from alphazero_llm_trainer.serve.app import Door
 from alphazero_llm_trainer.serve.conversation import Conversation
-from alphazero_llm_trainer.serve.requests import ApiError, Method, Models, Wanted, chat_request
-from alphazero_llm_trainer.serve.server import is_loopback
-from alphazero_llm_trainer.serve.service import Service, Trace
+from alphazero_llm_trainer.serve.requests import ApiError, ChatBody, Method, Models, Wanted, chat_request
+from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
@@ -71,78 +67,49 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text: str, stops:
     assert "".join(reader.pieces[: reader.kept()]).startswith(expected)
 
 
-# -- traces, models and the door ---------------------------------------------------------------------------------------
-
-
-def trace(name: str, wanted: Wanted, nodes: int = 2) -> Trace:
-    tree = Tree()
-    for i in range(nodes):
-        tree.attach(0, Step((i,), (-0.5,), f"step {i}\n"))
-    choice = Choice(nodes, "text", None, 1, 1.0, "first")
-    return Trace(name, wanted, Outcome("text", "stop", 7, Cost(), "finished", tree=tree, choice=choice), 3)
+# -- traces and models -------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_answer(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    student: Student,
-    config: Config,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, student: Student, config: Config
 ) -> None:
     monkeypatch.setattr(service_module, "TRACES", 3)
     answerer = Answerer(student, config)
     service = Service(answerer, Models("student"), config.serve, tmp_path)
     assert service.journal is not None
     service.journal._file = open("/dev/full", "ab")  # noqa: SIM115
+    tree = Tree()
+    tree.attach(0, Step((1,), (-0.5,), "text\n"))
+    choice = Choice(1, "text", None, 1, 1.0, "first")
     for name in "abcd":
-        service.keep(trace(name, wanted(student, config, "beam")))
-    assert list(service.traces) == ["b", "c", "d"] and service.trace("b").name == "b"
-    with pytest.raises(ApiError, match="no such trace"):
-        service.trace("a")
-    [said] = [record.getMessage().partition(" (")[0] for record in caplog.records]
-    assert said == "served trees can't be kept any more"
+        outcome = Outcome("text", "stop", 7, Cost(), "finished", tree=tree, choice=choice)
+        service.keep(name, wanted(student, config, "beam"), outcome)
+    assert list(service.traces) == ["b", "c", "d"] and service.record("b")["key"] == "b"
+    with pytest.raises(ApiError):
+        service.record("a")
+    assert service.journal is None
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--keep-traces is"):
+    with pytest.raises(ConfigError):
         Service(answerer, Models("student"), config.serve, tmp_path / "file" / "folder")
 
 
-def test_models_say_how_an_answer_is_found() -> None:
+def test_models_say_how_an_answer_is_made() -> None:
     models = Models("student", "mcts")
     assert models.of("student") == Method("mcts", "mcts")
-    assert models.of("student@sample") == Method("sample", "sample")
     assert models.of("student@best-of-64") == Method("best-of-64", "best-of-n", 64)
     assert models.of("student", "majority-3") == Method("majority-3", "majority", 3)
     assert models.of("student@beam", "beam") == Method("beam", "beam")
-    counted = [f"student@best-of-{number}" for number in ("65", "0", "08", "", "٣")]
-    for model in ["gpt", "student@", *counted, "student@Mcts", "student@beam-3", "student@@mcts"]:
+    wrong = ["best-of-65", "best-of-0", "best-of-08", "best-of-", "best-of-٣", "", "Mcts", "beam-3", "@mcts"]
+    for model in ["gpt", *(f"student@{method}" for method in wrong)]:
         with pytest.raises(ApiError) as refused:
             models.of(model)
-        assert (refused.value.status, refused.value.body["error"]["code"]) == (404, "model_not_found")
-    with pytest.raises(ApiError, match="name one of them"):
+        assert (refused.value.status_code, refused.value.code) == (404, "model_not_found")
+    with pytest.raises(ApiError):
         models.of("student@mcts", "beam")
-    with pytest.raises(ConfigError, match="--search is 'magic'"):
+    with pytest.raises(ConfigError):
         Models("student", "magic")
     assert all(models.of(model) for model in models.listed)
     assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
-
-
-def test_who_passes_the_door() -> None:
-    def status(path: str = "/v1/models", keys: tuple[str, ...] = (), **headers: str) -> int:
-        given = Headers({"host": "127.0.0.1:8000"} | headers)
-        error = Door(None, keys, True).refusal(path, given)  # type: ignore[arg-type]
-        return 200 if error is None else error.status
-
-    assert status() == 200
-    assert status(host="[::1]:8000") == status(host="[::1]") == status(host="LocalHost:8000") == 200
-    assert status(host="evil.com:8000") == status(host="127.0.0.1.evil.com") == status(host="") == 421
-    assert status(origin="http://127.0.0.1:8000") == 200
-    assert status(origin="http://127.0.0.1:9000") == status(origin="null") == 403
-    keys = ("one", "two")
-    assert status(keys=keys) == status(keys=keys, authorization="Bearer on") == 401
-    assert status(keys=keys, authorization="Bearer two") == status("/health", keys) == 200
-    assert status(keys=keys, authorization="Basic Om9uZQ==") == 200  # ":one"
-    assert status(keys=keys, authorization="Basic Om9uZ===") == 401
-    assert is_loopback("::1") and not is_loopback("0.0.0.0")
 
 
 # -- a watched engine --------------------------------------------------------------------------------------------------
@@ -187,7 +154,7 @@ def student(config: Config) -> Student:
 def wanted(student: Student, config: Config, method: str, before: str = "", **more: Any) -> Wanted:
     messages = [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}] if before else []
     body = {"model": f"student@{method}", "messages": [*messages, {"role": "user", "content": QUESTION}], **more}
-    return chat_request(json.dumps(body).encode(), student, Models("student"), config.serve)
+    return chat_request(ChatBody.model_validate(body), student, Models("student"), config.serve)
 
 
 async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
@@ -215,7 +182,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
 
     async def main() -> None:
         # The same last question, after different chats, at the same time.
-        chats = ["", "Tom has 3 cards.", "Ana gets 25 apples on Monday."]
+        chats, compared = ["", "Tom has 3 cards.", "Ana gets 25 apples on Monday."], []
         together = await asyncio.gather(*(asyncio.ensure_future(ask(chat)) for chat in chats))
         for chat, outcome in zip(chats, together, strict=True):
             alone = await asyncio.ensure_future(ask(chat))
@@ -225,11 +192,13 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
             assert tree is not None
-            # One that the budget's end left unjudged has the reward 0.
-            leaf = next(leaf for leaf in tree.leaves() if tree.verdict[leaf] != "rejected" and tree.reward[leaf])
-            steps = tree.steps(leaf)
-            judged = await prm(build("test", 0, 1).problem, prompt, steps)
-            assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
+            # What the budget's end left unjudged has the reward 0; random numbers may reject all of a tree.
+            for leaf in tree.leaves():
+                if tree.verdict[leaf] != "rejected" and tree.reward[leaf]:
+                    judged = await prm(build("test", 0, 1).problem, prompt, tree.steps(leaf))
+                    assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
+                    compared.append(leaf)
+        assert compared
 
     run(main)
 
@@ -246,7 +215,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     value, methods = None, ["mcts", "majority-6", "sample"] if verifier is None else ["mcts", "beam", "step-rejection"]
     if judge == "prm":
         verifier = prm_over(engine)
-        methods = ["mcts", "best-of-6", "weighted-majority-6"]
+        methods = ["mcts", "best-of-6"]
     elif judge == "value":
         engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)
         value, methods = Critic(engine, 0.5, {}), ["mcts"]
@@ -268,22 +237,9 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
             assert sampled > 0 and outcome.text
             if budget == 200:
                 assert (scored > 0) == (judge in ("value", "prm"))
-            told = Wire([one], "", student.decode).usage([outcome])
+            told = Wire([one], "").usage([outcome])
             assert told["completion_tokens"] == sampled
             assert told["completion_tokens_details"]["scored_tokens"] == scored
-
-    run(main)
-
-
-def test_without_a_verifier_the_search_votes(student: Student, config: Config) -> None:
-    answerer = Answerer(student, config)
-
-    async def main() -> None:
-        one = wanted(student, config, "mcts", seed=5, simulations=6)
-        outcome = await answered(answerer, one)
-        assert outcome.tree is not None and outcome.tree.N[0] >= 6 and outcome.choice is not None
-        assert "vote" in outcome.choice.why
-        assert {value is None for value in outcome.tree.hre} == {True}
 
     run(main)
 

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
 Models: student (what --search says), student@sample, student@mcts, student@best-of-N, student@majority-N,
-student@weighted-majority-N, student@step-rejection, student@early-abort, student@adaptive-best-of-n, student@beam.
+student@step-rejection, student@adaptive-best-of-n, student@beam.
 The same by extra_body of the openai client: method, and budget_tokens, simulations, deadline_ms, return_tree.
 
-    curl http://127.0.0.1:8000/v1/chat/completions -d '{{"model": "student@mcts", "messages":
+    curl http://127.0.0.1:8000/v1/chat/completions --json '{{"model": "student@mcts", "messages":
       [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
 
-/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus.
+/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus,
+/docs describes every request.
 Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
 
 
@@ -76,7 +77,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress)
-        from ..serve.app import make_app
+        from ..serve.app import LOCAL, make_app
         from ..serve.service import Service
 
         models, answerer = loaded(args, config)
@@ -90,7 +91,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
                 flush=True,
             )
 
-        app = make_app(Service(answerer, models, config.serve, args.keep_traces), keys, is_loopback(args.host))
+        service = Service(answerer, models, config.serve, args.keep_traces)
+        app = make_app(service, keys, (*LOCAL, shown) if is_loopback(args.host) else ("*",))
         return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
 
 

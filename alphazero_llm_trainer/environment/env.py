@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..serve.answering import Answerer
 from ..serve.app import make_app
 from ..serve.requests import Models
-from ..serve.server import Server, listen, start
+from ..serve.server import Inner, listen, start
 from ..serve.service import Service
 from .argv import OUR_ID
 from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, frozen_student
@@ -22,7 +22,7 @@ from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
 
 WAITING = 100_000  # verifiers bounds its rollouts itself
 
-Served = tuple[str, Server, asyncio.Task[None]]  # a server's base URL, itself, and its running
+Served = tuple[str, Inner, asyncio.Task[None]]  # a server's base URL, itself, and its running
 
 
 class AlphaZeroEnvConfig(vf.SingleAgentEnvConfig):
@@ -78,18 +78,18 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
         """The base URL of the embedded student."""
         async with self._starting:
             if self._served is None:
-                self._served = await serve(frozen_student())
+                self._served = serve(frozen_student())
                 # verifiers' client honours proxy variables, and no proxy reaches this process's own address.
                 hosts = [*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1"]
                 os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
             return self._served[0]
 
 
-async def serve(frozen: FrozenStudent) -> Served:
+def serve(frozen: FrozenStudent) -> Served:
     """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop that it answers on."""
     settings = frozen.config.serve.model_copy(update={"queue": WAITING})
     models = Models(EMBEDDED_MODEL, judged=False)
     service = Service(Answerer(frozen.student, frozen.config), models, settings)
     bound = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-    return url, *await start(make_app(service), bound, settings)
+    return url, *start(make_app(service), bound, settings)

@@ -1,9 +1,9 @@
-"""How one choice of a request is found: a plain sample, or a method of `eval` whose best so far counts when time is over."""
+"""How a choice of a request is answered: a plain sample, or a method of `eval` whose best so far counts when time is over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,11 +20,11 @@ from ..rollouts import reading_of
 from ..types import Problem
 from .conversation import Conversation, MeteredVerifier
 from .requests import MCTS, SAMPLE, ChatBody, CompletionBody, Wanted
-from .text import TextReader
+from .text import TextReader, cut
 from .wire import DEADLINE, Outcome, Token
 
+LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 PREFIXES = 32  # of a prompt that the engine is asked about at once
-LINE = ("\n",)  # the one stop that ends a reasoning step, which the engine stops at by itself
 
 T = TypeVar("T")
 Tell = Callable[[str], None]  # takes the text of a choice as it comes
@@ -40,25 +40,23 @@ class Answerer:
     value: ValueFunction | None = None
 
     async def __call__(self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str) -> Outcome:
-        """One choice, whose text is told as it comes: piece by piece of a sample, at once of a search.
+        """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a search.
 
-        `due` is when it has to be there, by the event loop's clock. Raises RequestError or ApiError for what can't be
-        served, EngineError when the engine failed.
+        `due` is when it has to be there, by the event loop's clock. Raises RequestError for what can't be served,
+        EngineError when the engine failed.
         """
         conversation = Conversation(self.student, wanted.prompt)
-        if wanted.method.name == SAMPLE:
-            body = wanted.body
-            echoes = isinstance(body, CompletionBody) and body.echo
-            if echoes:
-                tell(wanted.question)
-            outcome = await self.sampled(conversation, wanted, seed, due, tell)
-            if echoes:
-                outcome.text = wanted.question + outcome.text
-                if outcome.tokens is not None:
-                    outcome.tokens = [*await self.echoed(conversation, wanted), *outcome.tokens]
+        if wanted.method.name != SAMPLE:
+            outcome = await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due)
+            tell(outcome.text)
             return outcome
-        outcome = await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due)
-        tell(outcome.text)
+        echoes = getattr(wanted.body, "echo", False)
+        before = wanted.question if echoes else ""
+        tell(before)
+        outcome = await self.sampled(conversation, wanted, seed, due, tell)
+        outcome.text = before + outcome.text
+        if echoes and outcome.tokens is not None:
+            outcome.tokens = [*await self.echoed(conversation, wanted), *outcome.tokens]
         return outcome
 
     # -- a plain sample ------------------------------------------------------------------------------------------------
@@ -66,40 +64,39 @@ class Answerer:
     async def sampled(
         self, conversation: Conversation, wanted: Wanted, seed: int, due: float | None, tell: Tell
     ) -> Outcome:
-        """One response, of `search.max_tokens` where the request names no number; OpenAI's default temperature is 1.
+        """A response, of `search.max_tokens` where the request names no number; OpenAI's default temperature is 1.
 
-        It is told as it is drawn, and cut at stop strings and at the deadline.
+        It goes to `tell` as it is drawn, and is cut at stop strings and at the deadline.
         """
-        engine, body, settings = conversation.engine, wanted.body, self.config.search
-        most = settings.max_tokens if body.most_tokens is None else body.most_tokens
+        engine, body = conversation.engine, wanted.body
+        most = self.config.search.max_tokens if body.most_tokens is None else body.most_tokens
+        outcome = Outcome("", "length", seed, engine.cost, "length", tokens=None if body.alternatives is None else [])
+        if most == 0:
+            return outcome
         request = GenerateRequest(
             conversation.prompt,
             max_new_tokens=min(most, engine.capabilities.max_context - len(conversation.prompt)),
             temperature=1.0 if body.temperature is None else body.temperature,
             seed=seed,
-            max_steps=1 if body.stops == LINE and settings.step == "line" else None,
             top_k=body.alternatives or 0,
             top_p=body.top_p,
         )
-        if most == 0:
-            return Outcome("", "length", seed, engine.cost, "length", tokens=None if body.alternatives is None else [])
         reader = TextReader(conversation.decode, body.stops, engine.eos_ids)
-        watched = body.stream or (bool(body.stops) and request.max_steps is None)
         woken = asyncio.Event()
-        watch = Watch(woken.set if watched else None)
+        watch = Watch(woken.set if body.stream or body.stops else None)
         drawing = asyncio.ensure_future(engine.generate([request], watch))
         drawing.add_done_callback(lambda _: woken.set())
+
+        async def read() -> None:
+            while not drawing.done() and reader.stop is None:
+                await woken.wait()
+                woken.clear()
+                if watch.samples:
+                    reader.read(watch.samples[0].tokens)
+                    tell(reader.delta())
+
         try:
-            async with asyncio.timeout_at(due) as timer:
-                while not drawing.done() and reader.stop is None:
-                    await woken.wait()
-                    woken.clear()
-                    if watched and watch.samples:
-                        reader.read(watch.samples[0].tokens)
-                        tell(reader.delta())
-        except TimeoutError:
-            if not timer.expired():
-                raise
+            await in_time(read(), due, conversation)
         finally:
             engine.end()
             let_go(drawing)
@@ -107,43 +104,43 @@ class Answerer:
         reader.read(drawn.token_ids)
         reader.end()
         tell(reader.delta(final=True))
-        ended_by = DEADLINE if not drawing.done() else "length" if drawn.finish == "length" else "stop"
-        ended_by = ended_by if reader.stop is None else "stop"
-        tops = drawn.top or [()] * len(drawn.logprobs)
-        read = zip(reader.ids, reader.pieces, drawn.logprobs, tops, strict=False)
-        tokens = [Token(*token) for token in read][: reader.kept()]
-        if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
-            tokens.append(Token(drawn.token_ids[-1], "", drawn.logprobs[-1], tops[-1]))  # as vLLM: clients count tokens
-        return Outcome(
-            text=reader.text,
-            finish="stop" if ended_by == "stop" else "length",
-            seed=seed,
-            cost=engine.cost,
-            ended_by=ended_by,
-            token_ids=drawn.token_ids,
-            logprobs=drawn.logprobs,
-            stop=reader.stop,
-            tokens=None if body.alternatives is None else tokens,
-        )
+        if reader.stop is not None or (drawing.done() and drawn.finish != "length"):
+            outcome.finish = outcome.ended_by = "stop"
+        elif not drawing.done():
+            outcome.ended_by = DEADLINE
+        outcome.text, outcome.stop = reader.text, reader.stop
+        outcome.token_ids, outcome.logprobs = drawn.token_ids, drawn.logprobs
+        if outcome.tokens is not None:
+            tops = drawn.top or [()] * len(drawn.logprobs)
+            read_tokens = zip(reader.pieces, drawn.logprobs, tops, strict=False)
+            outcome.tokens = [self.token(*token) for token in read_tokens][: reader.kept()]
+            if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
+                # As vLLM: clients count tokens.
+                outcome.tokens.append(self.token("", drawn.logprobs[-1], tops[-1]))
+        return outcome
 
     async def echoed(self, conversation: Conversation, wanted: Wanted) -> list[Token]:
         """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none for the first one."""
         ids, engine = wanted.prompt, conversation.engine
         [logprobs] = await engine.score([(ids[:1], ids[1:])])
-        likeliest = wanted.body.alternatives or 0
-        tops: list[Any] = [()]
-        for start in range(1, len(ids), PREFIXES):  # others get their turns between
-            prefixes = [ids[:end] for end in range(start, min(start + PREFIXES, len(ids)))]
-            more = [()] * len(prefixes)
-            tops += await engine.engine.next_token_topk(prefixes, likeliest) if likeliest else more
+        tops: list[Any] = [()] * len(logprobs)
+        if wanted.body.alternatives:
+            tops = []
+            for start in range(1, len(ids), PREFIXES):  # others get their turns between
+                prefixes = [ids[:end] for end in range(start, min(start + PREFIXES, len(ids)))]
+                tops += await engine.engine.next_token_topk(prefixes, wanted.body.alternatives)
         reader = TextReader(conversation.decode)
         reader.read(ids)
         reader.end()
-        tokens = [Token(ids[0], reader.pieces[0], None)]
-        for token, piece, logprob, top in zip(ids[1:], reader.pieces[1:], logprobs, tops[1:], strict=True):
+        tokens = [Token(reader.pieces[0], None)]
+        for token, piece, logprob, top in zip(ids[1:], reader.pieces[1:], logprobs, tops, strict=True):
             # Of one forward, so that a token which is the likeliest has exactly the likeliest one's number.
-            tokens.append(Token(token, piece, dict(top).get(token, logprob), tuple(top)))
+            tokens.append(self.token(piece, dict(top).get(token, logprob), top))
         return tokens
+
+    def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> Token:
+        others = [(self.student.decode([other]), max(value, LEAST_LOGPROB)) for other, value in top]
+        return Token(text, max(logprob, LEAST_LOGPROB), others)
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
@@ -152,16 +149,18 @@ class Answerer:
     ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         serve, method, body, tree = self.config.serve, wanted.method, wanted.body, Tree()
-        assert isinstance(body, ChatBody)
         budget = serve.budget_tokens if method.count is None else serve.max_budget_tokens
-        budget = budget if body.budget_tokens is None else body.budget_tokens
-        context = self.context(conversation, wanted, problem)
-        attempt = Attempt(context, problem, seed, budget, count=method.count, simulations=body.simulations, tree=tree)
-        found = await in_time(answer(method.name, attempt), due, conversation)
-        response, ended_by = (None, DEADLINE) if found is None else found
+        assert isinstance(body, ChatBody)
+        context, budget = self.context(conversation, wanted, problem), body.budget_tokens or budget
+        simulations = body.simulations
+        attempt = Attempt(context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree)
+        answered = await in_time(answer(method.name, attempt), due, conversation)
+        response, ended_by = answered or (None, DEADLINE)
         choice = attempt.choice
-        if choice is None and found is None:
-            choice = self.best(tree, problem, context.config)
+        if choice is None and response is None:
+            rule = voting(context.settings.choose, context.judged)
+            decode = self.student.decode if context.settings.mode == "token" else None
+            choice = choose(tree, rule, None, decode, reading_of(problem))
         elif response is not None and (choice is None or choice.response != response):
             ends = [leaf for leaf in tree.leaves() if tree.response(leaf) == response]
             node = ends[0] if ends else most_visited(tree)
@@ -186,19 +185,12 @@ class Answerer:
         own = Perplexity(student, settings.max_tokens, own=True) if config.rewards.use_student_model else None
         return MethodContext(student, None, config, own, value)
 
-    def best(self, tree: Tree, problem: Problem, config: Config) -> Choice | None:
-        """The best finished response that a search has found so far."""
-        rule = voting(config.search.choose, self.verifier is not None)
-        decode: Callable[[Any], str] | None = self.student.decode if config.search.mode == "token" else None
-        return choose(tree, rule, None, decode, reading_of(problem))
-
 
 async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:
-    """The answer of a method; a search that found none in its budget draws one response with what is left."""
+    """The answer of a method; a search that has none within its budget draws a response with what is left."""
     response, ended_by = await METHODS[name](attempt)
     if name == MCTS and response is None and attempt.choice is None and attempt.room(judged=False) > 0:
-        response = (await attempt.draw(judged=False)).text
-        ended_by = "tokens"
+        return (await attempt.draw(judged=False)).text, "tokens"
     return response, ended_by
 
 
@@ -207,30 +199,22 @@ def chosen(
 ) -> Outcome:
     """A search's choice as a choice of the request; where nothing was finished, the best beginning there is."""
     engine = conversation.engine
-    if choice is not None:
-        text = choice.response
-        ids, verdict = response_of(tree, choice)
-        whole = verdict in WHOLE or extract(text, strict=True) is not None
-    else:
+    if choice is None:
         node, whole = most_visited(tree), False
         ids = max(tree.sequence(node)[0], engine.partial, key=len)
         text = conversation.decode([token for token in ids if token not in engine.eos_ids])
         choice = Choice(node, text, None, tree.N[node], 0.0, "no response was finished: the best beginning")
-    found = [(at, stop) for stop in wanted.body.stops if (at := text.find(stop)) >= 0]
-    at, stop = min(found, key=lambda one: one[0], default=(len(text), None))
-    finish = "stop" if whole or stop is not None else "length"
-    return Outcome(text[:at], finish, seed, engine.cost, ended_by, ids, stop=stop, tree=tree, choice=choice)
-
-
-def response_of(tree: Tree, choice: Choice) -> tuple[tuple[int, ...], str | None]:
-    """Token ids and verdict of a chosen response: a path, or a rollout that goes on from one."""
-    ids, verdict = tree.sequence(choice.node)[0], tree.verdict[choice.node]
-    if verdict is None:
+    else:
+        ids, verdict = tree.sequence(choice.node)[0], tree.verdict[choice.node]
         own = [rollout for rollout in tree.rollouts if rollout.node == choice.node]
-        for rollout in own:
+        for rollout in own if verdict is None else ():  # a response may go on from a path
             if len(own) == 1 or choice.response.endswith(rollout.text):
-                return ids + rollout.token_ids, rollout.verdict
-    return ids, verdict
+                ids, verdict = ids + rollout.token_ids, rollout.verdict
+                break
+        whole = verdict in WHOLE or extract(choice.response, strict=True) is not None
+    text, stop = cut(choice.response, wanted.body.stops)
+    finish = "stop" if whole or stop is not None else "length"
+    return Outcome(text, finish, seed, engine.cost, ended_by, ids, stop=stop, tree=tree, choice=choice)
 
 
 # -- in time -----------------------------------------------------------------------------------------------------------
@@ -263,5 +247,5 @@ def let_go(task: asyncio.Future[Any]) -> None:
     """Cancel what has not ended, and don't wait: a cancellation takes a turn of the event loop for each task within a
     task, and on a busy server the deadline is long over then."""
     if not task.done():
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody is left to be told
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody is left to hear of it
         task.cancel()

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
-from urllib.parse import urlsplit
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
 
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError, StarletteHTTPException
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion
 
-from .requests import INTERNAL, ApiError, Wanted, chat_request, completion_request
-from .server import is_loopback
-from .service import Service, Trace
-from .wire import event
+from ..errors import EngineError, RequestError
+from ..viewer.page import tree_page
+from ..viewer.record import pieces
+from .requests import (
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    Wanted,
+    api_error,
+    chat_request,
+    completion_request,
+    error_body,
+)
+from .service import Service
 
-OPEN = "/health"  # asked by machines that hold no key
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
 GONE = 499  # what nobody reads
 MAX_BODY_BYTES = 1 << 20  # of one request
+NO_STORE = {"Cache-Control": "no-store"}
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
@@ -35,203 +42,158 @@ PAGE_HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
+    **NO_STORE,
 }
+REFUSED: tuple[type[Exception], ...] = (
+    StarletteHTTPException,
+    RequestValidationError,
+    RequestError,
+    EngineError,
+    Exception,
+)
+
+Chunks = asyncio.Queue[dict[str, Any] | None]
 
 
-def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) -> Starlette:
-    """The application over a service. `keys` and `loopback`: see Door."""
+def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = LOCAL) -> FastAPI:
+    """The application over a service.
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "live": service.live, "waiting": service.waiting})
+    Args:
+        service: answers.
+        keys: any one of them opens; none: open to whoever can reach the address.
+        hosts: that a request may be for ("*": any): where the server listens on this machine alone, a request for
+            another host comes from a web page that made its name point here (DNS rebinding). Other pages can't ask
+            without leave: browsers send no JSON across origins that wasn't asked for first.
+    """
+    app = FastAPI(title="alphazero-llm-trainer", exception_handlers=dict.fromkeys(REFUSED, refused))
+    app.add_middleware(Bounded)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    guarded = APIRouter(dependencies=[Depends(lock(keys))] if keys else [])
 
-    async def metrics(request: Request) -> Response:
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "live": service.live, "waiting": service.waiting}
+
+    @guarded.get("/metrics")
+    async def metrics() -> Response:
         return Response(service.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    def model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": service.created, "owned_by": "alphazero-llm-trainer"}
+    def model(name: str) -> Model:
+        return Model(id=name, created=service.created, object="model", owned_by="alphazero-llm-trainer")
 
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model(name) for name in service.models.listed]})
+    @guarded.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model(name) for name in service.models.listed]}
 
-    async def one_model(request: Request) -> Response:
-        name = request.path_params["name"]
+    @guarded.get("/v1/models/{name}")
+    async def named(name: str) -> Model:
         service.models.of(name)
-        return JSONResponse(model(name))
+        return model(name)
 
-    def read_chat(raw: bytes) -> list[Wanted]:
-        return [chat_request(raw, service.student, service.models, service.settings)]
+    @guarded.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}})
+    async def chat(request: Request, body: ChatBody) -> Response:
+        wanted = chat_request(body, service.student, service.models, service.settings)
+        return await answer(request, service, [wanted])
 
-    def read_completion(raw: bytes) -> list[Wanted]:
-        return completion_request(raw, service.student, service.models, service.settings)
+    @guarded.post("/v1/completions", responses={200: {"model": Completion}})
+    async def completion(request: Request, body: CompletionBody) -> Response:
+        return await answer(request, service, completion_request(body, service.student, service.models))
 
-    async def chat(request: Request) -> Response:
-        return await answer(request, service, read_chat)
+    # Not async, so in threads: a large tree takes a while, and others wait for the event loop.
+    @guarded.get("/v1/traces/{name}")
+    def trace(name: str) -> Response:
+        return JSONResponse(service.record(name), headers=NO_STORE)
 
-    async def completion(request: Request) -> Response:
-        return await answer(request, service, read_completion)
+    @guarded.get("/traces/{name}")
+    def trace_page(name: str) -> Response:
+        record = service.record(name)
+        shown = {**record, "pieces": pieces(record, service.student.decode, {})}
+        return HTMLResponse(tree_page(shown, title=name), headers=PAGE_HEADERS)
 
-    async def trace(request: Request) -> Response:
-        # In a thread, as is the page: a large tree takes a while, and others wait for the event loop.
-        found = service.trace(request.path_params["name"])
-        line = await asyncio.to_thread(lambda: json.dumps(found.record()))
-        return Response(line, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-    async def trace_page(request: Request) -> Response:
-        page = await asyncio.to_thread(page_of, service.trace(request.path_params["name"]), service)
-        return HTMLResponse(page, headers=PAGE_HEADERS)
-
-    return Starlette(
-        routes=[
-            Route(OPEN, health),
-            Route("/metrics", metrics),
-            Route("/v1/models", models),
-            Route("/v1/models/{name}", one_model),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
-            Route("/v1/traces/{name}", trace),
-            Route("/traces/{name}", trace_page),
-        ],
-        middleware=[Middleware(Door, keys=keys, loopback=loopback)],
-        exception_handlers={ApiError: refused, HTTPException: refused, Exception: refused},
-    )
+    app.include_router(guarded)
+    return app
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """The answer to a request that can't be served; what broke here Starlette raises again, for the log."""
-    if isinstance(error, HTTPException):
-        known = "see /v1/models, /v1/chat/completions and /v1/completions"
-        error = ApiError(f"{error.detail}: {known}", error.status_code, code="not_found")
-    return (error if isinstance(error, ApiError) else INTERNAL).response
+    """The answer to a request that can't be served; what broke here is raised again behind it, for the log."""
+    found = api_error(error)
+    return JSONResponse(error_body(error), found.status_code, found.headers)
 
 
-def page_of(trace: Trace, service: Service) -> str:
-    """The viewer's page of a trace."""
-    from ..viewer.page import tree_page
-    from ..viewer.record import pieces
+def lock(keys: Sequence[str]) -> Any:
+    """A dependency that wants one of the keys, as a token or as a browser's password."""
 
-    record = trace.record()
-    return tree_page({**record, "pieces": pieces(record, service.student.decode, {})}, title=trace.name)
-
-
-# -- the door ----------------------------------------------------------------------------------------------------------
-
-
-class Door:
-    """ASGI middleware: host, origin and key are checked before a request is read.
-
-    Args:
-        app: what is behind the door.
-        keys: any one of them opens; none: open to whoever can reach the address.
-        loopback: the server listens on this machine alone, so a request for another host comes from a web page that
-            made its name point here (DNS rebinding).
-    """
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str], loopback: bool) -> None:
-        self.app, self.loopback = app, loopback
-        self.keys = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self.refusal(scope["path"], Headers(scope=scope))
-        await (self.app if error is None else error.response)(scope, receive, send)
-
-    def refusal(self, path: str, headers: Headers) -> ApiError | None:
-        """Why a request may not pass."""
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
-        if self.loopback and not is_loopback(host_of(host)):
-            return ApiError("this server answers requests to its own address alone", 421, code="wrong_host")
-        if origin is not None and origin.partition("://")[2].lower() != host:
-            return ApiError("requests from other web pages are refused", 403, code="wrong_origin")
-        if self.keys and path != OPEN and not self.opens(headers.get("authorization", "")):
+    async def opens(
+        bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+        basic: Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))],
+    ) -> None:
+        sent = bearer.credentials if bearer else basic.password if basic else ""
+        # All of them are compared: the time that it takes says nothing about them.
+        if not any([secrets.compare_digest(sent.strip().encode(), key.encode()) for key in keys]):
             missing = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
-            asked = {"WWW-Authenticate": 'Basic realm="alphazero-llm-trainer"'}  # browsers ask for a password then
-            return ApiError(missing, 401, code="invalid_api_key", headers=asked)
-        return None
+            raise ApiError(missing, None, "invalid_api_key", 401, {"WWW-Authenticate": "Basic"})
 
-    def opens(self, authorization: str) -> bool:
-        """Whether a header holds one of the keys, as a token or as a password. The time it takes says nothing about them."""
-        kind, _, given = authorization.partition(" ")
-        if kind.lower() == "basic":
-            try:
-                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except ValueError:
-                return False
-        digest = hashlib.sha256(given.strip().encode()).digest()
-        return any([hmac.compare_digest(digest, key) for key in self.keys])
+    return opens
 
 
-def host_of(header: str) -> str:
-    """The host of a `Host` header, without its port; "" where there is none."""
-    try:
-        return urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return ""
+class Bounded:
+    """ASGI middleware that refuses a body beyond MAX_BODY_BYTES while it comes."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+
+        async def counted() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
+                large = f"the body is larger than {MAX_BODY_BYTES} bytes: send less"
+                raise ApiError(large, None, "request_too_large", 413)
+            return message
+
+        await self.app(scope, counted, send)
 
 
 # -- an answer ---------------------------------------------------------------------------------------------------------
 
 
-async def answer(request: Request, service: Service, read: Callable[[bytes], list[Wanted]]) -> Response:
-    """The response to a request whose body `read` takes. When its client goes, whatever works on it is cancelled."""
-    arrived = asyncio.get_running_loop().time()
-    raw = b""
-    try:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > MAX_BODY_BYTES:
-                large = f"the body is larger than {MAX_BODY_BYTES} bytes: send less"
-                raise ApiError(large, 413, code="request_too_large")
-    except ClientDisconnect:
-        return Response(status_code=GONE)
-    asked = read(raw)
-    chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-    work = asyncio.ensure_future(service(asked, arrived, chunks.put_nowait))
+async def answer(request: Request, service: Service, asked: list[Wanted]) -> Response:
+    """The response to a request. When its client goes, whatever works on it is cancelled."""
+    chunks: Chunks = asyncio.Queue()
+    work = asyncio.ensure_future(service(asked, chunks.put_nowait))
+    gone = asyncio.ensure_future(disconnected(request))
+    gone.add_done_callback(lambda _: work.cancel())
+    work.add_done_callback(lambda _: gone.cancel())
     work.add_done_callback(lambda _: chunks.put_nowait(None))
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    gone.add_done_callback(lambda _: gone.cancelled() or work.cancel())
-    first = None
-    try:
-        first = await chunks.get()
-        if first is not None:
-            return Events(first, chunks, work)
-        return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
-    finally:
-        gone.cancel()
-        if first is None:
-            work.cancel()
+    first = await chunks.get()
+    if first is not None:
+        events = told(first, chunks, work)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
 
 
-async def disconnected(receive: Receive) -> None:
+async def disconnected(request: Request) -> None:
     """Wait until the client goes away."""
-    while (await receive())["type"] != "http.disconnect":
+    while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-class Events(StreamingResponse):
-    """Server-sent events of an answer under way, which ends when its client goes."""
+async def told(first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]) -> AsyncIterator[str]:
+    """The chunks as server-sent events; an error among them is the last one before the end."""
+    chunk: dict[str, Any] | None = first
+    while chunk is not None:
+        yield event(chunk)
+        chunk = await chunks.get()
+    error = None if work.cancelled() else work.exception()
+    if error is not None:
+        yield event(error_body(error))
+    yield "data: [DONE]\n\n"
+    if error is not None and api_error(error).status_code == 500:
+        raise error  # for the log
 
-    def __init__(
-        self, first: dict[str, Any], chunks: asyncio.Queue[dict[str, Any] | None], work: asyncio.Future[Any]
-    ) -> None:
-        headers = {"Cache-Control": "no-cache"}
-        super().__init__(self.events(first, chunks), media_type="text/event-stream", headers=headers)
-        self.work = work
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.work.cancel()
-
-    async def events(self, first: dict[str, Any], chunks: asyncio.Queue[dict[str, Any] | None]) -> AsyncIterator[bytes]:
-        """The chunks; an error among them is the last event before the end."""
-        chunk: dict[str, Any] | None = first
-        while chunk is not None:
-            yield event(chunk)
-            chunk = await chunks.get()
-        error = None if self.work.cancelled() else self.work.exception()
-        if error is not None:
-            yield event((error if isinstance(error, ApiError) else INTERNAL).body)
-        yield event("[DONE]")
-        if error is not None and not isinstance(error, ApiError):
-            raise error  # for the log
+def event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'), allow_nan=False)}\n\n"

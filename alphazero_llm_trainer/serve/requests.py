@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
-from starlette.responses import JSONResponse
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError, StarletteHTTPException
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.shared import ErrorObject
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..config.sections import ServeConfig, Temperature
 from ..engine.admission import check_ids
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
-from ..policy.chat import Chat, ChatMessage
+from ..policy.chat import ChatMessage
 
-# Parameters that are not offered, with the values that ask for nothing. Any other value is refused.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "logit_bias": ({},), "stop_token_ids": ([],),
-    "bad_words": ([],), "chat_template_kwargs": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "length_penalty": (1,), "top_k": (-1, 0), "min_p": (0,), "min_tokens": (0,), "best_of": (1,),
-    "suffix": ("",), "use_beam_search": (False,), "ignore_eos": (False,), "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "add_special_tokens": (True,),
-    "detokenize": (True,), "return_tokens_as_token_ids": (False,), "typical_p": (1,), "documents": ([],),
+# Parameters that are not offered: these values of them ask for nothing, as an empty value of any other does.
+UNCHANGED: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "repetition_penalty": (1,), "length_penalty": (1,), "typical_p": (1,), "best_of": (1,),
+    "top_k": (-1, 0), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,), "detokenize": (True,),
 }  # fmt: skip
 # Hints that change nothing here.
 IGNORED = {
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "reasoning_effort", "verbosity", "priority", "request_id",
 }  # fmt: skip
+EMPTY: tuple[Any, ...] = ([], {}, "", 0, False)
 SAMPLE, MCTS = "sample", "mcts"
-COUNTED = {"best-of": "best-of-n", "majority": "majority", "weighted-majority": "weighted-majority"}
-REPAIRING = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")
+REPAIRING = ("step-rejection", "adaptive-best-of-n", "beam")
+# Parameters of a search alone, and of a sample alone.
+OF_SEARCH = ("budget_tokens", "simulations", "return_tree")
+OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
 MOST_PROMPTS = 128  # of one request, times the choices of each
 MOST_STOPS = 16
@@ -42,82 +45,72 @@ CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's len
 SEED_BITS = 63  # the engine's seeds have no sign
 MOST_LOGPROBS = 20  # alternatives to each token
 MOST_COUNTED = 1 << 31  # of anything that a client names a number of
-LONGEST_VALUE = 60  # characters of a wrong value or name that are shown back
+LONGEST = 200  # characters of a message, and of a name that a client may have made up
 
 Count = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
-# Parameters that are of several kinds, of which pydantic names the first alone.
-KINDS = {
-    "prompt": "give one text, one list of token ids, or a list of either",
-    "stop": f"give a text of 1 to 200 characters, or a list of at most {MOST_STOPS} of them",
-    "content": "give a text, or a list of parts of the type text",
-}
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class ApiError(Exception):
-    """A request that is answered with `status` and OpenAI's shape of an error, with nothing of this machine in it; `param`
-    names the parameter that is wrong."""
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class ApiError(HTTPException):
+    """A request that is refused; `param` names the parameter that is wrong."""
 
     def __init__(
         self,
         message: str,
-        status: int = 400,
-        *,
         param: str | None = None,
-        code: str | None = None,
+        code: str = "invalid_value",
+        status: int = 400,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
-        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-        named = param if param is None else param[:LONGEST_VALUE]  # a client may have made it up
-        self.body = {"error": {"message": message, "type": kind, "param": named, "code": code}}
-
-    @property
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
 
 
-def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A parameter that is wrong."""
-    return ApiError(message, param=param, code=code)
+def api_error(error: BaseException) -> ApiError:
+    """What a client hears of `error`: nothing of what broke here."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, StarletteHTTPException):
+        return ApiError(error.detail, code="invalid_request", status=error.status_code, headers=error.headers)
+    if isinstance(error, RequestValidationError):
+        return not_valid(error.errors()[0])
+    if isinstance(error, RequestError):
+        return ApiError(str(error))
+    if isinstance(error, EngineError):
+        return ApiError("the engine could not answer: try again", code="engine_error", status=503)
+    return ApiError("internal error", code="internal_error", status=500)
 
 
-def too_long(param: str, context: int, has: str) -> ApiError:
-    """A prompt that doesn't fit."""
-    message = f"the context is {context} tokens and a prompt has {has}: shorten it"
-    return wrong(param, message, "context_length_exceeded")
+def not_valid(first: Mapping[str, Any]) -> ApiError:
+    """The first thing that is wrong with a request's body, as pydantic names it."""
+    path = first["loc"][1:]
+    if not path or first["type"] == "json_invalid":
+        return ApiError("the body: send a JSON object, with Content-Type: application/json", code="invalid_json")
+    param = ascii(path[0])[1:-1][:LONGEST]
+    place = ".".join([param, *map(str, path[1:])])
+    unknown = first["type"] == "extra_forbidden"
+    message = f"{place} is not offered here: leave it out" if unknown else f"{place}: {first['msg']}"
+    return ApiError(message[:LONGEST], param, "unknown_parameter" if unknown else "invalid_value")
 
 
-INTERNAL = ApiError("internal error", 500, code="internal_error")  # what broke here
+def error_body(error: BaseException) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    refusal = api_error(error)
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(refusal.status_code, "invalid_request_error")
+    shape = ErrorObject(message=refusal.detail, type=kind, param=refusal.param, code=refusal.code)
+    return {"error": shape.model_dump()}
 
 
-def not_valid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a request's body."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = [str(part) for part in first["loc"]]
-    name, place = path[0], ".".join(path)[: 2 * LONGEST_VALUE]
-    if first["type"] == "extra_forbidden" and len(path) == 1:
-        return wrong(name, f"there is no parameter {shown(name)}: leave it out", "unknown_parameter")
-    for kind in KINDS.keys() & path[:-1]:
-        place = ".".join(path[: path.index(kind) + 1])
-        return wrong(name, f"{place} is of no kind that is read here: {KINDS[kind]}")
-    if first["type"] == "missing":
-        return wrong(name, f"{place} is missing: give it", "missing_required_parameter")
-    value: Any = first["input"]
-    is_ = f" is {shown(value)}" if isinstance(value, bool | int | float | str) else ""
-    return wrong(name, f"{place}{is_}: {first['msg'][0].lower()}{first['msg'][1:]}")
-
-
-def shown(value: Any) -> str:
-    """A value as a message shows it: short."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
+# -- models ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How an answer is found: `label` as clients write it, `name` in `eval.methods`, `count` its N of samples."""
+    """How a request is answered: `label` as clients write it, `name` in `eval.methods`, `count` its N of samples."""
 
     label: str
     name: str
@@ -127,48 +120,45 @@ class Method:
 class Models:
     """The models of this server: `name` by the method `default`, and `name@METHOD` for every method.
 
-    judged: there is a verifier, which most methods need. Raises ConfigError for a default that there isn't.
+    judged: there is a verifier, which most methods need. Raises ConfigError for a default that doesn't exist.
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
         plain = (SAMPLE, MCTS, *REPAIRING) if judged else (SAMPLE, MCTS)
-        counted = tuple(COUNTED) if judged else ("majority",)
-        self.name = name
-        self.methods = {label: Method(label, label) for label in plain}
-        self.listed = [name, *(f"{name}@{label}" for label in (*plain, *(f"{label}-8" for label in counted)))]
-        for label in counted:
-            numbered = {f"{label}-{n}": Method(f"{label}-{n}", COUNTED[label], n) for n in range(1, MOST_SAMPLES + 1)}
-            self.methods |= numbered
-        self.known = ", ".join([*plain, *(f"{label}-N with N up to {MOST_SAMPLES}" for label in counted)])
+        methods = [Method(label, label) for label in plain]
+        for number in range(1, MOST_SAMPLES + 1):
+            methods.append(Method(f"majority-{number}", "majority", number))
+            if judged:
+                methods.append(Method(f"best-of-{number}", "best-of-n", number))
+        self.name, self.methods = name, {method.label: method for method in methods}
+        shown = [method.label for method in methods if method.count in (None, 8)]
+        self.known = ", ".join(shown)
+        self.listed = [name, *(f"{name}@{label}" for label in shown)]
         if default not in self.methods:
             raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
         self.default = self.methods[default]
 
     def of(self, model: str, method: str | None = None) -> Method:
-        """The method of a request's `model` and `method`. Raises ApiError when there is no such one, or they disagree."""
+        """The method of a request's `model` and `method`. Raises ApiError when it doesn't exist, or they disagree."""
         name, at, suffix = model.partition("@")
         if name != self.name or (at and suffix not in self.methods):
-            message = f"there is no model {shown(model)}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
-            raise ApiError(message, 404, param="model", code="model_not_found")
-        if method is not None and method not in self.methods:
-            raise wrong("method", f"there is no method {shown(method)}: the methods are {self.known}")
-        if method is not None and at and method != suffix:
-            raise wrong("method", f"method is {shown(method)} and model is {shown(model)}: name one of them")
-        named = suffix if at else method
-        return self.default if named is None else self.methods[named]
+            message = f"there is no model {model[:LONGEST]!r}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
+            raise ApiError(message, "model", "model_not_found", 404)
+        label = method or suffix
+        if label and label not in self.methods:
+            raise ApiError(f"there is no such method: the methods are {self.known}", "method")
+        if at and label != suffix:
+            raise ApiError("method and model name two methods: leave one out", "method")
+        return self.methods[label] if label else self.default
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-AnyBody = TypeVar("AnyBody", bound="Body")
+# -- bodies ------------------------------------------------------------------------------------------------------------
 
 
 class Body(BaseModel):
     """What chats and completions share. `deadline_ms` is this server's own, `return_token_ids` vLLM's."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
@@ -177,9 +167,26 @@ class Body(BaseModel):
     seed: int = Field(default_factory=lambda: secrets.randbits(31))
     stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: ChatCompletionStreamOptionsParam = {}
     deadline_ms: Count | None = None
     return_token_ids: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _offered(cls, fields: Any) -> Any:
+        """The parameters without those that ask for nothing."""
+        if not isinstance(fields, dict):
+            return fields
+        json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text: a ValueError
+        kept = {}
+        for name, value in fields.items():
+            if name in cls.model_fields:
+                nothing = value is None
+            else:
+                nothing = name in IGNORED or value is None or value in UNCHANGED.get(name, EMPTY)
+            if not nothing:
+                kept[name] = value
+        return kept
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -194,18 +201,17 @@ class ChatBody(Body):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    echo: Literal[False] = False
     method: str | None = None
     budget_tokens: Count | None = None
     simulations: Count | None = None
     return_tree: bool = False
     continue_final_message: bool = False  # as vLLM's: the answer goes on from the last message, the assistant's
-    add_generation_prompt: bool | None = None  # as vLLM's: None is whatever the one above needs
+    add_generation_prompt: bool | None = None  # as vLLM's: null is whatever the parameter above needs
 
     @property
     def most_tokens(self) -> int | None:
         """Tokens of the response, at most; None leaves them to the method."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
@@ -229,20 +235,12 @@ class CompletionBody(Body):
     def alternatives(self) -> int | None:
         return self.logprobs
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, as text or token ids."""
-        prompt: Any = self.prompt
-        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        return [prompt] if single else prompt
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A prompt of a request within this server's bounds.
 
-    `question` is what a search is told (a PRM or a value reads the prompt's tokens), or a completion's prompt as text.
-    `deadline` is seconds from the request's arrival.
+    `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a completion's prompt as text.
     """
 
     body: ChatBody | CompletionBody
@@ -250,132 +248,88 @@ class Wanted:
     prompt: tuple[int, ...]
     question: str
     seed: int
-    deadline: float | None
 
 
-def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> Wanted:
-    """A chat request. Raises ApiError for what is wrong with it or beyond the bounds."""
-    body = parsed(raw, ChatBody)
+# -- what is wanted ----------------------------------------------------------------------------------------------------
+
+
+def chat_request(body: ChatBody, student: Any, models: Models, limits: ServeConfig) -> Wanted:
+    """What a chat request wants: its tokens are opened as every chat of the student is. Raises ApiError."""
     method = models.of(body.model, body.method)
     check(body, method, limits)
-    context = student.engine.capabilities.max_context
     messages = [message.wire() for message in body.messages]
-    prompt, question = prompt_of(messages, student, context, body.continue_final_message)
-    seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
-    return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
+    users = [message["content"] for message in messages if message["role"] == "user"]
+    if not users:
+        raise ApiError("messages has no user message: ask something", "messages")
+    if messages[0]["role"] != "system":
+        messages = [*student.opening.messages(users[-1]), *messages]
+    context = student.engine.capabilities.max_context
+    check_length(sum(len(message["content"]) for message in messages), context * CHARACTERS, "characters")
+    ids = student.chat_ids(messages, body.continue_final_message)
+    check_length(len(ids), context - 1, "tokens")
+    return Wanted(body, method, ids, users[-1], body.seed % (1 << SEED_BITS))
 
 
-def completion_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> list[Wanted]:
-    """The prompts of a completion request. Raises ApiError."""
-    body = parsed(raw, CompletionBody)
-    method = models.of(body.model)
-    if method.name != SAMPLE:
-        if "@" in body.model:
-            raise wrong("model", f"model is {shown(body.model)}: completions are sampled, use {models.name}@{SAMPLE}")
-        method = models.methods[SAMPLE]
-    prompts = body.prompts
+def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
+    """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would ignore."""
+    refused = OF_SEARCH if method.name == SAMPLE else OF_SAMPLE if method.name == MCTS else (*OF_SAMPLE, "simulations")
+    for name in refused:
+        if getattr(body, name) != ChatBody.model_fields[name].default:
+            raise ApiError(f"{name} means nothing to {method.label}: leave it out", name, "unsupported_parameter")
+    check_stream(body)
+    if (body.budget_tokens or 0) > limits.max_budget_tokens:
+        raise ApiError(f"budget_tokens is larger than {limits.max_budget_tokens}: ask for less", "budget_tokens")
+    if body.add_generation_prompt is body.continue_final_message:
+        both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
+        raise ApiError(both, "add_generation_prompt")
+    last = body.messages[-1].wire()
+    if body.continue_final_message and (last["role"] != "assistant" or not last["content"].strip()):
+        message = "the last message has no words of the assistant: there is nothing to go on from"
+        raise ApiError(message, "continue_final_message")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs needs logprobs: set it to true", "top_logprobs")
+
+
+def check_stream(body: ChatBody | CompletionBody) -> None:
+    if body.stream and body.alternatives is not None:
+        raise ApiError("logprobs are not streamed: leave it out", "logprobs", "unsupported_parameter")
+
+
+def completion_request(body: CompletionBody, student: Any, models: Models) -> list[Wanted]:
+    """The prompts of a completion request, which are sampled. Raises ApiError."""
+    if models.of(body.model).name != SAMPLE and "@" in body.model:
+        raise ApiError(f"completions are sampled: use {models.name}@{SAMPLE}", "model")
+    check_stream(body)
+    prompts: Any = body.prompt
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
     if not 1 <= len(prompts) * body.n <= MOST_PROMPTS:
-        many = f"prompt has {len(prompts)} prompts with n={body.n}"
-        raise wrong("prompt", f"{many}: give at least one, and at most {MOST_PROMPTS} prompts times n")
-    if body.stream and body.logprobs is not None:
-        raise wrong("logprobs", "logprobs are not streamed: leave it out", "unsupported_parameter")
-    seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
-    seeds = [body.seed, *(derive_seed(body.seed, "prompt", number) for number in range(1, len(prompts)))]
-    made = []
-    for prompt, seed in zip(prompts, seeds, strict=True):
+        raise ApiError(f"prompt: give at least one, and at most {MOST_PROMPTS} prompts times n", "prompt")
+    wanted = []
+    for number, prompt in enumerate(prompts):
         ids = completion_ids(prompt, student, body.max_tokens)
-        text = prompt if isinstance(prompt, str) else student.decode(ids)
-        made.append(Wanted(body, method, ids, text, seed % (1 << SEED_BITS), seconds))
-    return made
+        seed = derive_seed(body.seed, "prompt", number) if number else body.seed
+        question = prompt if isinstance(prompt, str) else student.decode(ids)
+        wanted.append(Wanted(body, models.methods[SAMPLE], ids, question, seed % (1 << SEED_BITS)))
+    return wanted
 
 
 def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[int, ...]:
     """The tokens of a completion's prompt, with those that the tokenizer opens a text with. Raises ApiError."""
     context = student.engine.capabilities.max_context
-    room = context - 1 if more else context  # where nothing is drawn, nothing has to follow
-    if isinstance(prompt, str) and len(prompt) > context * CHARACTERS:
-        raise too_long("prompt", context, f"{len(prompt)} characters")
+    if isinstance(prompt, str):
+        check_length(len(prompt), context * CHARACTERS, "characters")
     ids = tuple(student.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)
+    check_length(len(ids), context - 1 if more else context, "tokens")  # where nothing is drawn, nothing has to follow
     if not ids:
-        raise wrong("prompt", "prompt is empty: give at least one token")
-    if len(ids) > room:
-        raise too_long("prompt", context, f"{len(ids)} tokens")
-    try:
-        check_ids(ids, student.engine.vocabulary)
-    except RequestError as error:
-        raise wrong("prompt", str(error)) from error
+        raise ApiError("prompt is empty: give at least one token", "prompt")
+    check_ids(ids, student.engine.vocabulary)
     return ids
 
 
-def parsed(raw: bytes, kind: type[AnyBody]) -> AnyBody:
-    """The body of a request, without the parameters that ask for nothing. Raises ApiError."""
-    try:
-        fields = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError("the body is not JSON: send a JSON object", code="invalid_json") from error
-    if not isinstance(fields, dict):
-        raise ApiError("the body is not a JSON object: send one", code="invalid_json")
-    given = {name: value for name, value in fields.items() if value is not None and name not in IGNORED}
-    for name in [name for name in given if name in NEUTRAL]:
-        if given.pop(name) not in NEUTRAL[name]:
-            raise wrong(name, f"{name} is not offered here: leave it out", "unsupported_parameter")
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise not_valid(error) from error
-
-
-def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
-    """Raise ApiError for a parameter beyond the bounds, or one that the method has no use for."""
-    if body.budget_tokens is not None and body.budget_tokens > limits.max_budget_tokens:
-        raise wrong(
-            "budget_tokens", f"budget_tokens is {shown(body.budget_tokens)}: at most {limits.max_budget_tokens}"
-        )
-    searches = method.name != SAMPLE
-    for name in ("budget_tokens", "simulations", "return_tree"):
-        if getattr(body, name) and not searches:
-            raise wrong(name, f"{name} is for a search and {shown(body.model)} doesn't search: use @{MCTS}")
-    if body.simulations and method.name != MCTS:
-        raise wrong("simulations", f"simulations is for {MCTS} and the method is {method.label}: leave it out")
-    if body.logprobs and (searches or body.stream):
-        kept = "kept by a search" if searches else "streamed"
-        raise wrong("logprobs", f"logprobs are not {kept}: leave it out", "unsupported_parameter")
-    if body.top_p < 1 and searches:
-        raise wrong(
-            "top_p", "top_p is for a sample, and a search draws from the whole distribution", "unsupported_parameter"
-        )
-    if body.add_generation_prompt not in (None, not body.continue_final_message):
-        both = "it opens an answer, and continue_final_message goes on with one: exactly one of the two is true"
-        raise wrong("add_generation_prompt", f"add_generation_prompt is {shown(body.add_generation_prompt)}: {both}")
-    if body.continue_final_message and searches:
-        raise wrong("continue_final_message", f"continue_final_message is for @{SAMPLE}: a search begins an answer")
-    if body.continue_final_message:
-        last = body.messages[-1].wire()
-        if last["role"] != "assistant" or not last["content"].strip():
-            raise wrong(
-                "continue_final_message",
-                "the last message has no words of the assistant: there is nothing to go on from",
-            )
-    if body.top_logprobs and not body.logprobs:
-        raise wrong("top_logprobs", "top_logprobs needs logprobs: set it to true")
-
-
-def prompt_of(
-    messages: list[dict[str, str]], chat: Chat, context: int, going_on: bool = False
-) -> tuple[tuple[int, ...], str]:
-    """The tokens of a chat, opened as every chat of the student is, and its last question; `going_on`: the answer is the
-    rest of the last message. Raises ApiError."""
-    users = [message["content"] for message in messages if message["role"] == "user"]
-    if not users:
-        raise wrong("messages", "messages has no user message: ask something")
-    if messages[0]["role"] != "system":
-        messages = [*chat.opening.messages(users[-1]), *messages]
-    # What is far too long is refused before its tokens are counted, which other requests would wait for.
-    characters = sum(len(message["content"]) for message in messages)
-    try:
-        ids = () if characters > context * CHARACTERS else chat.chat_ids(messages, going_on)
-    except RequestError as error:
-        raise wrong("messages", str(error)) from error
-    if not 0 < len(ids) < context:
-        raise too_long("messages", context, f"{len(ids)} tokens" if ids else f"{characters} characters")
-    return ids, users[-1]
+def check_length(length: int, most: int, unit: str) -> None:
+    """Raise ApiError for a prompt that doesn't fit; what is far too long is refused before it is tokenised, which other
+    requests would wait for."""
+    if length > most:
+        message = f"the prompt has {length} {unit} and the context takes {most}: shorten it"
+        raise ApiError(message, code="context_length_exceeded")

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
 
 
+def cut(text: str, stops: Sequence[str], start: int = 0) -> tuple[str, str | None]:
+    """The text before the first stop string in it (looked for from `start` on), and that string."""
+    places = [(at, stop) for stop in stops if (at := text.find(stop, start)) >= 0]
+    at, stop = min(places, key=lambda place: place[0], default=(len(text), None))
+    return text[:at], stop
+
+
 class TextReader:
-    """Reads one response. `text` is what is known of it, `stop` the stop string that ended it, if one did.
+    """Reads a response. `text` is what is known of it, `stop` the stop string that ended it, if any did.
 
     A token's text may depend on the tokens before it (spaces, characters of several tokens), so each is decoded behind
     those that the last one was.
 
     Args:
         decode: the student's.
-        stops: strings that end the response; they are no part of it. The first one in the text counts.
+        stops: strings that end the response; they are no part of it. The first in the text counts.
         silent: tokens that are no text: those that end a response.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Iterable[str] = (), silent: Collection[int] = ()
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), silent: Collection[int] = ()
     ) -> None:
-        self.decode, self.stops, self.silent = decode, tuple(stops), silent
-        self._seen = 0  # tokens of the response that were read
+        self.decode, self.stops, self.silent = decode, stops, silent
         self.text = ""
         self.stop: str | None = None
         self.ids: list[int] = []
         self.pieces: list[str] = []  # what each token added
-        self._told = 0
+        self._seen = 0  # tokens of the response that were read
+        self._shown = 0  # characters of the text that `delta` has returned
         self._before, self._at = 0, 0  # decoded behind _before; _at is the first token whose text is not known yet
         self._known = ""  # the text of ids[_before:_at]
 
@@ -55,22 +62,18 @@ class TextReader:
             self._before = self._at = len(self.ids)
 
     def _add(self, piece: str) -> None:
-        start = max(0, len(self.text) - max((len(stop) for stop in self.stops), default=0) + 1)
-        self.text += piece
+        start = max(0, len(self.text) - max(map(len, self.stops), default=0) + 1)
         self.pieces.append(piece)
-        found = [(at, stop) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
-        if found:
-            at, self.stop = min(found, key=lambda one: one[0])
-            self.text = self.text[:at]
+        self.text, self.stop = cut(self.text + piece, self.stops, start)
 
     def delta(self, final: bool = False) -> str:
-        """What can be told now and was not told before; the rest might yet become a stop string, unless this is `final`."""
+        """What can be shown now and was not before; the rest might yet become a stop string, unless this is `final`."""
         end = len(self.text)
         if not final and self.stop is None:
             begun = (size for stop in self.stops for size in range(1, len(stop)) if self.text.endswith(stop[:size]))
             end -= max(begun, default=0)
-        told, self._told = self._told, max(self._told, end)
-        return self.text[told : self._told]
+        before, self._shown = self._shown, max(self._shown, end)
+        return self.text[before : self._shown]
 
     def kept(self) -> int:
         """How many tokens the text is made of: those that begin before its end."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +13,17 @@ from ..mcts.tree import Tree
 from ..types import Cost
 from .requests import ChatBody, Wanted
 
-LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives. The first
-    one of an echoed prompt has none."""
+    """A token of a response: the text that it added, its log-probability (nats), and its likeliest alternatives by their
+    texts. The first token of an echoed prompt has neither."""
 
-    token_id: int
     text: str
     logprob: float | None
-    top: tuple[tuple[int, float], ...] = ()
+    top: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(slots=True)
@@ -54,71 +51,49 @@ class Outcome:
 
 
 class Wire:
-    """The shapes of a chat's answer.
+    """The shapes of the answer to a request (`asked`: its prompts). `fingerprint` is of the student's weights."""
 
-    Args:
-        asked: the request's prompts.
-        fingerprint: of the student's weights.
-        decode: the student's, for alternatives to a token.
-    """
-
-    prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, asked: Sequence[Wanted], fingerprint: str, decode: Callable[[Sequence[int]], str]) -> None:
-        self.wanted, self.decode = asked[0], decode
+    def __init__(self, asked: Sequence[Wanted], fingerprint: str) -> None:
+        self.wanted, self.body = asked[0], asked[0].body
+        self.chat = isinstance(self.body, ChatBody)
         self.prompt_tokens = sum(len(wanted.prompt) for wanted in asked)
-        name = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
-        self.common = {**name, "model": self.wanted.body.model, "system_fingerprint": fingerprint}
+        self.common = {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if self.chat else "text_completion",
+            "created": int(time.time()),
+            "model": self.body.model,
+            "system_fingerprint": fingerprint,
+        }
 
     def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
+            message = {"role": "assistant", "content": outcome.text, "refusal": None}
+            said = {"message": message} if self.chat else {"text": outcome.text}
             logprobs = None if outcome.tokens is None else self.logprobs(outcome.tokens)
-            choice = {"index": index, **self.said(outcome.text), "logprobs": logprobs}
-            choices.append(choice | self.ending(outcome))
+            choices.append({"index": index, **said, "logprobs": logprobs, **self.ending(outcome)})
         details = [self.about(outcome) for outcome in outcomes]
-        return {
-            "object": self.whole_kind,
-            **self.common,
-            "choices": choices,
-            "usage": self.usage(outcomes),
-            "alphazero": details[0] if len(details) == 1 else {"choices": details},
-        }
+        about = details[0] if len(details) == 1 else {"choices": details}
+        return {**self.common, "choices": choices, "usage": self.usage(outcomes), "alphazero": about}
 
-    def said(self, text: str) -> dict[str, Any]:
-        """The text of a whole choice."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def told(self, text: str) -> dict[str, Any]:
-        """A piece of a choice's text."""
-        return {"delta": {"content": text} if text else {}}
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """The chunks that begin a choice."""
-        return [self.chunk(index, {"delta": {"role": "assistant", "content": ""}})]
+    def chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
+        """A piece of a streamed choice."""
+        shape: dict[str, Any] = dict(self.common)
+        said: dict[str, Any] = {"text": text}
+        if self.chat:
+            shape["object"] = "chat.completion.chunk"
+            said = {"delta": {"content": text}}
+        if self.body.stream_options.get("include_usage"):
+            shape["usage"] = None
+        return {**shape, "choices": [{"index": index, **said, "logprobs": None, "finish_reason": None, **more}]}
 
     def ending(self, outcome: Outcome) -> dict[str, Any]:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were asked for."""
-        found: dict[str, Any] = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
-        if self.wanted.body.return_token_ids:
-            found |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
-        return found
-
-    def closing(self, index: int, outcome: Outcome) -> dict[str, Any]:
-        """A choice's last chunk: why it ended, and what it took."""
-        details = {"index": index, **self.about(outcome)}
-        return self.chunk(index, self.told("") | self.ending(outcome)) | {"alphazero": details}
-
-    def used(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        """The chunk that `stream_options.include_usage` asks for."""
-        return self.chunk(0, self.told("")) | {"choices": [], "usage": self.usage(outcomes)}
-
-    def chunk(self, index: int, more: dict[str, Any]) -> dict[str, Any]:
-        """A piece of a streamed answer."""
-        choice = {"index": index, "logprobs": None, "finish_reason": None, **more}
-        found = {"object": self.chunk_kind, **self.common, "choices": [choice]}
-        return found | {"usage": None} if self.wanted.body.stream_options.include_usage else found
+        ending: dict[str, Any] = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
+        if self.body.return_token_ids:
+            ending |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
+        return ending
 
     def usage(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What the request took.
@@ -129,96 +104,56 @@ class Wire:
         total = Cost()
         for outcome in outcomes:
             total.add(outcome.cost)
-        prompt, told = self.prompt_tokens, sum(len(outcome.token_ids) for outcome in outcomes)
-        hidden = max(total.sampled_tokens - told, 0)
+        prompt, sampled = self.prompt_tokens, total.sampled_tokens
+        hidden = max(sampled - sum(len(outcome.token_ids) for outcome in outcomes), 0)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": total.sampled_tokens,
-            "total_tokens": prompt + total.sampled_tokens,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": min(prompt, total.cached_tokens)},
             "completion_tokens_details": {"reasoning_tokens": hidden, "scored_tokens": total.scored_tokens},
         }
 
     def about(self, outcome: Outcome) -> dict[str, Any]:
         """The `alphazero` field of a choice."""
-        cost, tree = outcome.cost, outcome.tree
-        found = {
+        tree, choice = outcome.tree, outcome.choice
+        about = {
+            **outcome.cost.as_dict(),
             "method": self.wanted.method.label,
             "seed": outcome.seed,
             "ended_by": outcome.ended_by,
             "deadline_hit": outcome.ended_by == DEADLINE,
             "seconds": round(outcome.seconds, 4),
-            "sampled_tokens": cost.sampled_tokens,
-            "scored_tokens": cost.scored_tokens,
-            "cached_tokens": cost.cached_tokens,
         }
-        body = self.wanted.body
-        if tree is not None and outcome.choice is not None and isinstance(body, ChatBody):
-            found |= {"trace_id": outcome.trace_id, "answer": outcome.choice.answer, "why": outcome.choice.why}
-            found |= {"simulations": len(tree.simulations), "nodes": len(tree)}
-            if body.return_tree:
-                found["tree"] = tree.to_dict()
-        return found
+        if tree is not None and choice is not None:
+            about |= {"trace_id": outcome.trace_id, "answer": choice.answer, "why": choice.why}
+            about |= {"simulations": len(tree.simulations), "nodes": len(tree)}
+            if getattr(self.body, "return_tree", False):
+                about["tree"] = tree.to_dict()
+        return about
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Tokens with their log-probabilities."""
-        tops = [[spelled(self.decode([other]), value) for other, value in token.top] for token in tokens]
-        told = [spelled(token.text, token.logprob) for token in tokens]
-        content = [one | {"top_logprobs": top} for one, top in zip(told, tops, strict=True)]
-        return {"content": content, "refusal": None}
-
-
-class CompletionWire(Wire):
-    """The shapes of a completion's answer, of OpenAI's older API."""
-
-    prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-
-    def said(self, text: str) -> dict[str, Any]:
-        """See `Wire.said`."""
-        return {"text": text}
-
-    def told(self, text: str) -> dict[str, Any]:
-        """See `Wire.told`."""
-        return {"text": text}
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """See `Wire.opening`: there is nothing to say."""
-        return []
-
-    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Tokens with their log-probabilities, alternatives (by their text, the likeliest one of equal texts) and places."""
+        """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in columns, with
+        alternatives by their text and places."""
+        if self.chat:
+            content = []
+            for token in tokens:
+                others = [spelled(*other) for other in token.top]
+                content.append({**spelled(token.text, token.logprob), "top_logprobs": others})
+            return {"content": content, "refusal": None}
         offsets, at = [], 0
         for token in tokens:
             offsets.append(at)
             at += len(token.text)
+        # From the least likely alternative on, so that the likeliest of equal texts stays.
+        tops = [None if token.logprob is None else dict(reversed(token.top)) for token in tokens]
         return {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [None if token.logprob is None else shown(token.logprob) for token in tokens],
-            "top_logprobs": [self.alternatives(token) for token in tokens] if self.wanted.body.alternatives else None,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": tops if self.body.alternatives else None,
             "text_offset": offsets,
         }
 
-    def alternatives(self, token: Token) -> dict[str, float] | None:
-        """The likeliest tokens in a token's place; None before the first one."""
-        if token.logprob is None:
-            return None
-        found: dict[str, float] = {}
-        for other, logprob in token.top:
-            found.setdefault(self.decode([other]), shown(logprob))
-        return found
-
 
 def spelled(text: str, logprob: float | None) -> dict[str, Any]:
-    assert logprob is not None
-    return {"token": text, "logprob": shown(logprob), "bytes": list(text.encode())}
-
-
-def shown(logprob: float) -> float:
-    """A log-probability as JSON has it."""
-    return max(logprob, LEAST_LOGPROB)
-
-
-def event(chunk: dict[str, Any] | str) -> bytes:
-    """A server-sent event."""
-    data = chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(",", ":"), allow_nan=False)
-    return f"data: {data}\n\n".encode()
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
