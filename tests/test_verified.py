@@ -19,7 +19,6 @@ from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
-from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import CountedVerifier
 from alphazero_llm_trainer.mcts.select import OPEN_SELECTORS, SELECTORS, open_puct
@@ -289,6 +288,6 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     found = grown(bare, bare, bare, worked)
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
     assert found.tree.prm[1:] == [None, None, 1.0, None]  # the bare answer, and the worked one's lines
-    source: Any = SimpleNamespace(collector=SimpleNamespace(counted=trajectories), config=load_config())
+    source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
     right = RowBuilder.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
     assert [one.text for one in right] == ["".join(worked), *bare]
