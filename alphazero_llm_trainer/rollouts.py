@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from .config.load import Config
 from .config.sections import SearchConfig
-from .engine.protocol import Teacher, ValueFunction
+from .engine.protocol import Teacher, ValueFunction, Verifier
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
 from .mcts.driver import Search, check_settings
+from .mcts.expansion import Evaluate
 from .mcts.extract import Trajectory, outcomes, trajectories
 from .mcts.seeds import derive_seed
+from .mcts.steps import Advisor, StepPolicy
+from .mcts.tokens import TokenPolicy
 from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
@@ -297,6 +300,57 @@ def check_collecting(config: Config, valued: bool) -> None:
     check_settings(config.search, valued)
 
 
+def scripted_teacher(config: Config) -> Teacher:
+    """The offline teacher of the configured source. Raises ConfigError where it has none."""
+    source = open_source(config)
+    teacher = source.scripted_teacher(ERROR_RATE)
+    if teacher is None:
+        raise ConfigError(
+            f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
+        )
+    return teacher
+
+
+# -- answering by search -----------------------------------------------------------------------------------------------
+
+
+def answer_search(
+    student: Any,
+    config: Config,
+    perplexity: Perplexity | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    value: ValueFunction | None = None,
+    *,
+    policy: StepPolicy | TokenPolicy | None = None,
+    verifier: Verifier | None = None,
+    advisor: Advisor | None = None,
+) -> Search:
+    """The search that answers questions: no gold.
+
+    Under a verifier that judges each step; elsewhere a finished response earns the value network's V of it where there is
+    one, else its PRE, and without either 1: then the vote counts responses and the most visited path is the likeliest one.
+    `policy` proposes steps or tokens, None: the student's engine does.
+    """
+    settings = config.search
+    evaluate: Evaluate | None = finished_earns_one
+    grading = None
+    if value is not None:
+        evaluate = None
+    elif perplexity is not None and config.rewards.pre_weight > 0:
+        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    return Search(
+        policy_of(student, settings) if policy is None else policy,
+        evaluate,
+        settings,
+        advisor,
+        stop=stop,
+        value=value,
+        grading=grading,
+        verifier=verifier,
+        reading=reading_of,
+    )
+
+
 def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineTokens:
     """What proposes steps or tokens: the student's engine."""
     if settings.mode == "token":
@@ -308,14 +362,3 @@ def reading_of(problem: Problem) -> Reading:
     """What responses to a problem answer, for votes: as its source reads them."""
     source = source_of(problem)
     return lambda response: source.vote_key(response) or None
-
-
-def scripted_teacher(config: Config) -> Teacher:
-    """The offline teacher of the configured source. Raises ConfigError where it has none."""
-    source = open_source(config)
-    teacher = source.scripted_teacher(ERROR_RATE)
-    if teacher is None:
-        raise ConfigError(
-            f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
-        )
-    return teacher

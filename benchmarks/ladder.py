@@ -8,8 +8,8 @@ average, which makes it supervised training on the better responses. Beside the 
 the demonstrations that every rung replays, without a new question.
 
 Primary, written down before the test problems were read (PROTOCOL.md): GRPO less RFT. All else are observations with intervals.
-MCTS is held against repair (step rejection) and restarts (early abort: a chain is dropped at its first rejected step) with the
-same verifier and tokens.
+MCTS is held against repair (step rejection) and whole samples until one passes (adaptive best-of-n) with the same verifier and
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from arms import REPLAY, Arm, Seed, a_response, climb, figures, groups, less, op
 
 from benchmarks import provenance  # noqa: E402
 
-METHODS, VERIFIER = ("mcts", "step-rejection", "early-abort"), "calculator+prm"
+METHODS, VERIFIER = ("mcts", "step-rejection", "adaptive-best-of-n"), "calculator+prm"
 LAST = "weighted SFT"  # the rung that answers by search too
 OF_ROUND = 96
 ROUNDS = f"train.questions_per_round={OF_ROUND} train.save_every=960 train.requeue_limit=0"

@@ -69,7 +69,7 @@ FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 CAP, JUDGE = 1200, "calculator+log-probability"
 TREES = ("mcts", "beam", "dvts")
 AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6")
-SMALL = ("majority at 0.6", "step-rejection", "weighted-majority at 0.6", "best-of-n at 0.6")
+SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 
 Rows = list[dict[str, Any]]

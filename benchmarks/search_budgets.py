@@ -43,7 +43,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Verifier  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import Attempt, MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
-from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
+from alphazero_llm_trainer.eval.methods import mcts  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
@@ -67,7 +67,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "gumbel": ("mcts", ("search.select=gumbel",), True),
     "ucb1": ("mcts", ("search.select=ucb1",), True),
     PRIMARY: ("step-rejection", (), True),
-    "early-abort": ("early-abort", (), False),
+    "restart": ("mcts", ("search.select=restart",), False),
     "adaptive-best-of-n": ("adaptive-best-of-n", (), False),
 }
 PATIENCE, FIRST, TEMPERATURES = (2, 4, 8), (0.0, 1.0), (0.7, 1.4)  # what is tried; temperature 1 at first
@@ -264,8 +264,9 @@ def inner_nodes(sampler: MethodContext, benchmark: Benchmark, budget: int, games
     async def trees() -> list[Tree]:
         found = []
         for task in benchmark.tasks[:games]:
-            attempt = Attempt(sampler, task.problem, derive_seed(sampler.config.seed, task.problem.id), budget)
-            found.append((await tree_search(attempt)).tree)
+            seed = derive_seed(sampler.config.seed, task.problem.id)
+            found.append(Tree())
+            await mcts(Attempt(sampler, task.problem, seed, budget, tree=found[-1]))
         return found
 
     grown = asyncio.run(trees())

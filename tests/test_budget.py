@@ -11,7 +11,6 @@ from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_eva
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.eval.methods import answer_search
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.metered import MeteredValue, ReadTokens
@@ -19,7 +18,7 @@ from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
-from alphazero_llm_trainer.rollouts import Collector, GradedTree
+from alphazero_llm_trainer.rollouts import Collector, GradedTree, answer_search
 from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 
 MODES = ["search.mode=step", "search.mode=token"]

@@ -82,14 +82,14 @@ def test_pairs_say_gain_loss_and_no_gain() -> None:
         cell("greedy", base),
         cell("best-of-n", better),
         cell("majority", worse),
-        cell("early-abort", base),
+        cell("adaptive-best-of-n", base),
         cell("mcts", base),
         cell("mcts", base, budget=200),
     ]
     rows = {(row["method"], row["over"]): row for row in paired(cells) if row["budget"] == 100}
     assert rows["mcts", "greedy"]["reading"] == "no gain" and rows["mcts", "greedy"]["gain"] == [0.0, 0.0, 0.0]
     assert rows["mcts", "best-of-n"]["reading"] == "loss" and rows["mcts", "majority"]["reading"] == "gain"
-    assert ("mcts", "early-abort") in rows and ("best-of-n", "early-abort") not in rows
+    assert ("mcts", "adaptive-best-of-n") in rows and ("best-of-n", "adaptive-best-of-n") not in rows
     expected = paired_bootstrap([float(x) for x in better], [float(x) for x in base])
     assert rows["best-of-n", "greedy"]["gain"] == [expected.value, expected.low, expected.high]
     assert not [row for row in paired(cells) if row["budget"] == 200]  # nothing to pair with

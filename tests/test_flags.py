@@ -63,7 +63,7 @@ REFUSED = {
     "two networks": (["eval", *CRITIC, "--value", "CRITIC"], ["two networks"]),
     "a network that no method asks": (["eval", *CRITIC, "--methods", "greedy"], ["'prm'", "greedy", "asks a verifier"]),
     "a verifier that no method asks": (
-        ["eval", "--verifier", "log-probability", "--methods", "majority", "calculator-tool"],
+        ["eval", "--verifier", "log-probability", "--methods", "majority", "greedy"],
         ["'log-probability'", "asks a verifier"],
     ),
     "columns of generated problems": (["eval", "--question-column", "q"], ["problems.question_column", "embedded"]),

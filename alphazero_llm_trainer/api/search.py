@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..config.load import Config, load_answering
 from ..errors import ConfigError
-from ..eval.methods import answer_search
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.select import constant
@@ -21,6 +20,7 @@ from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..report.page import framed
 from ..rewards.perplexity import Perplexity
+from ..rollouts import answer_search
 from ..types import Problem
 from ..viewer.page import tree_page
 from ..viewer.record import pieces

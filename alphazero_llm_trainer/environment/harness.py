@@ -13,9 +13,9 @@ from pydantic import Field
 
 from ..config.load import Config, load_config, missing_key
 from ..errors import AlphaZeroError, EngineError
-from ..eval.methods import answer_search
 from ..mcts.driver import SearchResult
 from ..mcts.seeds import derive_seed
+from ..rollouts import answer_search
 from ..teachers.build import build_teachers, is_remote, open_remote
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..answers import extract, is_final
 from ..config.load import Config
-from ..engine.protocol import Drawn, Judgement, Limits, ValueFunction, Verifier
+from ..engine.protocol import Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
 from ..mcts.metered import CountedVerifier
 from ..mcts.seeds import derive_seed
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OverBudgetError(RuntimeError):
-    """A method spent more than its budget: a bug of the method, and its figures would be worth nothing."""
+    """A method spent more than its budget: a bug of the method, whose figures can't be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Chain:
 class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
-    Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see `methods.answer_search`.
+    Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see `rollouts.answer_search`.
     """
 
     def __init__(
@@ -96,20 +96,10 @@ class MethodContext:
         self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
         self.policy = EngineSteps(student, config.search.temperature)
-        self._equals: frozenset[int] | None = None
-
-    @property
-    def equals_ids(self) -> frozenset[int]:
-        """The tokens whose text ends with an equals sign."""
-        if self._equals is None:
-            tokenizer = self.student.tokenizer
-            texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
-            self._equals = frozenset(i for i, text in enumerate(texts) if text.rstrip(" ").endswith("="))
-        return self._equals
 
 
 class Attempt:
-    """One problem, one budget: draws continuations, has them judged, and keeps the books.
+    """One problem, one budget: draws continuations, has them judged, and adds up what that costs.
 
     `seed` and the number of the draw decide each draw. `longest` is the most tokens that a response may have. `kept` is
     what methods that repair keep back, so that they can finish some response where none passed
@@ -122,7 +112,7 @@ class Attempt:
 
     def __init__(
         self,
-        sampler: MethodContext,
+        context: MethodContext,
         problem: Problem,
         seed: int,
         budget: int,
@@ -131,22 +121,21 @@ class Attempt:
         simulations: int | None = None,
         tree: Tree | None = None,
     ) -> None:
-        self.sampler, self.problem, self.seed, self.budget = sampler, problem, seed, budget
+        self.context, self.problem, self.seed, self.budget = context, problem, seed, budget
         self.count, self.simulations, self.tree = count, simulations, tree
         self.choice: Choice | None = None
         self.leading: Chain | None = None  # the chain of `choice`
-        self.settings, self.verify = sampler.settings, sampler.settings.verify
-        self.prompt = sampler.policy.prompt_ids(problem)
+        self.settings, self.verify = context.settings, context.settings.verify
+        self.prompt = context.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
         # By the steps before them, and whether they are one line: what was drawn, with log-probabilities at
         # `search.temperature`; see `draw`.
         self.drawn: dict[tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]] = {}
-        self.last: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())  # the newest draw: see `Continuation.drawn`
-        self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
-        self.judge = CountedVerifier(sampler.verifier, problem, self.prompt, self.cost)
+        self.shortest = 1  # tokens of the shortest whole response: another draw has at least as many
+        self.judge = CountedVerifier(context.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
-        context = sampler.student.engine.capabilities.max_context
-        self.longest = min(self.settings.max_tokens, context - len(self.prompt))
+        room = context.student.engine.capabilities.max_context - len(self.prompt)
+        self.longest = min(self.settings.max_tokens, room)
 
     @property
     def left(self) -> int:
@@ -157,7 +146,7 @@ class Attempt:
         """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement too."""
         used = sum(len(step.token_ids) for step in steps)
         allowed = self.left - kept
-        if judged and self.sampler.verifier.computes:
+        if judged and self.context.verifier.computes:
             allowed = (allowed - self.judge.price(steps)) // 2
         if len(steps) >= self.settings.max_depth:
             return 0
@@ -172,21 +161,20 @@ class Attempt:
         kept: int = 0,
         judged: bool = True,
         counts: bool = False,
-        taken: Drawn | None = None,
     ) -> Chain:
         """`steps` and what comes next: to the response's end, or one `line`. There has to be `room`.
 
         greedy: at `search.verify.first_temperature` instead of `search.temperature`, where nothing was drawn after these
-        steps; judged: by the verifier. What was drawn after them (or what is `taken`) is not drawn again
-        (`search.verify.repeat`), but where it `counts` how often it is.
+        steps; judged: by the verifier. What was drawn after them is not drawn again (`search.verify.repeat`), but where it
+        `counts` how often it is.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += 1
         lines = 1 if line else self.settings.max_depth - len(steps)
         limits = Limits(lines, self.room(steps, kept, judged))
         drawn = self.drawn.setdefault((ids_of(steps), line), {})
-        known = tuple(drawn.items()) if taken is None else taken
-        [found], spent = await self.sampler.policy.continuations(
+        known = tuple(drawn.items())
+        [continuation], spent = await self.context.policy.continuations(
             self.problem,
             steps,
             1,
@@ -196,9 +184,9 @@ class Attempt:
             None if counts or self.verify.repeat else known,
         )
         self.cost.add(spent)
-        self.last = ids, logprobs = found.drawn
+        ids, logprobs = continuation.drawn
         drawn[ids] = logprobs
-        chain = chain_of((*steps, *found.steps), found.ended, found.cut)
+        chain = chain_of((*steps, *continuation.steps), continuation.ended, continuation.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
         return await self.drawn_chain(chain, judged)
@@ -208,14 +196,14 @@ class Attempt:
         seed = derive_seed(self.seed, self.draws)
         self.draws += count
         allowed = self.left // count
-        if judged and self.sampler.verifier.computes:
+        if judged and self.context.verifier.computes:
             allowed = (self.left - self.judge.price(())) // (2 * count)
         if min(allowed, self.longest) <= 0:
             return []
         limits = Limits(self.settings.max_depth, min(allowed, self.longest))
-        drawn, spent = await self.sampler.policy.continuations(self.problem, (), count, seed, limits)
+        drawn, spent = await self.context.policy.continuations(self.problem, (), count, seed, limits)
         self.cost.add(spent)
-        chains = [chain_of(one.steps, one.ended, one.cut) for one in drawn]
+        chains = [chain_of(response.steps, response.ended, response.cut) for response in drawn]
         return [await self.drawn_chain(chain, judged) for chain in chains]
 
     async def drawn_chain(self, chain: Chain, judged: bool) -> Chain:

@@ -5,12 +5,9 @@ METHOD_NAMES = (
     "majority",
     "best-of-n",
     "adaptive-best-of-n",
-    "weighted-majority",
-    "early-abort",
     "step-rejection",
     "beam",
     "dvts",
     "mcts",
-    "calculator-tool",
 )
-UNJUDGED = ("greedy", "majority", "calculator-tool")  # ask no verifier
+UNJUDGED = ("greedy", "majority")  # ask no verifier

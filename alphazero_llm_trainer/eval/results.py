@@ -21,7 +21,7 @@ from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, p
 
 UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
 BASELINES = ("greedy", "majority", "best-of-n")
-CONTROLS = ("adaptive-best-of-n", "early-abort")  # what methods that repair steps are held against, too
+CONTROLS = ("adaptive-best-of-n",)  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
 CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"

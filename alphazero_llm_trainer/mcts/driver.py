@@ -107,10 +107,13 @@ class Search:
         else:
             self.rollout_weight = 1.0 if value is None else value.rollout_weight
 
-    async def run(self, problem: Problem, seed: int, tree: Tree | None = None) -> SearchResult:
-        """Search one problem, going on with `tree` when one is given."""
-        settings, cost, began = self.settings, Cost(), time.perf_counter()
+    async def run(
+        self, problem: Problem, seed: int, tree: Tree | None = None, cost: Cost | None = None
+    ) -> SearchResult:
+        """Search one problem, going on with `tree`; `cost` counts up while it runs (None: a new tree and cost)."""
+        settings, began = self.settings, time.perf_counter()
         tree = Tree() if tree is None else tree
+        cost = Cost() if cost is None else cost
         expansion = self.expansion(problem, tree, seed, cost)
         mcts = self.mcts(tree, seed)
         if self.grading is not None:

@@ -13,14 +13,12 @@ import ast
 import operator
 import re
 from collections.abc import Callable
-from decimal import Context, Inexact
 from fractions import Fraction
 from functools import lru_cache
 
 CACHED_LINES = 8192
 LONGEST = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
-EXACT = Context(prec=3 * DIGITS, traps=[Inexact])  # decimals that are not rounded
 
 GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
 
@@ -72,22 +70,6 @@ def plain(text: str) -> str:
     for pattern, instead in _MARKS if "\\" in text or "**" in text else ():
         text = pattern.sub(instead, text)
     return text
-
-
-def exact_result(text: str) -> str | None:
-    """What belongs after the equals sign that `text` ends with, as a plain decimal.
-
-    None where `text` ends otherwise, where no expression stands before the sign, and where the result has no finite
-    decimal form.
-    """
-    tokens = _tokens(text.rpartition("\n")[2])
-    result = _value(tokens[:-1]) if tokens and tokens[-1][0] == "equals" else None
-    if result is None:
-        return None
-    try:
-        return f"{EXACT.normalize(EXACT.divide(result.numerator, result.denominator)):f}"
-    except Inexact:
-        return None
 
 
 def _tokens(text: str) -> list[Token]:

@@ -117,7 +117,7 @@ def average_blocks(results: Results) -> list[Block]:
     ]
 
 
-WHOLE = {"majority": 3, "weighted-majority": 3, "best-of-n": 2}  # least samples of which one can be chosen
+WHOLE = {"majority": 3, "best-of-n": 2}  # least samples of which one can be chosen
 
 
 def remarks(results: Results, benchmark: str) -> list[str]:
