@@ -128,7 +128,7 @@ class Seed:
                 label = f"{name} x{factor:g}"
                 if name == REPLAY:
                     rate = f"train.optimizer.learning_rate={factor * 5e-4:g}"
-                    given = (rate, f"train.sft.steps={updates}", "train.optimizer.batch_size=20")
+                    given = (rate, f"train.sft_steps={updates}", "train.optimizer.batch_size=20")
                     done = self.sft(label, *start, *(word for one in given for word in ("--set", one)))
                     tried[factor] = read(done / "manifest.json")["validation_accuracy"], done
                     continue

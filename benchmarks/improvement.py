@@ -45,6 +45,7 @@ from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
+from alphazero_llm_trainer.training.rows import RESPONSES  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
@@ -83,7 +84,7 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     shared = [f"train.optimizer.learning_rate={rate:g}", f"train.validation_size={seed.args.validation}"]
     if name == REPLAY:
         steps, every = ROUNDS * A_ROUND, SAVED * A_ROUND
-        shared += [f"train.sft.steps={steps}", f"train.evaluate_every={every}", "train.optimizer.weight_decay=0"]
+        shared += [f"train.sft_steps={steps}", f"train.evaluate_every={every}", "train.optimizer.weight_decay=0"]
         return seed.sft(label, "--model", str(STUDENT), *flags(*shared))
     arm = ARMS[name]
     of_round = round(OF_ROUND / arm.responses)
@@ -188,7 +189,7 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
             for (question, solution), split in lines:
                 row = {"question": question, "answer": solution.rsplit("####", 1)[1].strip()}
                 file.write(json.dumps(row | {"solution": solution, "split": split}) + "\n")
-        settings = [f"train.sft.steps={A_ROUND * ROUNDS}", "train.optimizer.learning_rate=5e-4"]
+        settings = [f"train.sft_steps={A_ROUND * ROUNDS}", "train.optimizer.learning_rate=5e-4"]
         settings += [f"train.demonstrations={count + len(shown)}", f"train.validation_size={seed.args.validation}"]
         settings.append("train.optimizer.weight_decay=0")
         students[name] = seed.sft(name, "--model", str(STUDENT), "--source", str(path), *flags(*settings))
@@ -261,7 +262,7 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
         row["gain"] = less(right, start, same)
         if name != TREE:
             row["tree_less_it"] = less(outcomes[TREE], right, same)
-        of_seeds = [taught(trees_of(student), config.train.responses) for student in students[name]]
+        of_seeds = [taught(trees_of(student), RESPONSES) for student in students[name]]
         row["rows"] = round(fmean(sum(rows.values()) for rows in of_seeds))
         row["failed_share"] = None if name == REPLAY else fmean(of_failed(rows, solved) for rows in of_seeds)
         row["curve"] = figure_curve(students[name], tokens)

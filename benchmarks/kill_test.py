@@ -44,7 +44,7 @@ KINDS = ("driver", "worker")
 TRAIN = (
     "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--model", "embedded",
     "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
-    "--set", "train.demonstrations=20", "--set", "search.samples=2", "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.demonstrations=20", "--set", "search.samples=2", "--set", "train.critic_rounds=1",
     "--set", "train.optimizer.batch_size=5", "--set", "train.optimizer.epochs=1", "--set", "train.updates_per_round=3",
 )  # fmt: skip
 EVAL = ("--num", "8", "--model", "embedded", "--budget-tokens", "60", "--samples", "2")

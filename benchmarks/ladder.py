@@ -49,7 +49,12 @@ WEIGHTED = Arm(
     " train.importance=false train.negative_weight=0 train.credit=process train.process_weight=0.25"
     " train.optimizer.learning_rate=1e-3 train.optimizer.warmup=1",
 )
-CRITIC = ("train.critic.questions=500", "search.simulations=3", "train.critic.spoiled=2", "train.optimizer.epochs=1")
+CRITIC = (
+    "train.critic.questions=500",
+    "search.simulations=3",
+    "train.critic.wrong_steps=2",
+    "train.optimizer.epochs=1",
+)
 CRITIC += ("train.evaluate_every=100",)
 PRIMARY = ("GRPO", "RFT")
 
@@ -57,7 +62,7 @@ PRIMARY = ("GRPO", "RFT")
 def stages(seed: Seed, factors: dict[str, float]) -> None:
     """All of one seed."""
     args = seed.args
-    base, sft = seed.sft("base", "--set", f"train.sft.steps={args.base_steps}"), seed.sft("sft")
+    base, sft = seed.sft("base", "--set", f"train.sft_steps={args.base_steps}"), seed.sft("sft")
     start, prm = ("--model", str(sft)), seed.folder("prm")
     settings = [word for one in CRITIC for word in ("--set", one)]
     seed.stage("prm", ["prm", *start, "--out", str(prm), *settings], prm / "critic.json")

@@ -116,7 +116,7 @@ def main() -> None:
         if label in result["prompts"]:
             continue
         problems = {"source": "gsm8k", "system_prompt": system, "shots": shots}
-        student = load(args.model, config={"problems": problems, "dataset": {"path": args.data}})
+        student = load(args.model, config={"problems": {**problems, "path": args.data}})
         began = time.monotonic()
         line = result["prompts"][label] = row(system, shots, answered(student, tasks, args.limit))
         result["seconds"] += time.monotonic() - began

@@ -174,7 +174,7 @@ def trained(seed: Seed, arm: str) -> Trained:
 
 def supervised(seed: Seed, arm: str) -> Trained:
     """The ceiling: as many updates on worked solutions, which no arm sees."""
-    settings = [*SIZES, "train.validation_size=16", f"train.sft.steps={UPDATES}", f"train.evaluate_every={UPDATES}"]
+    settings = [*SIZES, "train.validation_size=16", f"train.sft_steps={UPDATES}", f"train.evaluate_every={UPDATES}"]
     out = seed.sft(arm, "--model", str(seed.args.model), "--source", "gsm8k", *with_settings(settings))
     return Trained(out, 0, UPDATES)
 

@@ -74,8 +74,8 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.training.sft import sft_rows, train_student
 
     torch.set_num_threads(args.threads)
-    overrides = [f"dataset.path={args.data}", "problems.source=gsm8k"]
-    overrides += [f"train.sft.steps={args.updates}", f"train.optimizer.batch_size={BATCH}"]
+    overrides = [f"problems.path={args.data}", "problems.source=gsm8k"]
+    overrides += [f"train.sft_steps={args.updates}", f"train.optimizer.batch_size={BATCH}"]
     overrides += ["train.optimizer.learning_rate=1e-5"]
     config, folder = with_model(args.model, overrides, lambda given: load_config(overrides=given, recipe="sft.yaml"))
     student = load_student(config, path=folder)

@@ -99,9 +99,9 @@ def stages(work: Path) -> dict[str, list[str]]:
     sizes = "--eval-size 300 --set train.validation_size=200"
     commands = {
         "numbers": f"sft --source numbers --model small -n 40000 {sizes} --set problems.levels=[2,3]"
-        " --set train.sft.steps=3000 --set train.evaluate_every=1000",
+        " --set train.sft_steps=3000 --set train.evaluate_every=1000",
         "embedded": f"sft --model embedded -n 5000 {sizes} --set problems.levels=[3,4]"
-        " --set train.sft.steps=2500 --set train.evaluate_every=500",
+        " --set train.sft_steps=2500 --set train.evaluate_every=500",
     }
     return {name: [*command.split(), "--out", str(work / name)] for name, command in commands.items()}
 

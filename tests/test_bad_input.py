@@ -87,7 +87,7 @@ def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_pa
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join([row, *[good] * 20]) + "\n")
     out = str(tmp_path / "out")
-    for named in (["gsm8k", "--set", f"dataset.path={tmp_path}"], [str(tmp_path / "gsm8k" / "train.jsonl")]):
+    for named in (["gsm8k", "--set", f"problems.path={tmp_path}"], [str(tmp_path / "gsm8k" / "train.jsonl")]):
         said = refused(capsys, "-q", "sample", "--model", "embedded", "--out", out, "-n", "9", "--source", *named)
         assert "line 1" in said or "Unicode" in said
 

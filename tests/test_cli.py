@@ -82,7 +82,7 @@ def test_info_says_who_computes_the_student(kind, said, tmp_path, capsys):
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
-    flags = ["--set", "train.sft.steps=4", "--set", "train.demonstrations=16", "--set", "train.validation_size=8"]
+    flags = ["--set", "train.sft_steps=4", "--set", "train.demonstrations=16", "--set", "train.validation_size=8"]
     assert main(["sft", "--model", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["steps"] == 4

@@ -156,7 +156,7 @@ TEXTS = [
     "key",
     [
         "problems.system_prompt",
-        "dataset.path",
+        "problems.path",
         "models.llama-3.2-3b.system_prompt",
         "models.embedded.prompts.gsm8k",
         "teacher_tiers.free.key_variable",

@@ -24,7 +24,7 @@ from alphazero_llm_trainer.cli.critics import fresh
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.config.train import LARGE, CriticConfig
+from alphazero_llm_trainer.config.train import LARGE
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, TrainingError
 from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.live import Progress
@@ -84,7 +84,7 @@ def small(critic: dict[str, Any]) -> dict[str, Any]:
     return {
         "optimizer": SMALL | own,
         "evaluate_every": critic.pop("evaluate_every", 10),
-        "critic": {"least_outcomes": 2, "spoiled": 0} | critic,
+        "critic": {"least_outcomes": 2, "wrong_steps": 0} | critic,
     }
 
 
@@ -466,11 +466,11 @@ def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> N
 
 
 def test_training_stops_when_held_out_questions_gain_nothing() -> None:
-    policy, losses = tiny_llama(), iter([0.7, 0.5, 0.6, 0.55, 0.9])
+    policy, losses = tiny_llama(), iter([0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.6])
     network = headed(policy, policy.config, policy.model)
-    watch = HeldOut(network, CriticConfig(patience=2), lambda: {"held_out_loss": next(losses)}, print, lambda: False)
+    watch = HeldOut(network, lambda: {"held_out_loss": next(losses)}, print, lambda: False)
     at, control = SimpleNamespace(global_step=1, max_steps=9), SimpleNamespace(should_training_stop=False)
-    for stopped in (False, False, False, True):
+    for stopped in (False, False, False, False, False, True):
         watch.on_log(None, at, control, {"loss": 0.1})
         assert control.should_training_stop is stopped
     assert watch.best["held_out_loss"] == 0.5
@@ -518,7 +518,7 @@ def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
 
 QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--set", "search.samples=6",
          "--set", "train.optimizer.epochs=1",
-         "--set", "train.critic.spoiled=0", "--set", "train.critic.least_outcomes=2",
+         "--set", "train.critic.wrong_steps=0", "--set", "train.critic.least_outcomes=2",
          "--set", "train.critic.margin=0.25"]  # fmt: skip
 
 
@@ -599,8 +599,8 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
     ]
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    problems = ["problems.source=gsm8k", f"dataset.path={tmp_path}", "train.demonstrations=0"]
-    took = ["train.num_examples=60", "train.first_question=5"]
+    problems = ["problems.source=gsm8k", f"problems.path={tmp_path}", "train.demonstrations=0"]
+    took = ["train.num_examples=65"]
 
     def found(*overrides: str) -> list[str]:
         return [task.problem.id for task in fresh(load_config(overrides=["student=embedded", *problems, *overrides]))]
@@ -618,7 +618,7 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
         (["train.demonstration_share=0"], 4800),
         (["problems.source=gsm8k"], 4800),
         (["problems.source=gsm8k", "train.num_examples=100"], 500),  # `sft` may have taken the first 500
-        (["problems.source=gsm8k", "train.demonstration_share=0.1", "train.first_question=7"], 500 + 7 + 4800),
+        (["problems.source=gsm8k", "train.demonstration_share=0.1"], 500 + 4800),
     ],
 )
 def test_what_training_takes(overrides: list[str], used: int) -> None:

@@ -113,7 +113,7 @@ def test_a_student_learns_from_the_right_answers_of_another(
     export(data, "sft", table, Readers())
     rows = loaded(table, tmp_path)
     assert all(row["completion"].split("####")[1].strip() == row["answer"] for row in rows)
-    words = ["sft", "--model", str(PACKAGED), "--source", str(table), "--set", "train.sft.steps=2", "--eval-size", "1"]
+    words = ["sft", "--model", str(PACKAGED), "--source", str(table), "--set", "train.sft_steps=2", "--eval-size", "1"]
     assert main([*words, "--set", "train.validation_size=0", "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] > 0 and (out / "model.safetensors").is_file()
 

@@ -73,7 +73,7 @@ REFUSED = {
         ["sample", "--solution-column", "s", "--out", "OUT"],
         ["problems.solution_column", "embedded"],
     ),
-    "a folder of rows of generated problems": (["train", "--set", "dataset.path=OUT"], ["dataset.path", "embedded"]),
+    "a folder of rows of generated problems": (["train", "--set", "problems.path=OUT"], ["problems.path", "embedded"]),
     "a guide of an evaluation": (["eval", "--set", "search.value=CRITIC"], ["search.value", "--value"]),
     "a number beside a question": (["search", "Why?", "--index", "3"], ["--index", "question"]),
     "a cluster of one": (["sample", "--address", "auto", "--out", "OUT"], ["--address", "--workers 2"]),
@@ -109,7 +109,7 @@ def test_the_size_of_a_search_that_there_is_none_of_is_refused(capsys: Any) -> N
 
 def test_a_folder_of_rows_of_generated_problems_is_refused(capsys: Any, tmp_path: Path) -> None:
     assert run(["alphazero-llm-trainer", "--env.taskset.path", str(tmp_path)]) == 2
-    assert "dataset.path" in capsys.readouterr().err
+    assert "problems.path" in capsys.readouterr().err
 
 
 def test_keys_that_the_method_reads_are_taken() -> None:

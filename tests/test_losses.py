@@ -250,7 +250,7 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as
 def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str) -> None:
     found = []
     for memory, packed in ((MemoryOptions(), "off"), (MemoryOptions(micro_batch=3, checkpointing=True), pack)):
-        student, config = student_of("train.kl_coefficient=0.05", "train.ppo.critic_rounds=0")
+        student, config = student_of("train.kl_coefficient=0.05", "train.critic_rounds=0")
         torch.manual_seed(0)
         rows, objective = rows_of(student), objective_of(method, student, config, packed)
         found.append(gradients(student.model, objective, rows, memory))
@@ -331,7 +331,7 @@ def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> 
 
 
 def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
-    student, config = student_of("train.ppo.critic_rounds=1", "train.ppo.gae_lambda=0.9")
+    student, config = student_of("train.critic_rounds=1", "train.gae_lambda=0.9")
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config, "off")
     learner = learner_of(student.model, objective, batch=6)
     objective.begin(learner, rows, 0)
@@ -358,7 +358,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
 
 
 def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
-    student, config = student_of("train.ppo.critic_rounds=0", "train.kl_coefficient=0.5", "train.ppo.gae_lambda=1.0")
+    student, config = student_of("train.critic_rounds=0", "train.kl_coefficient=0.5", "train.gae_lambda=1.0")
     # As if the policy that sampled had held each token likelier than the reference does, by 0.2 nats, and less likely in turn.
     rows, objective = rows_of(student, 4, shift=0.2), objective_of("ppo", student, config, "off")
     objective.begin(learner_of(student.model, objective, batch=4), rows, 0)
@@ -373,7 +373,7 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
 
 
 def test_a_minibatch_without_the_policys_rows_has_no_critics_figures() -> None:
-    student, config = student_of("train.ppo.critic_rounds=0")
+    student, config = student_of("train.critic_rounds=0")
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config, "off")
     learner = learner_of(student.model, objective, batch=1)
     objective.begin(learner, rows, 0)
@@ -386,7 +386,7 @@ def test_a_minibatch_without_the_policys_rows_has_no_critics_figures() -> None:
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_path: Path) -> None:
     def made() -> tuple[Learner, list[TrainRow], Any]:
-        student, config = student_of("train.ppo.critic_rounds=0", f"train.adapter={adapter}")
+        student, config = student_of("train.critic_rounds=0", f"train.adapter={adapter}")
         torch.manual_seed(0)
         model = make_trainable(student.model, student.spec, adapter)
         lora = student.spec.lora if adapter == "lora" else None

@@ -96,7 +96,7 @@ def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
             json.dumps({"prompt": task.problem.question, "chosen": steps, "rejected": [*steps[:-1], "#### 1000"]})
         )
     file.write_text("\n".join(lines))
-    out, quick = str(tmp_path / "prm"), ["--set", "train.critic.spoiled=0", "--set", "train.optimizer.epochs=1"]
+    out, quick = str(tmp_path / "prm"), ["--set", "train.critic.wrong_steps=0", "--set", "train.optimizer.epochs=1"]
     assert main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert sum(card["questions"].values()) == 60 and card["pairs"]["test"] > 0 and card["sampled_tokens"] == 0

@@ -54,7 +54,7 @@ SMALL = [
     "--set", "train.demonstrations=20",
     "--set", "train.optimizer.batch_size=5",
     "--set", "train.optimizer.epochs=2",
-    "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.critic_rounds=1",
     "--set", "train.updates_per_round=4",
 ]  # fmt: skip
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
@@ -451,7 +451,7 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.validation_size=8"]
     flags += [
         "--set",
-        "train.sft.steps=6",
+        "train.sft_steps=6",
         "--set",
         "train.optimizer.learning_rate=5e-3",
         "--set",

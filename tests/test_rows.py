@@ -21,6 +21,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.rollouts import Collector
+from alphazero_llm_trainer.training import rows as rows_module
 from alphazero_llm_trainer.training.credit import clamp, group_advantages, process_advantages, zero_variance
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
@@ -141,8 +142,11 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path)
     assert questions == {source.builder.student.worked(task)[0] for task in source.builder.demonstrations}
 
 
-def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.method=rft", "train.responses=1")
+def test_rft_takes_each_questions_right_responses_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "RESPONSES", 1)
+    source = source_of(tmp_path, "train.method=rft")
     rows = source.rows()
     right: dict[tuple[int, ...], list[Trajectory]] = {}
     for tree in source.trees():

@@ -32,7 +32,7 @@ TINY = SHAPE | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads"
 
 def settings(steps: int = 6, **given: Any) -> TrainConfig:
     """Those of a student from scratch, in few updates; `given` are keys of the optimiser."""
-    few = {"sft": {"steps": steps}, "evaluate_every": 3, "optimizer": {"batch_size": 4, "warmup": 2} | given}
+    few = {"sft_steps": steps, "evaluate_every": 3, "optimizer": {"batch_size": 4, "warmup": 2} | given}
     return settings_of(load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml"), 16)
 
 
@@ -111,7 +111,7 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Studen
 @pytest.mark.parametrize("scratch", [True, False])
 def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: Path) -> None:
     config = load_config(
-        overrides=["student=embedded", "train.demonstrations=20", "train.sft.steps=4", "train.validation_size=8"]
+        overrides=["student=embedded", "train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
     )
     manifest = supervise(config, None, tmp_path, 8, scratch)
     assert manifest == json.loads((tmp_path / "manifest.json").read_text())

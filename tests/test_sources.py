@@ -383,7 +383,7 @@ def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "student")
-    sizes = ["train.sft.steps=40", "train.evaluate_every=40", "train.validation_size=4"]
+    sizes = ["train.sft_steps=40", "train.evaluate_every=40", "train.validation_size=4"]
     shape = {"layers": 2, "hidden": 48, "heads": 4, "kv_heads": 2, "head_dim": 12, "intermediate": 64, "vocabulary": 1}
     sizes.append(f"models.small.shape={json.dumps(shape)}")
     small = [part for size in sizes for part in ("--set", size)]

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.sections import BudgetConfig, TeacherModel, TeachersConfig
+from alphazero_llm_trainer.teachers import client as client_module
 from alphazero_llm_trainer.teachers.answer import UNUSABLE, CallError, read_answer
 from alphazero_llm_trainer.teachers.budget import Books, Spent
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
@@ -115,13 +116,15 @@ def test_passing_faults_are_tried_again(fault):
     assert text == "3 + 4 = 7" and len(server.served) == 2
 
 
-def test_concurrency_is_bounded():
+def test_concurrency_is_bounded(monkeypatch):
+    monkeypatch.setattr(client_module, "MOST_CALLS", 3)
+
     async def use(endpoint):
         client = ChatClient(endpoint, ONE)
         return await asyncio.gather(*(client.complete(QUESTION, seed=seed) for seed in range(12)))
 
     server = FaultServer(lambda number, asked: "hang", hang=0.1)
-    assert len(play(server, use, max_concurrent=3)) == 12 and server.most_live == 3
+    assert len(play(server, use)) == 12 and server.most_live == 3
 
 
 def test_the_key_is_nowhere(tmp_path, caplog):

@@ -169,15 +169,14 @@ def golden() -> dict[str, Any]:
 @given(
     st.integers(0, 10**6),
     st.integers(1, 9),
-    st.integers(1, 3),
     st.sampled_from(["token", "step"]),
     st.sampled_from(["ucb1", "puct", "gumbel"]),
 )
 def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
-    seed: int, width: int, loss: int, mode: str, select: str
+    seed: int, width: int, mode: str, select: str
 ) -> None:
     config = SearchConfig.model_validate(
-        {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width, "virtual_loss": loss}
+        {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width}
     )
 
     def searched() -> Tree:
@@ -275,8 +274,7 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
     lengths, moved = [], 0
     for seed in range(60):
         policy = ScriptedTokens(seed, close=0.02)
-        data = {"prefix_probability": 0.5, "prefix_tokens": 4}
-        result = token_search(policy, seed=seed, simulations=8, evaluate=graded, generating=True, **data)
+        result = token_search(policy, seed=seed, simulations=8, evaluate=graded, generating=True)
         tree = result.tree
         prefix = tree.token_ids[1] if len(tree.children[ROOT]) == 1 else ()
         moved += bool(prefix)
@@ -291,14 +289,12 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
         assert first.token_ids in whole
         # Nothing was chosen where the prefix was forced.
         assert (ROOT in [target.node for target in policy_targets(tree)]) == (not prefix)
-    assert 12 <= moved <= 40 and set(lengths) == {0, 1, 2, 3, 4}
-    # Without `generating` the same settings change nothing.
-    assert len(token_search(ScriptedTokens(1), simulations=8, **data).tree.children[ROOT]) == 5
+    assert 12 <= moved <= 40 and set(lengths) <= set(range(16))
+    assert len(token_search(ScriptedTokens(1), simulations=8).tree.children[ROOT]) == 5  # not `generating`
 
 
 def test_a_tree_ends_after_enough_right_rollouts() -> None:
-    data = {"enough_correct": 3, "prefix_probability": 0.0}
-    result = token_search(ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, **data)
+    result = token_search(ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, enough_correct=3)
     right = sum(r.count for r in result.tree.rollouts if r.hre == 1.0)
     assert result.ended_by == "enough" and right >= 3 and result.saved == 100 - result.tree.N[ROOT] > 50
 
@@ -310,11 +306,10 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
 @pytest.mark.parametrize("budget", [3, 12, 40])
 def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
     for seed in range(12):
-        data = {"prefix_probability": 1.0, "prefix_tokens": 3}
         policy = ScriptedTokens(seed, close=0.02)
         result = token_search(
             policy, seed=seed, simulations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
-            budget_tokens=budget, generating=True, evaluate=graded, **data,
+            budget_tokens=budget, generating=True, evaluate=graded,
         )  # fmt: skip
         assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
 

@@ -41,7 +41,7 @@ SMALL = [
     "--set", "train.demonstrations=20",
     "--set", "train.optimizer.batch_size=5",
     "--set", "train.optimizer.epochs=2",
-    "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.critic_rounds=1",
     "--set", "train.updates_per_round=4",
 ]  # fmt: skip
 METHODS = {"grpo": "--use-grpo", "rft": "--use-rft", "ppo": "--use-ppo", "legacy": "--use-legacy"}
@@ -327,7 +327,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
         ["--use-grpo", "--set", "train.groups=chain"],
         ["--use-grpo", "--set", "train.credit=visits", "--set", "train.groups=tree"],
         ["--use-ppo", "--set", "train.kl_coefficient=0.05"],
-        ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.ppo.critic_rounds=0"],
+        ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.critic_rounds=0"],
         ["--use-grpo", "--set", "train.pack=on"],
         ["--use-grpo", "--set", "train.credit=step", "--set", "train.negative_weight=1.0"],
         ["--use-grpo", "--set", "train.reward=combined", "--set", "train.kl_coefficient=0.02"],

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -23,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel, VllmConfig
+from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel
 from alphazero_llm_trainer.engine.background import LoopThread
 from alphazero_llm_trainer.engine.completions import Answer, Ask, CompletionEngine, sample_seed
 from alphazero_llm_trainer.engine.device import device_memory
@@ -33,7 +34,7 @@ from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import check_numerics, served_gaps, trainer_logprobs
+from alphazero_llm_trainer.policy.backend import SERVED, check_numerics, trainer_logprobs
 from alphazero_llm_trainer.policy.student import QUESTION, load_student
 from alphazero_llm_trainer.training.models import make_trainable
 
@@ -350,16 +351,14 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
 
 def test_numerics_are_measured_and_refused() -> None:
     student: Any = load_student(load_config(overrides=["student=embedded"]))
-    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig()))
+    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), SERVED)
     assert facts["tokens"] > 50 and 0 < facts["sampled_max"] < 1e-4 and facts["scored_mean"] <= facts["scored_max"]
     student.engine.facts = {"backend": "inprocess"}
     with pytest.raises(EngineError, match="differ from the trainer's forward"):
-        check_numerics(
-            student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig(gap_mean=1e-12))
-        )
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), replace(SERVED, gap_mean=1e-12))
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0
     with pytest.raises(EngineError, match="nan"):
-        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig()))
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), SERVED)

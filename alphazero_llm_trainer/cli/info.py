@@ -74,7 +74,7 @@ def gather(config: Config) -> dict[str, Any]:
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
         "places": {
             "outputs": str(Path(config.train.checkpoint_dir).absolute()),
-            "data": config.dataset.path or os.environ.get("ALPHAZERO_DATA_DIR"),
+            "data": config.problems.path or os.environ.get("ALPHAZERO_DATA_DIR"),
             "hub cache": constants.HF_HUB_CACHE,
         },
         "libraries": libraries,

@@ -18,11 +18,9 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .sections import (
-    DatasetConfig,
     EngineConfig,
     ProblemsConfig,
     RewardConfig,
-    SampleConfig,
     SearchConfig,
     Section,
     Seed,
@@ -42,13 +40,11 @@ class Config(Section):
     seed: Seed
     student: str
     problems: ProblemsConfig
-    dataset: DatasetConfig
     engine: EngineConfig
     search: SearchConfig
     rewards: RewardConfig
     teachers: TeachersConfig
     train: TrainConfig
-    sample: SampleConfig
     serve: ServeConfig
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]

@@ -76,6 +76,7 @@ class Section(BaseModel):
 class ProblemsConfig(Section):
     place = "problems"
     source: str
+    path: str | None
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None
     question_column: str | None
     answer_column: str | None
@@ -86,19 +87,12 @@ class ProblemsConfig(Section):
     hold_out: str
 
 
-class DatasetConfig(Section):
-    place = "dataset"
-    path: str | None
-
-
 class VllmConfig(Section):
     place = "engine.vllm"
     gpu_memory: Annotated[float, Field(gt=0, le=1)]
     base_url: str
     model: str | None
     adapter_dir: str | None
-    gap_mean: PositiveFloat
-    gap_max: PositiveFloat
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
@@ -141,7 +135,6 @@ class VerifyConfig(Section):
     accept_above: Share
     first_temperature: Temperature
     reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
-    beam_width: Positive
     repeat: bool
 
 
@@ -159,7 +152,6 @@ class SearchConfig(Section):
     rollout_weight: Share | None
     value: str | None
     width: Positive
-    virtual_loss: Positive
     step: StepRule = "line"  # these three are the embedded student's: a configuration has its own student's
     max_depth: Positive = 12
     max_tokens: Positive = 160
@@ -169,8 +161,6 @@ class SearchConfig(Section):
     budget_seconds: PositiveFloat | None
     concurrent: Positive
     verify: VerifyConfig
-    prefix_probability: Share
-    prefix_tokens: NonNegative
     enough_correct: NonNegative
 
     def selector(self, judged: bool = False) -> str:
@@ -221,14 +211,8 @@ class TeachersConfig(Section):
     max_tokens: Positive
     timeout_seconds: PositiveFloat
     max_retries: NonNegative
-    max_concurrent: Positive
     budget: BudgetConfig
     terminal_checker: bool
-
-
-class SampleConfig(Section):
-    place = "sample"
-    timeout_seconds: PositiveFloat
 
 
 class ServeConfig(Section):
@@ -236,7 +220,6 @@ class ServeConfig(Section):
     concurrent: Positive
     queue: NonNegative
     budget_tokens: Positive
-    max_budget_tokens: Positive
     grace_seconds: PositiveFloat
 
 

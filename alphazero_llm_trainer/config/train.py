@@ -43,17 +43,6 @@ class OptimizerConfig(Section):
         return large if adapter == "full" and parameters >= LARGE else own
 
 
-class PpoConfig(Section):
-    place = "train.ppo"
-    gae_lambda: Share
-    critic_rounds: NonNegative
-
-
-class SftConfig(Section):
-    place = "train.sft"
-    steps: Positive | None
-
-
 class CriticConfig(Section):
     """How a value network and a process reward model are trained, and the questions that are searched for them."""
 
@@ -61,8 +50,7 @@ class CriticConfig(Section):
     questions: Annotated[int, Field(ge=10)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    spoiled: NonNegative
-    patience: Positive
+    wrong_steps: NonNegative
     format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None
 
 
@@ -73,7 +61,6 @@ class TrainConfig(Section):
     num_examples: Positive
     tokens: Positive | None
     preflight: NonNegative
-    first_question: NonNegative
     questions_per_round: Positive
     checkpoint_dir: str
     save_every: Positive
@@ -95,7 +82,6 @@ class TrainConfig(Section):
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None
     demonstration_weight: NonNegativeFloat
     optimizer: OptimizerConfig
-    responses: Positive
     updates_per_round: Positive
     rows_per_round: Positive
     clip_low: Share
@@ -107,8 +93,9 @@ class TrainConfig(Section):
     process_weight: NonNegativeFloat
     negative_weight: Share
     teacher_rows: bool
-    ppo: PpoConfig
-    sft: SftConfig
+    gae_lambda: Share
+    critic_rounds: NonNegative
+    sft_steps: Positive | None
     evaluate_every: Positive
     critic: CriticConfig
 

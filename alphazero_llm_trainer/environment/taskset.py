@@ -174,7 +174,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     use_student_model: bool | None = None
     """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, columns of rows, dataset.path."""
+    """A YAML file over the shipped training.yaml: reward weights, columns of rows, problems.path."""
 
     def tell_the_task(self) -> None:
         """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay` reads nothing else."""
@@ -199,7 +199,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         config = load_config(chosen.config_file)
         given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
-        path = config.dataset.path if chosen.path is None else chosen.path
+        path = config.problems.path if chosen.path is None else chosen.path
         source = open_problems(problems, path)
         check_reads(problems, path, [source])
         task_config = scoring(chosen, config.rewards)

@@ -19,6 +19,7 @@ from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
+BEAM_WIDTH = 2  # partial chains that beam keeps; proposals a step of dvts
 
 
 async def answered(name: str, context: MethodContext, problem: Problem, seed: int, budget: int) -> Answered:
@@ -152,7 +153,7 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def beam(attempt: Attempt) -> tuple[str | None, str]:
-    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `search.verify.beam_width` of the proposed steps go on.
+    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `BEAM_WIDTH` of the proposed steps go on.
 
     There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens, and as many again where
     a model reads them). A finished response keeps its place in the beam by its total. A beam that the budget ends is
@@ -160,7 +161,7 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     """
     whole_chain = max(attempt.verify.reserve, 1) * (2 if attempt.context.verifier.computes else 1)
     proposals = max(1, attempt.budget // whole_chain)
-    width = min(attempt.verify.beam_width, proposals)
+    width = min(BEAM_WIDTH, proposals)
     kept = 0 if proposals == 1 else attempt.kept
     beams = [Chain()]
     while live := [chain for chain in beams if not chain.whole]:
@@ -183,7 +184,7 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
 
 async def dvts(attempt: Attempt) -> tuple[str | None, str]:
     """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open models"): independent
-    chains, each of which goes on with the best of `search.verify.beam_width` proposed steps; the best finished chain by
+    chains, each of which goes on with the best of `BEAM_WIDTH` proposed steps; the best finished chain by
     its total.
 
     There are as many chains as the budget pays for, one after the other, each with another first step. Where all proposals
@@ -197,7 +198,7 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
         best: Chain | None = Chain()
         while best is not None and not best.whole and attempt.room(best.steps, attempt.kept) > 0:
             proposed: list[Chain] = []
-            for turn in range(attempt.verify.beam_width):
+            for turn in range(BEAM_WIDTH):
                 if attempt.room(best.steps, attempt.kept) <= 0:
                     break
                 longer = await attempt.draw(best.steps, greedy=first and not turn, line=True, kept=attempt.kept)

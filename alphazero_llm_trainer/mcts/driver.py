@@ -200,14 +200,12 @@ class Search:
                 settings.candidates,
                 draws=1 if settings.mode == "token" else -(-settings.candidates // drawn),
                 scale=exploration,
-                virtual_loss=settings.virtual_loss,
             )
         return Mcts(
             tree,
             puct if judged else SELECTORS[selector],
             exploration,
             settings.simulations,
-            virtual_loss=settings.virtual_loss,
             patience=settings.verify.patience if judged else None,
             open_select=OPEN_SELECTORS[selector],
             root=root,

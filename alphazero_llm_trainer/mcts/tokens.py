@@ -19,6 +19,8 @@ from .seeds import derive_seed
 from .tree import ROOT, Rollout
 from .waiting import together
 
+PREFIX_PROBABILITY, PREFIX_TOKENS = 0.5, 15  # data generation: how often a prefix is taken, and its longest
+
 
 class TokenPolicy(Protocol):
     """The student as token-level search sees it: token ids in, token ids out. `context`: prompt and response, tokens."""
@@ -87,11 +89,11 @@ class TokenExpansion(Expansion):
     async def open(self, left: int | None) -> None:
         """For data generation: a random prefix of a first rollout moves the root deeper, so that states of the middle are
         searched as well."""
-        if not self.generating or len(self.tree) > 1 or not self.settings.prefix_probability:
+        if not self.generating or len(self.tree) > 1:
             return
         rolled = await self._roll((), (), max(self._room(0, left), 1), derive_seed(self.seed, "first"))
         rng = Random(derive_seed(self.seed, "prefix"))
-        moves, length = rng.random() < self.settings.prefix_probability, rng.randint(0, self.settings.prefix_tokens)
+        moves, length = rng.random() < PREFIX_PROBABILITY, rng.randint(0, PREFIX_TOKENS)
         length = min(length, len(rolled.generated.token_ids) - 1)
         node = ROOT
         if moves and length > 0:

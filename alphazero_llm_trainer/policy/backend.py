@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..config.load import Config
-from ..config.sections import StudentModel, VllmConfig
+from ..config.sections import StudentModel
 from ..engine.completions import CompletionEngine
 from ..engine.inprocess import InProcessEngine
 from ..engine.native import NativeLlama
@@ -61,18 +61,13 @@ class Gaps:
 # SmolLM2-135M (30 layers), over 5,000 tokens of 13 prompts: .011 in the mean and .12 at most as it comes, .018 and .69 after
 # supervised training. A kernel that computes something else is nats away in the mean.
 ROUNDED = Gaps(0.05, 2.0, "set engine.dtype=float32")
+SERVED = Gaps(0.05, 1.0, "serve the student's own weights in its own precision")  # by vLLM
 
 
 def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
     """Where the in-process engine multiplies in bfloat16, and the model in fp32: `check_numerics`, into `engine.facts`."""
     if isinstance(engine, InProcessEngine) and isinstance(engine.forward, NativeLlama) and engine.forward.rounds:
         engine.facts["numerics"] = check_numerics(engine, model, prompt, ROUNDED)
-
-
-def served_gaps(limits: VllmConfig) -> Gaps:
-    """What `engine.vllm` allows."""
-    fix = "serve the student's own weights in its own precision, or raise engine.vllm.gap_mean and engine.vllm.gap_max"
-    return Gaps(limits.gap_mean, limits.gap_max, fix)
 
 
 def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: Gaps) -> dict[str, Any]:

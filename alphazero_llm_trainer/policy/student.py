@@ -317,12 +317,11 @@ def make_student(
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
         return Student(name, model, tokenizer, engine, spec, opening)
-    from .backend import check_numerics, served_gaps, start_engine
+    from .backend import SERVED, check_numerics, start_engine
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, opening)
-    limits = served_gaps(config.engine.vllm)
-    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), limits)}
+    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), SERVED)}
     return student
 
 

@@ -21,7 +21,7 @@ class RowSource(Source):
     """A data set's rows as a source; a subclass says how a row becomes a task.
 
     Attributes:
-        folder: its folder below `dataset.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl` (or in another of
+        folder: its folder below `problems.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl` (or in another of
             `rows.ROW_FILES`, packed or not) for each of the hub's splits.
         hub: its name on the hub and its configuration there, None where it has one alone.
         columns: the columns that every row needs.
@@ -57,13 +57,13 @@ class RowSource(Source):
         """How many rows a hub's split has, and the rows by number, from the local folder where one is named, else the hub."""
         name, configuration = self.hub
         if self.place is None:
-            fix = f"set {DATA_VARIABLE} (or dataset.path) to a folder with {self.folder}/{hub_split}.jsonl"
+            fix = f"set {DATA_VARIABLE} (or problems.path) to a folder with {self.folder}/{hub_split}.jsonl"
             rows = load_hub(name, configuration, hub_split, fix)
             return len(rows), lambda index: (rows[index], f"{name} {hub_split} row {index}")
         file = self.file(hub_split)
         if file is None:
             raise DataError(
-                f"{self.place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point dataset.path or"
+                f"{self.place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point problems.path or"
                 f" {DATA_VARIABLE} at the folder with the {self.name} rows, or unset both to use the hub"
             )
         missing = DataError(f"{file} has no rows: put {self.name} rows with {', '.join(self.columns)} into it")
@@ -81,7 +81,7 @@ class RowSource(Source):
     def place(self) -> Path | None:
         """The folder that holds the rows, or None for the hub."""
         folder = self.path if self.path is not None else os.environ.get(DATA_VARIABLE) or None
-        return None if folder is None else at_home(folder, f"dataset.path (or {DATA_VARIABLE})")
+        return None if folder is None else at_home(folder, f"problems.path (or {DATA_VARIABLE})")
 
     def file(self, hub_split: str) -> Path | None:
         """The local file of a split, or None where there is none."""

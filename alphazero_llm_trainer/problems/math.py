@@ -34,7 +34,7 @@ class Math(RowSource):
         """See `Source.load`. The hub has a test split alone."""
         if split != "test" and self.place is None:
             raise DataError(
-                f"MATH-500 has no {split} split: ask for test, or point dataset.path or {DATA_VARIABLE} at a folder"
+                f"MATH-500 has no {split} split: ask for test, or point problems.path or {DATA_VARIABLE} at a folder"
                 f" with train.jsonl or math500/train.jsonl in the columns {', '.join(self.columns)}"
             )
         return super().load(split, count, start)

@@ -79,7 +79,7 @@ class Source(ABC):
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
-        reads: keys of `problems` that say how its rows are read, of `READ`, and "path" where `dataset.path` may have them.
+        reads: keys of `problems` that say how its rows are read, of `READ`, and "path" where `problems.path` may have them.
         hold_outs: what `problems.hold_out` may keep out of training: no two splits share it.
         demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
         gold_free: its grades need no gold answer.
@@ -105,7 +105,7 @@ class Source(ABC):
         Args:
             rest: what follows the name and its colon; "" where nothing does.
             problems: the configuration's section: levels, columns, rules.
-            path: `dataset.path`, a folder with rows.
+            path: `problems.path`, a folder with rows.
         """
         return cls()
 
@@ -332,15 +332,15 @@ def open_source(config: Config, address: str | None = None) -> Source:
     problems = config.problems
     if address is not None and address != problems.source:
         problems = problems.model_copy(update={"source": address})
-    source = open_problems(problems, config.dataset.path)
-    check_reads(problems, config.dataset.path, [source])
+    source = open_problems(problems, config.problems.path)
+    check_reads(problems, config.problems.path, [source])
     return source
 
 
 def check_reads(problems: ProblemsConfig, path: str | None, sources: Sequence[Source]) -> None:
-    """Raise ConfigError where a key, or `dataset.path`, says how rows are read and none of the sources reads it."""
+    """Raise ConfigError where a key, or `problems.path`, says how rows are read and none of the sources reads it."""
     asked = [(f"problems.{name}", name, getattr(problems, name), "a file or of the hub") for name in READ]
-    asked.append(("dataset.path", "path", path, "gsm8k, math or hotpotqa"))
+    asked.append(("problems.path", "path", path, "gsm8k, math or hotpotqa"))
     for key, name, value, whose in asked:
         if value is not None and not any(name in source.reads for source in sources):
             raise ConfigError(
@@ -352,15 +352,15 @@ def check_reads(problems: ProblemsConfig, path: str | None, sources: Sequence[So
 def open_one_of(config: Config, address: str) -> Source:
     """One of several sources: what it doesn't know of `problems.levels` and `problems.hold_out` is for the others."""
     plain = config.problems.model_copy(update={"source": address, "levels": None, "hold_out": "questions"})
-    source, wanted = open_problems(plain, config.dataset.path), config.problems
+    source, wanted = open_problems(plain, config.problems.path), config.problems
     known: dict[str, Any] = {"levels": wanted.levels if source.levels else None}
     if wanted.hold_out in source.hold_outs:
         known["hold_out"] = wanted.hold_out
-    return open_problems(plain.model_copy(update=known), config.dataset.path)
+    return open_problems(plain.model_copy(update=known), config.problems.path)
 
 
 def open_problems(problems: ProblemsConfig, path: str | None) -> Source:
-    """See `open_source`: with the section `problems` and `dataset.path` alone."""
+    """See `open_source`: with the section `problems` and `problems.path` alone."""
     return register(_opened(problems, path, changed(problems.source)))
 
 

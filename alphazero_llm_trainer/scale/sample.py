@@ -25,8 +25,7 @@ def identity(job: SampleJob) -> dict[str, Any]:
         mode="json",
         include={
             "student": True,
-            "problems": {"source", "levels", "hold_out"},
-            "dataset": True,
+            "problems": {"source", "path", "levels", "hold_out"},
             "search": True,
             "rewards": True,
             "teachers": True,
@@ -34,7 +33,7 @@ def identity(job: SampleJob) -> dict[str, Any]:
         },
         exclude={
             "search": {"concurrent"},
-            "teachers": {"budget", "timeout_seconds", "max_retries", "max_concurrent"},
+            "teachers": {"budget", "timeout_seconds", "max_retries"},
         },
     )
     return {"config": decides, "split": job.split, "start": job.start, "seed": job.config.seed}

@@ -17,6 +17,7 @@ from ..types import Cost, Task
 
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
+TREE_SECONDS = 600.0  # wall-clock of one tree, shared with the trees beside it
 # A question's key; its journal record, None where a budget stopped it, or what it raised.
 Outcome = tuple[str, dict[str, Any] | Exception | None]
 
@@ -94,21 +95,20 @@ class Worker:
     async def search(self, policy: dict[str, Any], task: Task) -> Outcome:
         """The question's outcome.
 
-        A student other than the run's `policy`, and no tree after `sample.timeout_seconds`, are failures.
+        A student other than the run's `policy`, and no tree after `TREE_SECONDS`, are failures.
         """
         key, seed = task.problem.id, self.config.seed
-        seconds = self.config.sample.timeout_seconds
         try:
             if await self.load() != policy:
                 raise ConfigError(
                     f"a worker has another student or value network than the run ({self.policy}"
                     f" instead of {policy}): give every node the same files and settings"
                 )
-            tree = await asyncio.wait_for(anext(self.collector.collect([(key, task)], seed)), seconds)
+            tree = await asyncio.wait_for(anext(self.collector.collect([(key, task)], seed)), TREE_SECONDS)
             stopped = tree.ended_by == "stopped"
             return key, None if stopped else tree.record(seed=seed, split=self.job.split)
         except TimeoutError:
-            return key, TimeoutError(f"no tree within {seconds:g} s")
+            return key, TimeoutError(f"no tree within {TREE_SECONDS:g} s")
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
             return key, error
 

@@ -19,7 +19,7 @@ from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Problem
 from .conversation import Conversation, MeteredVerifier
-from .requests import MCTS, SAMPLE, ChatBody, CompletionBody, Wanted
+from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, Wanted
 from .text import TextReader, cut
 from .wire import DEADLINE, Outcome, Token
 
@@ -149,7 +149,7 @@ class Answerer:
     ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         serve, method, body, tree = self.config.serve, wanted.method, wanted.body, Tree()
-        budget = serve.budget_tokens if method.count is None else serve.max_budget_tokens
+        budget = serve.budget_tokens if method.count is None else MOST_BUDGET
         assert isinstance(body, ChatBody)
         context, budget = self.context(conversation, wanted, problem), body.budget_tokens or budget
         simulations = body.simulations

@@ -41,6 +41,7 @@ OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
 MOST_PROMPTS = 128  # of one request, times the choices of each
 MOST_STOPS = 16
+MOST_BUDGET = 20_000  # tokens of a search that a request may ask for
 CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's length goes
 SEED_BITS = 63  # the engine's seeds have no sign
 MOST_LOGPROBS = 20  # alternatives to each token
@@ -277,8 +278,8 @@ def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
         if getattr(body, name) != ChatBody.model_fields[name].default:
             raise ApiError(f"{name} means nothing to {method.label}: leave it out", name, "unsupported_parameter")
     check_stream(body)
-    if (body.budget_tokens or 0) > limits.max_budget_tokens:
-        raise ApiError(f"budget_tokens is larger than {limits.max_budget_tokens}: ask for less", "budget_tokens")
+    if (body.budget_tokens or 0) > MOST_BUDGET:
+        raise ApiError(f"budget_tokens is larger than {MOST_BUDGET}: ask for less", "budget_tokens")
     if body.add_generation_prompt is body.continue_final_message:
         both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
         raise ApiError(both, "add_generation_prompt")

@@ -22,7 +22,7 @@ _HELP = {
     402: "check the key's credit",
     403: "check the key and its rights; questions that are moderated away are refused so too",
     404: "check base_url, or name another model",
-    429: "lower teachers.max_concurrent",
+    429: "wait, or name another tier",
 }
 
 

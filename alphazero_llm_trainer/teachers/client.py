@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 4  # the estimate for providers that report no usage
 TEMPLATE_TOKENS = 32  # more than any chat template adds to a message
 MOST_BYTES = 1 << 20  # of a response; what follows isn't read
+MOST_CALLS = 8  # under way at once
 
 Message = dict[str, str]
 
@@ -85,7 +86,7 @@ class Endpoint:
                 ),
             )
             sdk.organization = sdk.project = None  # the same holds for OPENAI_ORG_ID and OPENAI_PROJECT_ID
-            self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(self.settings.max_concurrent)
+            self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(MOST_CALLS)
         return self._sdk, self._gate
 
     @asynccontextmanager

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from ..config.load import Config
-from ..config.train import CriticConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, TrainingError
 from ..policy.adapters import bind
@@ -42,6 +41,7 @@ from .packing import ValueRow, collate
 from .scoring import check_packs
 
 Line = dict[str, float]
+PATIENCE = 4  # evaluations without a better held-out loss before training stops
 
 
 # -- the network -------------------------------------------------------------------------------------------------------
@@ -222,12 +222,11 @@ class HeldOut(TrainerCallback):
     def __init__(
         self,
         network: Any,
-        settings: CriticConfig,
         measure: Callable[[], Line],
         watch: Callable[[Line], None],
         stop: Callable[[], bool],
     ) -> None:
-        self.network, self.settings, self.measure, self.watch, self.stop = network, settings, measure, watch, stop
+        self.network, self.measure, self.watch, self.stop = network, measure, watch, stop
         self.best: Line = {}
         self.kept: dict[str, torch.Tensor] = {}
         self.worse = 0
@@ -247,7 +246,7 @@ class HeldOut(TrainerCallback):
             self.best, self.worse, self.kept = line, 0, trained_state(self.network)
         else:
             self.worse += 1
-            control.should_training_stop |= self.worse >= self.settings.patience
+            control.should_training_stop |= self.worse >= PATIENCE
 
 
 def fit(trainer: Any, held_out: HeldOut) -> float:

@@ -223,12 +223,12 @@ def with_step_labels(example: Example, least: int) -> Example:
 
 
 def spoiled_examples(student: Student, config: Config, known: set[str]) -> list[Example]:
-    """Demonstrations, in which each step is right and `train.critic.spoiled` wrong ones beside it are not.
+    """Demonstrations, in which each step is right and `train.critic.wrong_steps` wrong ones beside it are not.
 
     The student has seen these solutions in its warm-up, so no further gold answer is used. Questions whose text is in
     `known` are left out, and so is a source that replays no demonstrations or knows no wrong steps.
     """
-    source, count = open_source(config), config.train.critic.spoiled
+    source, count = open_source(config), config.train.critic.wrong_steps
     if not (count and source.demonstration_share and config.train.demonstrations):
         return []
 

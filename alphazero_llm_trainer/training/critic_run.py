@@ -101,7 +101,7 @@ def train_critic(
         trainer = prm_trainer(network, adapter, learnt, student, config, out, bfloat16)
     validation, test = (Measured(part, config, network, bfloat16) for part in held)
     trainer.add_callback(StepProgress(progress, kind))
-    held_out = HeldOut(network, config.train.critic, lambda: validation.loss(kind), watch, stop)
+    held_out = HeldOut(network, lambda: validation.loss(kind), watch, stop)
     seconds = fit(trainer, held_out)
 
     scale, shift = platt(validation.logits(), validation.targets, validation.weights)

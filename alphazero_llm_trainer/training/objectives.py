@@ -140,14 +140,14 @@ class Ppo(Grpo):
                 gaps = zip(row.old_logprobs, self.reference[index], strict=True)
                 rewards = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
             rewards[-1] += row.reward  # the outcome is earned at the last token
-            advantages, returns = gae(rewards, values[index], gamma=1.0, lam=self.settings.ppo.gae_lambda)
+            advantages, returns = gae(rewards, values[index], gamma=1.0, lam=self.settings.gae_lambda)
             self.estimates[index] = advantages, returns, values[index]
         every = torch.tensor([a for row in repeated for a in self.estimates[row.index][0]])
         if not len(every):
             return {}
         mean, std = every.mean().item(), every.std(correction=0).item()
         # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
-        waits = number < self.settings.ppo.critic_rounds
+        waits = number < self.settings.critic_rounds
         for index, (raw, targets, old) in self.estimates.items():
             white = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
             self.estimates[index] = white, targets, old

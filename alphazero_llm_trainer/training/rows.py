@@ -40,6 +40,8 @@ from .size import RunSize
 if TYPE_CHECKING:
     from ..policy.student import Student
 
+RESPONSES = 4  # expert iteration and rft: different right responses of a question, those sampled most often first
+
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
@@ -161,7 +163,7 @@ class RowBuilder:
             return not tree.tree.checked(node for node in one.nodes if node != OUTSIDE), -one.samples
 
         found = sorted((t for t in self.collector.counted(tree.responses) if t.right), key=order)
-        return found[: self.config.train.responses]
+        return found[:RESPONSES]
 
     # -- PPO ---------------------------------------------------------------------------------------------------------
 

@@ -58,12 +58,12 @@ SHAPE: dict[str, Any] = {
 
 def settings_of(config: Config, rows: int) -> TrainConfig:
     """`train` with the number of updates and the learning rate for `rows` demonstrations, where it leaves them open."""
-    sft, optimizer = config.train.sft, config.train.optimizer
-    if sft.steps is None:
-        sft = sft.model_copy(update={"steps": math.ceil(PASSES * rows / optimizer.batch_size)})
+    steps, optimizer = config.train.sft_steps, config.train.optimizer
+    if steps is None:
+        steps = math.ceil(PASSES * rows / optimizer.batch_size)
     if optimizer.learning_rate is None:
         optimizer = optimizer.model_copy(update={"learning_rate": RATE})
-    return config.train.model_copy(update={"sft": sft, "optimizer": optimizer})
+    return config.train.model_copy(update={"sft_steps": steps, "optimizer": optimizer})
 
 
 def supervise(
@@ -208,7 +208,7 @@ def train_student(
 
     Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
     """
-    steps, optimizer = settings.sft.steps, settings.optimizer
+    steps, optimizer = settings.sft_steps, settings.optimizer
     assert steps is not None and optimizer.learning_rate is not None  # `settings_of`
     shown = progress if progress is not None else Progress(quiet=True)
     learner = Learner(
@@ -256,7 +256,7 @@ def manifest_of(
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "settings": settings.optimizer.model_dump() | settings.sft.model_dump(),
+        "settings": settings.optimizer.model_dump() | {"steps": settings.sft_steps},
         "rows": len(rows),
         "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
         "parameters": sum(p.numel() for p in model.parameters()),

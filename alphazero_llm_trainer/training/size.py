@@ -61,8 +61,9 @@ def used_questions(config: Config) -> int:
     A run's questions begin after the demonstrations that it replays, else with the first question.
     """
     train = config.train
-    questions = train.first_question + train.num_examples
-    return train.demonstrations + questions if replayed(config) else max(train.demonstrations, questions)
+    if replayed(config):
+        return train.demonstrations + train.num_examples
+    return max(train.demonstrations, train.num_examples)
 
 
 def rank_and_size() -> tuple[int, int]:

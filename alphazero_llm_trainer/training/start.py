@@ -62,7 +62,7 @@ def prepare(config: Config) -> Prepared:
     train, source = config.train, open_source(config)
     # Demonstrations are the first tasks of the train split; questions are the ones after them.
     replay = tasks_of(config, "train", train.demonstrations if replayed(config) else 0)
-    start = len(replay) + train.first_question
+    start = len(replay)
     questions = tasks_of(config, "train", train.num_examples, start)
     if len(questions) < train.num_examples:
         raise ConfigError(
@@ -144,7 +144,7 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
     source, train = open_source(config), config.train
     if source.endless:
         return config
-    first = (train.demonstrations if replayed(config) else 0) + train.first_question
+    first = train.demonstrations if replayed(config) else 0
     there = len(asked(source, "train", train.num_examples, first))
     if not there:  # which `prepare` explains
         return config
