@@ -1,5 +1,6 @@
 """What comes over a network, again and again: hostile clients and hostile teachers.
-`kill_test.py` kills, `serve.py --soak` has crowds; power cuts and full disks are in `tests/`.
+
+`serve.py --soak` has crowds; power cuts and full disks are in `tests/`.
 
     uv run python benchmarks/attack.py --minutes 5
 
@@ -190,7 +191,7 @@ def main() -> int:
         "failures": failures,
         "parts": parts,
     }
-    provenance.write(args.out, "reliability", facts)
+    provenance.write(args.out, facts)
     print(f"{facts['tries']:,} tries, {failures} failures; {args.out}")
     return 1 if failures else 0
 

@@ -345,7 +345,7 @@ def of_a_real_model(args: argparse.Namespace) -> None:
         # bfloat16's log-probabilities against the model's forward in fp32, nats
         "numerics": check_numerics(engine, model, prompt(QUESTION), ROUNDED),
     }  # fmt: skip
-    provenance.write(args.out or RESULTS / "real_engine.json", "real_engine", result)
+    provenance.write(args.out or RESULTS / "real_engine.json", result)
 
 
 # -- a step search of a real model, over either engine -----------------------------------------------------------------
@@ -398,7 +398,7 @@ def step_search(args: argparse.Namespace) -> None:
     result |= {"seed": SEED, "engines": engines}
     if len(engines) == 2:
         result["ratios"] = {key: engines["inprocess"][key] / engines["vllm"][key] for key in rates}
-    provenance.write(out, "step_search_vllm", result)
+    provenance.write(out, result)
     print(backend, told(engines[backend]))
 
 
@@ -439,7 +439,7 @@ def main() -> None:
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
     search = search_table(args.trees)
     result = {"torch": torch.__version__, "decode": decode, "search": search}
-    provenance.write(args.out or RESULTS / "engine.json", "engine", result)
+    provenance.write(args.out or RESULTS / "engine.json", result)
 
 
 if __name__ == "__main__":

@@ -311,7 +311,7 @@ def main() -> None:
     config = seeds[0].loaded()
     facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "validation": args.validation}
     facts["levels"] = sorted({task.problem.level for task in tasks_of(config, "train", 16)})
-    provenance.write(args.out, "improvement", facts | table(seeds, best, Greedy(args.work, args.set)))
+    provenance.write(args.out, facts | table(seeds, best, Greedy(args.work, args.set)))
 
 
 if __name__ == "__main__":

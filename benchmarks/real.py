@@ -365,7 +365,7 @@ def main() -> None:
         against_controls(found)
         measured = next((row for row in found if row.get("arm") != "published"), found[0])  # that row is T0's
         facts = {"commit": measured["commit"], "model": args.model.resolve().name, "rows": found}
-        provenance.write(out, "real", facts)
+        provenance.write(out, facts)
 
     STAGES[args.stage](Seed(args.seed, args), keep)
 

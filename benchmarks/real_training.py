@@ -180,7 +180,7 @@ def main() -> None:
     }  # fmt: skip
     name = "real_training_lora" if args.lora else "real_training"
     out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
-    provenance.write(out, "real_training", result)  # both depend on the same modules
+    provenance.write(out, result)
 
 
 if __name__ == "__main__":

@@ -442,7 +442,7 @@ def main() -> None:
         "seconds": time.perf_counter() - began,
         "feasibility": feasibility,
     }
-    provenance.write(args.out, "search", result)
+    provenance.write(args.out, result)
 
 
 if __name__ == "__main__":

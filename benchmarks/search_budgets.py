@@ -324,7 +324,7 @@ def main() -> None:
         },
         "tasks": tasks,
     }
-    provenance.write(args.out, "search_budgets", result)
+    provenance.write(args.out, result)
     for task in tasks:
         for step in task["steps"]:
             print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")

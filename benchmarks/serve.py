@@ -281,7 +281,7 @@ def main() -> None:
     finally:
         found |= {"exit_code": served.stop(), "cores": os.cpu_count()}
     print(table(found["http"]) if name == "serve" else json.dumps(found, indent=2))
-    provenance.write(args.out or ROOT / "benchmarks" / "results" / f"{name}.json", "serve", found)
+    provenance.write(args.out or ROOT / "benchmarks" / "results" / f"{name}.json", found)
 
 
 if __name__ == "__main__":

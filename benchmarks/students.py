@@ -125,7 +125,7 @@ def main() -> None:
                 continue
             row = key | line(args, seed, size, args.levels)
             rows = json.loads(args.out.read_text(encoding="utf-8"))["students"] if args.out.exists() else []
-            provenance.write(args.out, "students", {"problems": EACH, "students": [*rows, row]})
+            provenance.write(args.out, {"problems": EACH, "students": [*rows, row]})
             print(f"{size:6} seed {seed}: {row['greedy']:.3f}, one of eight {row['one_of_8']:.3f}", flush=True)
 
 

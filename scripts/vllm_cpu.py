@@ -134,7 +134,7 @@ def main() -> int:
                 "seconds": {"environment": round(installed, 1), "all": round(time.perf_counter() - began, 1)},
                 "rows": rows,
             }
-            provenance.write(args.out, "vllm_contract", result)
+            provenance.write(args.out, result)
         return code
 
 
