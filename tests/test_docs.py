@@ -108,8 +108,8 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         return done.returncode, done.stderr
 
     assert check() == (0, "")
-    data = tmp_path / "benchmarks/results/kill_test.json"
-    data.write_text(data.read_text().replace('"lost": 0', '"lost": 3'))
+    data = tmp_path / "benchmarks/results/reliability.json"
+    data.write_text(data.read_text().replace('"failures": 0', '"failures": 3'))
     (tmp_path / "docs/results/gone.md").write_text("# Gone\n")
     (tmp_path / "benchmarks/results/new.json").write_text("{}")
     code, said = check()
