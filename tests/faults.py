@@ -53,19 +53,22 @@ def _faulty(student: Any, config: Config, perplexity: Any, *, poison: Any, delay
 
 
 def a_job(
-    count: int, *, workers: int = 1, poison: Mapping[str, str] | None = None, delay: float = 0.0, **sample: Any
+    count: int, *, workers: int = 1, poison: Mapping[str, str] | None = None, delay: float = 0.0, seconds: float = 600.0
 ) -> SampleJob:
-    """A job over `count` embedded problems with small trees; `sample` are the section's keys."""
+    """A job over `count` embedded problems with small trees."""
     config = load_config(
         overrides=[
             {"student": "embedded", "rewards": {"use_student_model": False}},
             {"search": {"concurrent": 4, "simulations": 2, "samples": 2}, "train": {"requeue_limit": 1}},
-            {"sample": sample},
         ]
     )
     tasks = load_tasks("embedded", "train", count, start=2000)
     return SampleJob(
-        config, tasks, workers=workers, make_collector=partial(_faulty, poison=dict(poison or {}), delay=delay)
+        config,
+        tasks,
+        workers=workers,
+        seconds=seconds,
+        make_collector=partial(_faulty, poison=dict(poison or {}), delay=delay),
     )
 
 

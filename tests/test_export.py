@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import runpy
 from collections.abc import Iterator
@@ -12,15 +11,11 @@ from typing import Any
 
 import datasets
 import pytest
-import torch
 from faults import a_job
 from pyarrow import parquet
 from verifiers.v1.episode import WireEpisode
 
-from alphazero_llm_trainer.cli import export as export_command
-from alphazero_llm_trainer.cli.export import COMMON, KINDS, OWN, Readers, columns, export, records
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -30,17 +25,13 @@ from alphazero_llm_trainer.mcts.extract import (
     trajectories,
     value_targets,
 )
+from alphazero_llm_trainer.mcts.journal import journal_of, read
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.training.learner import mask_of, padded
-from alphazero_llm_trainer.training.losses import grpo_loss
-from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import Scorer, score
+from alphazero_llm_trainer.training import export as export_module
+from alphazero_llm_trainer.training.export import COLUMNS, COMMON, SUFFIXES, export
 from alphazero_llm_trainer.types import RewardParts, Step
-
-TABLES = list(OWN)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +42,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
+
+
+def records(data: Path) -> Iterator[dict[str, Any]]:
+    return read(journal_of(data))
 
 
 def loaded(path: Path, tmp_path: Path) -> list[dict[str, Any]]:
@@ -81,18 +76,19 @@ def listed(value: Any) -> Any:
     return [listed(one) for one in value] if isinstance(value, tuple | list) else value
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", COLUMNS)
 def test_what_is_exported_is_loaded_again(
     data: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_command, "BATCH_ROWS", 5)
+    monkeypatch.setattr(export_module, "BATCH_ROWS", 5)
+    monkeypatch.setattr(export_module, "step_preferences", TARGETS["preferences"])  # two samples are few
     out = tmp_path / "new" / f"{kind}.parquet"
-    count = export(data, kind, out, Readers(least=1))
+    count = export(data, kind, out)
     rows, wanted = loaded(out, tmp_path), list(expected(data, kind))
     assert count == len(rows) == len(wanted) > 0
     by_question = {record["key"]: record for record in records(data)}
     for row, want in zip(rows, wanted, strict=True):
-        assert list(row) == list(columns(kind))
+        assert list(row) == list(COMMON | COLUMNS[kind])
         for name, value in ((name, value) for name, value in want.items() if name in row):
             real = name in ("target", "margin", "probabilities", "improved")
             assert row[name] == (pytest.approx(value, abs=1e-6) if real else listed(value))
@@ -101,8 +97,6 @@ def test_what_is_exported_is_loaded_again(
         record = by_question[row["question_id"]]
         assert row["prompt_ids"] == record["prompt_ids"] and row["question"] == record["problem"]["question"]
         assert row["policy_version"] == 0 and row["source"] == "embedded"
-    file = parquet.ParquetFile(out)
-    assert file.num_row_groups == -(-count // 5)  # written as it was read
     assert list(tmp_path.glob("**/*.part")) == []
 
 
@@ -110,7 +104,7 @@ def test_a_student_learns_from_the_right_answers_of_another(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, out = tmp_path / "right.parquet", tmp_path / "student"
-    export(data, "sft", table, Readers())
+    export(data, "sft", table)
     rows = loaded(table, tmp_path)
     assert all(row["completion"].split("####")[1].strip() == row["answer"] for row in rows)
     words = ["sft", "--model", str(PACKAGED), "--source", str(table), "--set", "train.sft_steps=2", "--eval-size", "1"]
@@ -148,7 +142,7 @@ def test_a_tree_is_one_trace_of_verifiers_whose_branches_are_its_responses(
     data: Path, tmp_path: Path, credit: str
 ) -> None:
     out = tmp_path / "rollouts.jsonl"
-    count = export(data, "rollouts", out, Readers(credit=credit))
+    count = export(data, "rollouts", out, credit=credit)
     trees = {record["key"]: record for record in records(data)}
     shared = signals = 0
     for episode in opened(out):
@@ -204,7 +198,7 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
         tree.backup(node, 1.0)
     problem = {"id": "q", "question": "?", "source": "x"}
     record = {"key": "q", "problem": problem, "prompt_ids": [0], "policy_version": 0, "tree": tree.to_dict()}
-    [row] = export_command.rows("rollouts", [record], Readers())
+    [row] = export_module.episodes([(record, tree)], "group")
     [trace] = WireEpisode.model_validate(row).traces
     found = trajectories(tree)
     assert len(found) == 5 and {one.token_ids for one in found} == {(1, 2, 3), (1, 2, 7, 8), (1, 2, 9), (5,), (1, 2)}
@@ -218,53 +212,11 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
     assert trace.nodes[1].advantages == pytest.approx([total] * 2)
 
 
-def test_a_policy_gradient_over_the_graph_is_that_of_the_packed_rows(data: Path, tmp_path: Path) -> None:
-    """A node's tokens are counted once, with the sum of its responses' advantages: the loss over rows, each with all its
-    tokens, has the same value and gradient where the policy is the one that sampled."""
-    student = load_student(load_config(overrides=["student=embedded"]))
-    out = tmp_path / "rollouts.jsonl"
-    export(data, "rollouts", out, Readers())
-    trace = max((episode.traces[0] for episode in opened(out)), key=lambda one: len(one.branches))
-    record = next(record for record in records(data) if record["key"] == trace.id)
-    tree = Tree.from_dict(record["tree"])
-    found = trajectories(tree)
-    prompt = tuple(record["prompt_ids"])
-    rows = [
-        TrainRow(prompt, one.token_ids, one.logprobs, tuple(advantages))
-        for one, advantages in zip(found, credit_of(tree, found, "group"), strict=True)
-    ]
-    model = copy.deepcopy(student.model).double()
-    logprobs = score(Scorer(model), model.config, rows, "on", torch.float64, model.device).logprobs
-    old, advantages = (
-        padded([getattr(row, name) for row in rows], logprobs) for name in ("old_logprobs", "advantages")
-    )
-    wide = {"clip_low": 10.0, "clip_high": 10.0}
-    by_rows, _ = grpo_loss(logprobs, old, advantages, mask_of(rows, logprobs), torch.tensor(1.0), **wide)
-    over_graph, seen = torch.zeros(()), set()
-    for branch in trace.branches:
-        logprobs = model(torch.tensor([branch.token_ids])).logits.log_softmax(-1)[0]
-        start = 0
-        for node in branch.nodes:
-            end = start + len(node.token_ids)
-            if id(node) not in seen and node.sampled and node.token_ids:
-                seen.add(id(node))
-                now = logprobs[range(start - 1, end - 1), node.token_ids]
-                ratio = (now - torch.tensor(node.logprobs)).exp()
-                over_graph = over_graph - (ratio * torch.tensor(node.advantages)).sum()
-            start = end
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    assert len(seen) < sum(len(branch.nodes) - 1 for branch in trace.branches)
-    assert over_graph.item() == pytest.approx(by_rows.item(), abs=1e-5)
-    for one, other in zip(*(torch.autograd.grad(loss, parameters) for loss in (by_rows, over_graph)), strict=True):
-        # Advantages and old log-probabilities are float32, and a node has a sum of them.
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
-
-
 def test_the_example_gives_a_trainer_the_credit_that_export_writes(data: Path, tmp_path: Path) -> None:
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "tree_credit.py"))
     plain, stepwise = tmp_path / "group.jsonl", tmp_path / "step.jsonl"
-    export(data, "rollouts", plain, Readers())
-    export(data, "rollouts", stepwise, Readers(credit="step"))
+    export(data, "rollouts", plain)
+    export(data, "rollouts", stepwise, credit="step")
     for episode, wanted in zip(opened(plain), opened(stepwise), strict=True):
         [trace], [other] = episode.traces, wanted.traces
         example["assign_advantages"](trace)
@@ -285,31 +237,21 @@ def test_rollouts_leave_teachers_out(data: Path, tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text(json.dumps(record) + "\n")
     out = tmp_path / "rollouts.jsonl"
     own = [one for one in trajectories(Tree.from_dict(record["tree"])) if one.student]
-    assert export(tmp_path, "rollouts", out, Readers()) == 1
+    assert export(tmp_path, "rollouts", out) == 1
     [trace] = opened(out)[0].traces
     replies = {tuple(branch.token_ids[len(record["prompt_ids"]) :]) for branch in trace.branches}
     assert replies == {one.token_ids for one in own} and written.token_ids not in replies
 
 
-def test_the_command_writes_every_kind_and_its_help_every_column(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_every_kind(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--data", str(data), "--kind", "all", "--out", str(tmp_path / "all")]) == 0
     said = capsys.readouterr().out
-    assert {path.stem for path in (tmp_path / "all").iterdir()} == set(KINDS) and said.count("rows in") == len(KINDS)
-    flat = sum(
-        not any(any(node.advantages or ()) for node in episode.traces[0].nodes)
-        for episode in opened(tmp_path / "all" / "rollouts.jsonl")
-    )
-    assert flat > 0 and f"{flat} of them have no advantage: all of their responses earned the same" in said
+    kinds = {path.stem for path in (tmp_path / "all").iterdir()}
+    assert kinds == set(SUFFIXES) and said.count("rows in") == len(SUFFIXES)
     every = tmp_path / "every.parquet"
     assert main(["export", "--data", str(data), "--kind", "value", "--every-token", "--out", str(every)]) == 0
     nodes = parquet.ParquetFile(tmp_path / "all" / "value.parquet").metadata.num_rows
     assert parquet.ParquetFile(every).metadata.num_rows > nodes
-    with pytest.raises(SystemExit):
-        main(["export", "--help"])
-    text = capsys.readouterr().out
-    assert all(name in text for names in (COMMON, *OWN.values()) for name in names)
 
 
 def test_trees_of_other_splits_are_no_training_set(
@@ -345,8 +287,6 @@ def test_mistakes_are_sentences(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["--data", str(old), "--kind", "sft", "--out", out], "prompt_ids"),
         (["--data", str(empty), "--kind", "sft", "--out", out], "journal.jsonl"),
         (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "--data"),
-        (["--data", str(data), "--kind", "preferences", "--margin", "0", "--out", out], "--margin"),
-        (["--data", str(data), "--kind", "preferences", "--least", "0", "--out", out], "--least"),
         (["--data", str(data), "--kind", "sft", "--out", str(old)], "--out"),
         (["--data", str(old), "--kind", "rollouts", "--out", out], "prompt_ids"),
     ):

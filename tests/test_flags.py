@@ -78,8 +78,6 @@ REFUSED = {
     "a number beside a question": (["search", "Why?", "--index", "3"], ["--index", "question"]),
     "a cluster of one": (["sample", "--address", "auto", "--out", "OUT"], ["--address", "--workers 2"]),
     "tokens of another kind": ([*EXPORT, "--every-token"], ["--every-token is of --kind value"]),
-    "a margin of another kind": ([*EXPORT, "--margin", "0.3"], ["--margin is of --kind preferences"]),
-    "responses of another kind": ([*EXPORT, "--least", "2"], ["--least is of --kind preferences"]),
     "a credit of another kind": ([*EXPORT, "--credit", "group"], ["--credit is of --kind rollouts"]),
     "questions beside data": (["prm", "--num", "20", "--data", "CRITIC"], ["--num", "--data"]),
     "a credit of another method": (["train", "--set", "train.credit=step"], ["train.credit", "--use-grpo"]),

@@ -96,7 +96,7 @@ def test_killed_at_any_moment_every_question_has_its_tree(tmp_path: Path, whole:
 def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     job = a_job(9)
     raises, hangs = keys_of(job)[2], keys_of(job)[5]
-    job = a_job(9, poison={raises: "raise", hangs: "hang"}, timeout_seconds=0.5)
+    job = a_job(9, poison={raises: "raise", hangs: "hang"}, seconds=0.5)
     summary = run_sample(job, tmp_path)
     assert summary.status == "complete" and set(trees_in(tmp_path)) == set(keys_of(job)) - {raises, hangs}
     lines = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]

@@ -120,7 +120,7 @@ def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int], m
     monkeypatch.setattr(sample, "ATTEMPTS", 1)
     keys = keys_of(a_job(14))
     poison = {keys[1]: "die", keys[3]: "raise", keys[9]: "hang"}
-    job = a_job(14, workers=2, poison=poison, timeout_seconds=2.0)
+    job = a_job(14, workers=2, poison=poison, seconds=2.0)
     summary = run_sample(dataclasses.replace(job, address=cluster[0]), tmp_path)
     assert summary.status == "complete"
     assert {one["key"] for one in summary.set_aside} == set(poison)

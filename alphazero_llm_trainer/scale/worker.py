@@ -17,7 +17,6 @@ from ..types import Cost, Task
 
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
-TREE_SECONDS = 600.0  # wall-clock of one tree, shared with the trees beside it
 # A question's key; its journal record, None where a budget stopped it, or what it raised.
 Outcome = tuple[str, dict[str, Any] | Exception | None]
 
@@ -34,6 +33,7 @@ class SampleJob:
         student_path: a folder with the student's weights, or None for the configured ones.
         workers: 1 searches in this process; more start Ray with so many workers.
         address: an existing Ray cluster, or None for one on this machine.
+        seconds: wall-clock of one tree, shared with the trees beside it.
         make_collector: what searches; `Collector` unless a test says otherwise.
     """
 
@@ -44,6 +44,7 @@ class SampleJob:
     student_path: Path | None = None
     workers: int = 1
     address: str | None = None
+    seconds: float = 600.0
     make_collector: Callable[..., Collector] = Collector
 
 
@@ -95,7 +96,7 @@ class Worker:
     async def search(self, policy: dict[str, Any], task: Task) -> Outcome:
         """The question's outcome.
 
-        A student other than the run's `policy`, and no tree after `TREE_SECONDS`, are failures.
+        A student other than the run's `policy`, and no tree after `job.seconds`, are failures.
         """
         key, seed = task.problem.id, self.config.seed
         try:
@@ -104,11 +105,11 @@ class Worker:
                     f"a worker has another student or value network than the run ({self.policy}"
                     f" instead of {policy}): give every node the same files and settings"
                 )
-            tree = await asyncio.wait_for(anext(self.collector.collect([(key, task)], seed)), TREE_SECONDS)
+            tree = await asyncio.wait_for(anext(self.collector.collect([(key, task)], seed)), self.job.seconds)
             stopped = tree.ended_by == "stopped"
             return key, None if stopped else tree.record(seed=seed, split=self.job.split)
         except TimeoutError:
-            return key, TimeoutError(f"no tree within {TREE_SECONDS:g} s")
+            return key, TimeoutError(f"no tree within {self.job.seconds:g} s")
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
             return key, error
 

@@ -1,0 +1,306 @@
+"""Tree journals as training sets for other trainers: Parquet tables for `datasets`, and whole trees as verifiers' episodes.
+
+An episode has the layout of verifiers 0.4 (`verifiers.v1.episode.Episode`, trace version 1), that of `traces.jsonl` which
+`vf-eval` writes and prime-rl's trainer reads: one a line, with one trace, whose nodes are the tree's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..answers import extract, normalize
+from ..errors import DataError
+from ..files import refused
+from ..mcts.extract import (
+    OUTSIDE,
+    Trajectory,
+    outcomes,
+    policy_targets,
+    step_preferences,
+    step_values,
+    trajectories,
+    value_targets,
+)
+from ..mcts.journal import journal_of, read
+from ..mcts.tree import ROOT, Tree
+from ..problems.load import check_train_split
+from .credit import group_advantages, step_advantages, zero_variance
+
+BATCH_ROWS = 2000  # held as Python objects at once
+HARNESS = "alphazero-llm-trainer"
+ROLLOUTS = "rollouts"
+# Column -> its type; docs/guides/sample-and-export.md says what they are.
+IDS = ["int32"]
+COMMON: dict[str, Any] = {
+    "question_id": "string",
+    "question": "string",
+    "source": "string",
+    "policy_version": "int64",
+    "prompt_ids": IDS,
+}
+COLUMNS: dict[str, dict[str, Any]] = {
+    "value": {"token_ids": IDS, "target": "float32", "weight": "int64", "node": "int64"},
+    "preferences": {
+        "prefix_ids": IDS,
+        "chosen_ids": IDS,
+        "rejected_ids": IDS,
+        "margin": "float32",
+        "count": "int64",
+    },
+    "sft": {
+        "completion_ids": IDS,
+        "completion": "string",
+        "answer": "string",
+        "count": "int64",
+        "author": "string",
+    },
+    "policy": {
+        "prefix_ids": IDS,
+        "children_ids": [IDS],
+        "probabilities": ["float32"],
+        "improved": ["float32"],
+        "visits": "int64",
+        "node": "int64",
+    },
+}
+SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
+
+
+def export(
+    data: Path, kind: str, out: Path, *, every_token: bool = False, credit: str = "group", any_split: bool = False
+) -> int:
+    """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows, or episodes, there are.
+
+    Args:
+        data: a folder of `sample` or of a training run.
+        kind: a key of `SUFFIXES`.
+        out: the file.
+        every_token: of `value`: a row for each token prefix, not for each node.
+        credit: of `rollouts`: "group" or "step", see `advantages`.
+        any_split: take trees of other splits than train, too.
+
+    Raises:
+        DataError: `data` holds no trees, a broken one, or one of another split than train.
+        ConfigError, StorageError: `out` can't be written.
+    """
+    records = searched(data, any_split)
+    partial = out.with_name(out.name + ".part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if kind == ROLLOUTS:
+            count = write_lines(episodes(records, credit), partial)
+        else:
+            count = write_table(rows(kind, records, every_token), kind, partial)
+        partial.replace(out)
+    except OSError as error:
+        raise refused("--out", out, error, "name a writable file") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def searched(data: Path, any_split: bool = False) -> Iterator[tuple[dict[str, Any], Tree]]:
+    """The journal's records that have a tree, with it; one in memory at a time."""
+    path = journal_of(data)
+    for record in read(path):
+        if not any_split:
+            check_train_split(record, path, ", or add --any-split to evaluate with them")
+        if record.get("ended_by", "").startswith("failed"):
+            continue
+        if not record.get("prompt_ids") or not {"id", "question", "source"} <= record.get("problem", {}).keys():
+            raise DataError(f"record {record['key']!r} has no prompt_ids or no problem: sample it again")
+        yield record, Tree.from_dict(record["tree"], checked=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def rows(kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool) -> Iterator[dict[str, Any]]:
+    """The rows of all trees, with the columns of `kind`."""
+    for record, tree in records:
+        problem = record["problem"]
+        common = {
+            "question_id": problem["id"],
+            "question": problem["question"],
+            "source": problem["source"],
+            "policy_version": record["policy_version"],
+            "prompt_ids": record["prompt_ids"],
+        }
+        if kind == "sft":
+            for response in trajectories(tree):
+                if response.right:
+                    yield {**common, **right_response(response)}
+            continue
+        targets: Iterable[Any]
+        if kind == "value":
+            targets = value_targets(tree, every_token=every_token)
+        else:
+            targets = step_preferences(tree) if kind == "preferences" else policy_targets(tree)
+        for target in targets:
+            yield {**common, **{name: getattr(target, name) for name in COLUMNS[kind]}}
+
+
+def right_response(response: Trajectory) -> dict[str, Any]:
+    """The columns of `sft`."""
+    return {
+        "completion_ids": response.token_ids,
+        "completion": response.text,
+        "answer": normalize(extract(response.text) or ""),
+        "count": response.samples,
+        "author": response.source,
+    }
+
+
+def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
+    """Write rows to a Parquet file; returns how many there are."""
+    import datasets
+
+    def feature(named: Any) -> Any:
+        return datasets.List(feature(named[0])) if isinstance(named, list) else datasets.Value(named)
+
+    features = datasets.Features({name: feature(named) for name, named in (COMMON | COLUMNS[kind]).items()})
+    parts = [datasets.Dataset.from_dict({name: [] for name in features}, features=features)]  # a kind may have no row
+    while batch := list(islice(rows, BATCH_ROWS)):
+        parts.append(datasets.Dataset.from_list(batch, features=features))
+    table = datasets.concatenate_datasets(parts)
+    datasets.disable_progress_bars()
+    table.to_parquet(path)
+    return len(table)
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def write_lines(episodes: Iterable[dict[str, Any]], path: Path) -> int:
+    """Write each episode as a line of JSON; returns how many there are."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for count, line in enumerate(episodes, 1):  # noqa: B007
+            file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+    return count
+
+
+def episodes(records: Iterable[tuple[dict[str, Any], Tree]], credit: str) -> Iterator[dict[str, Any]]:
+    """An episode for each tree with a response of the student's own.
+
+    Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train` leaves them out too.
+    """
+    for record, tree in records:
+        responses = [response for response in trajectories(tree) if response.student]
+        if responses:
+            yield episode(record, tree, responses, advantages(tree, responses, credit))
+
+
+def advantages(tree: Tree, responses: list[Trajectory], credit: str) -> list[list[float]]:
+    """One advantage a token `[T]` of each response.
+
+    `group`: its reward against the others', over all samples (GRPO; a response sampled k times counts k times).
+    `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
+    """
+    if credit == "step":
+        counts, sums = outcomes(tree)
+        return [
+            step_advantages(step_values(response, earned(response), counts, sums), response.lengths, scale=1.0)
+            for response in responses
+        ]
+    rewards = [earned(response) for response in responses]
+    if zero_variance(rewards):
+        return [[0.0] * len(response.token_ids) for response in responses]
+    whole = group_advantages(rewards, [response.samples for response in responses])
+    return [[r.samples * a] * len(r.token_ids) for r, a in zip(responses, whole, strict=True)]
+
+
+def earned(response: Trajectory) -> float:
+    """The response's outcome, and the search's reward where none is known."""
+    return response.reward if response.outcome is None else response.outcome
+
+
+def episode(
+    record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory], advantages: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a response, and a node for
+    the tokens of each rollout outside of the tree. A branch of it is a response.
+
+    Log-probabilities are nats at temperature 1. A token's advantage is the sum of what it has in the responses through it
+    (`advantages`, a list `[T]` each), so that a step that they share is counted once.
+    """
+    problem, prompt = record["problem"], record["prompt_ids"]
+    question = {"role": "user", "content": problem["question"]}
+    nodes: list[dict[str, Any]] = [{"message": question, "token_ids": prompt, "mask": [False] * len(prompt)}]
+    places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
+
+    def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
+        message = {"role": "assistant", "content": text}
+        stretch = {"token_ids": ids, "mask": [True] * len(ids), "logprobs": logprobs, "advantages": [0.0] * len(ids)}
+        nodes.append({"parent": parent, "message": message, "sampled": True, **stretch})
+        return len(nodes) - 1
+
+    ends = []
+    for response, credit in zip(responses, advantages, strict=True):
+        at, start, text = 0, 0, response.text
+        for node, length in zip(response.nodes, response.lengths, strict=True):
+            end = start + length
+            if node == OUTSIDE:
+                at = add(at, text, response.token_ids[start:], response.logprobs[start:])
+            elif node in places:
+                at = places[node]
+            else:
+                at = places[node] = add(at, tree.text[node], tree.token_ids[node], tree.logprobs[node])
+            text = text[len(tree.text[node]) :]  # what is left of the response
+            nodes[at]["advantages"] = [a + b for a, b in zip(nodes[at]["advantages"], credit[start:end], strict=True)]
+            start = end
+        ends.append(at)
+    inner = {node.get("parent") for node in nodes}
+    # A response that others go on from has a leaf of its own, without a token.
+    leaves = [add(at, "", (), ()) if at in inner else at for at in ends]
+    tree_nodes = {at: node for node, at in places.items()}
+    samples = sum(response.samples for response in responses)
+    task = {
+        "type": "AlphaZeroTask",
+        "data": {"id": problem["id"], "prompt": problem["question"], "source": problem["source"]},
+        "key": problem["id"],
+    }
+    calls = [
+        {
+            "node": leaf,
+            "finish_reason": "length" if response.verdict in ("length", "depth") else "stop",
+            "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(response.token_ids)},
+        }
+        for leaf, response in zip(leaves, responses, strict=True)
+    ]
+    # verifiers takes a trace for cut where its last call is: here where all responses are.
+    calls.sort(key=lambda call: call["finish_reason"] == "stop")
+    trace = {
+        "version": 1,
+        "id": record["key"],
+        "verifiers": {"version": version("verifiers")},
+        "task": task,
+        "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
+        "nodes": nodes,
+        "calls": calls,
+        "rewards": {"outcome": {"score": sum(r.samples * earned(r) for r in responses) / samples}},
+        "metrics": {"responses": len(responses), "samples": samples},
+        "info": {
+            "tree": record["key"],
+            "policy_version": record["policy_version"],
+            "tree_nodes": [tree_nodes.get(at) for at in range(len(nodes))],  # None: tokens outside of the tree
+            "responses": [
+                {
+                    "leaf": leaf,
+                    "outcome": earned(response),
+                    "search_reward": response.reward,
+                    "samples": response.samples,
+                    "end": response.verdict,
+                }
+                for leaf, response in zip(leaves, responses, strict=True)
+            ],
+        },
+        "is_completed": True,
+        "ok": True,
+    }
+    return {"id": record["key"], "env": {"id": HARNESS}, "task": task, "ok": True, "traces": [trace]}
