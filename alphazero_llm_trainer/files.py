@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from .errors import ConfigError, DataError, StorageError
 
 LOCK = ".lock"
-SPARE_BYTES = 64 << 20  # left free beside what is about to be written: journals and metrics go on growing
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -168,21 +166,6 @@ class FolderLock:
 
 
 # -- space -------------------------------------------------------------------------------------------------------------
-
-
-def free_bytes(folder: Path) -> int:
-    """What the disk has free where `folder` is, or will be."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
-
-
-def check_space(folder: Path, needed: int, what: str) -> None:
-    """Raise StorageError where `folder`'s disk has less than `needed` bytes free for `what`, and SPARE_BYTES."""
-    free = free_bytes(folder)
-    if free < needed + SPARE_BYTES:
-        raise StorageError(
-            f"{folder} has {free / 1e6:,.0f} MB free and {what} needs {(needed + SPARE_BYTES) / 1e6:,.0f} MB: free some"
-            " space, then go on with --resume"
-        )
 
 
 def refused(flag: str, path: Path, error: OSError, fix: str) -> ConfigError | StorageError:

@@ -318,9 +318,8 @@ def check_tree(tree: PrefixTree) -> None:
 def update(learner: Learner, minibatch: Sequence[TrainRow]) -> dict[str, float]:
     """One update, as `Run.train` makes it."""
     for part in learner.parts(minibatch):
-        with learner.autocast():
-            scores = learner.score(part)
-            loss, figures = learner.objective.loss(part, scores, learner.totals)
+        scores = learner.score(part)
+        loss, figures = learner.objective.loss(part, scores, learner.totals)
         learner.backward(loss, scores, figures)
     figures_of_update = learner.clip()
     learner.step()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -14,7 +13,8 @@ from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.training import attention
 from alphazero_llm_trainer.training.attention import NAME, attend_by_length
 from alphazero_llm_trainer.training.models import make_trainable
-from alphazero_llm_trainer.training.packing import Work, plan, tensors
+from alphazero_llm_trainer.training.packing import Work, plan
+from alphazero_llm_trainer.training.rows import TrainRow
 
 
 @pytest.fixture
@@ -42,13 +42,11 @@ def whole() -> dict[str, torch.Tensor]:
 
 def packed() -> dict[str, torch.Tensor]:
     """Three responses of one question as a trie under an additive mask."""
-    prompt = np.arange(5, 15)
-    ends = [np.array([20, 21, *range(30, 30 + more)]) for more in (3, 9, 14)]
-    made = plan([prompt] * 3, ends, 16, Work(1.0, 0.0))
-    [batch] = made.batches
-    assert len(batch) == 1
-    given = tensors(batch, torch.float32, torch.device("cpu"), LlamaConfig())
-    return {key: given[key] for key in ("input_ids", "position_ids", "attention_mask")}
+    prompt = (*range(5, 15),)
+    rows = [TrainRow(prompt, (20, 21, *range(30, 30 + more)), (), ()) for more in (3, 9, 14)]
+    [made] = plan(rows, Work(1.0, 0.0)).forwards
+    assert len(made.tries) == 1
+    return made.inputs(LlamaConfig(), torch.float32, "cpu")
 
 
 def pass_over(model: Any, given: dict[str, torch.Tensor], seen: torch.Tensor) -> list[torch.Tensor]:

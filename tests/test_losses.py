@@ -50,8 +50,10 @@ def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[Train
 
 
 def learner_of(model: Any, objective: Any, memory: MemoryOptions = MemoryOptions(), batch: int = 12) -> Learner:  # noqa: B008
-    given: Any = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
-    return Learner(model, objective, memory, Schedule(1e-9, 0, 10), **given)
+    settings = grpo_config([
+        f"train.optimizer.batch_size={batch}", "train.optimizer.weight_decay=0", "train.optimizer.max_grad_norm=1e9",
+    ]).train.optimizer  # fmt: skip
+    return Learner(model, objective, memory, Schedule(1e-9, 0, 10), settings)
 
 
 def gradients(
@@ -336,12 +338,12 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
     learner = learner_of(student.model, objective, batch=6)
     objective.begin(learner, rows, 0)
     like = torch.zeros(6, max(len(row.completion_ids) for row in rows))
-    first = objective.advantages(rows, like)
+    first = padded(objective.advantages(rows), like)
     assert not first[:5].any() and first[5].any() == any(rows[5].advantages), "at first the critic learns alone"
     objective.begin(learner, rows, 1)
-    found, raw = objective.advantages(rows, like), []
+    found, raw = padded(objective.advantages(rows), like), []
     for row in rows[:5]:
-        _, returns, values = objective.estimates[row.index]
+        returns, values = objective.returns[row.index], objective.values[row.index]
         count, following, own = len(row.completion_ids), 0.0, []
         for t in reversed(range(count)):
             after = values[t + 1] if t + 1 < count else 0.0
@@ -366,7 +368,7 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
         count, gap = len(row.completion_ids), -0.2 * (-1) ** i
         # lambda 1: a token's return is what is earned from it on, each token's penalty and the outcome at the end.
         expected = [row.reward - 0.5 * gap * (count - t) for t in range(count)]
-        assert objective.estimates[row.index][1] == pytest.approx(expected, abs=1e-3)
+        assert objective.returns[row.index] == pytest.approx(expected, abs=1e-3)
     _, figures = objective.loss(rows, score(Scorer(student.model), student.model.config, rows, "off", torch.float32, "cpu"),
                                 torch.tensor(objective.totals(rows)))  # fmt: skip
     assert "kl" not in figures and "critic_loss" in figures
@@ -392,8 +394,9 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
         lora = student.spec.lora if adapter == "lora" else None
         settings = config.train.model_copy(update={"pack": "off"})
         objective = Ppo(settings, model, Critic(student.model, lora))
-        given: Any = {"batch_size": 6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-        return Learner(model, objective, MemoryOptions(), Schedule(1e-3, 1, 8), **given), rows_of(student, 6), objective
+        optimizer = settings.optimizer.model_copy(update={"batch_size": 6, "weight_decay": 0.01, "max_grad_norm": 1.0})
+        learner = Learner(model, objective, MemoryOptions(), Schedule(1e-3, 1, 8), optimizer)
+        return learner, rows_of(student, 6), objective
 
     ends = []
     for resumed in (False, True):

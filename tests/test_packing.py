@@ -1,26 +1,23 @@
-"""Packed rows against the flat batch: the same log-probabilities, entropies and gradients, through TRL's own forward."""
+"""Packed rows against rows of their own: the same log-probabilities, entropies and gradients."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_llama
-from trl.trainer import add_fused_lm_head
 
-from alphazero_llm_trainer.training.packing import IGNORED, Work, plan, spread, tensors, together
+from alphazero_llm_trainer.training.packing import Work, plan
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.scoring import Scorer, computed
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can
 
 token = st.integers(2, 5)  # few tokens: much is shared
-prompt = st.lists(token, min_size=1, max_size=4)
-completion = st.lists(token, min_size=1, max_size=6)
-batch = st.lists(st.tuples(prompt, completion), min_size=1, max_size=10)
+ids = st.lists(token, min_size=1, max_size=5)
+batch = st.lists(st.tuples(ids, ids), min_size=1, max_size=10)
 ROWS = [
     ([7, 8, 9], [10, 11, 12, 13]),
     ([7, 8, 9], [10, 11, 12, 13]),  # a duplicate
@@ -34,87 +31,60 @@ ROWS = [
 ]
 
 
-def flat(model, rows):
+def rows_of(pairs):
+    return [TrainRow(tuple(prompt), tuple(response), (), ()) for prompt, response in pairs]
+
+
+def by_library(model, rows):
     """Log-probabilities and entropies `[B, T]` of each row alone, by the library's own forward."""
-    longest = max(len(c) for _, c in rows)
-    logps, entropies = [], []
-    for start, rest in rows:
-        logits = model(input_ids=torch.tensor([start + rest])).logits[0].log_softmax(-1)[len(start) - 1 : -1]
-        pad = (0, longest - len(rest))
-        logps.append(torch.nn.functional.pad(logits.gather(1, torch.tensor(rest)[:, None])[:, 0], pad))
+    longest = max(len(row.completion_ids) for row in rows)
+    logprobs, entropies = [], []
+    for row in rows:
+        logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0].log_softmax(-1)
+        logits, labels = logits[len(row.prompt_ids) - 1 : -1], torch.tensor(row.completion_ids)
+        pad = (0, longest - len(labels))
+        logprobs.append(torch.nn.functional.pad(logits.gather(1, labels[:, None])[:, 0], pad))
         entropies.append(torch.nn.functional.pad(-(logits.exp() * logits).sum(-1), pad))
-    return torch.stack(logps), torch.stack(entropies)
+    return torch.stack(logprobs), torch.stack(entropies)
 
 
-def packed(model, rows, work=FREE_PAIRS):
-    made = plan([np.array(p) for p, _ in rows], [np.array(c) for _, c in rows], max(len(c) for _, c in rows), work)
-    outputs = [
-        model(**tensors(one, torch.float32, torch.device("cpu"), model.config), fused_lm_head=True)
-        for one in made.batches
-    ]
-    return (
-        spread([out.log_probs for out in outputs], made.where),
-        spread([out.entropy for out in outputs], made.where),
-        made,
-    )
+def by_training(model, rows, work):
+    scores = computed(Scorer(model), model.config, plan(rows, work), torch.float32, "cpu")
+    return scores.logprobs, scores.entropy
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = tiny_llama(2)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model
+    return tiny_llama(2)
 
 
-@pytest.mark.parametrize("work", [FREE_PAIRS, DEAR_PAIRS])
-def test_gradients_equal_the_flat_batchs(model, work):
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(len(ROWS), 5, generator=generator)
-    found = []
-    for way in (lambda: flat(model, ROWS), lambda: packed(model, ROWS, work)[:2]):
+@pytest.mark.parametrize("work", [None, FREE_PAIRS, DEAR_PAIRS])
+def test_gradients_equal_the_librarys(model, work):
+    rows, found = rows_of(ROWS), []
+    weights = torch.randn(len(rows), 5, generator=torch.Generator().manual_seed(0))
+    for logprobs, entropies in (by_library(model, rows), by_training(model, rows, work)):
         model.zero_grad()
-        logps, entropies = way()
-        (weights * (logps.exp() + 0.3 * entropies)).sum().backward()
-        found.append((logps.detach(), entropies.detach(), [p.grad.clone() for p in model.parameters()]))
-    (a, ea, ga), (b, eb, gb) = found
-    assert torch.allclose(a, b, atol=1e-5) and torch.allclose(ea, eb, atol=1e-5)
-    largest = max(g.abs().max().item() for g in ga)
-    assert largest > 1e-2
-    for one, other in zip(ga, gb, strict=True):
-        assert (one - other).abs().max() < 1e-5 * max(largest, 1.0)
+        (weights * logprobs.exp()).sum().backward()
+        found.append((logprobs.detach(), entropies.detach(), *(p.grad.clone() for p in model.parameters())))
+    assert max(grad.abs().max() for grad in found[0][2:]) > 1e-2
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
-@given(batch, st.sampled_from([FREE_PAIRS, DEAR_PAIRS]))
-def test_any_batch_has_the_flat_log_probabilities(model, rows, work):
+@given(batch, st.sampled_from([None, FREE_PAIRS, DEAR_PAIRS]))
+def test_any_batch_has_the_librarys_log_probabilities(model, pairs, work):
+    rows = rows_of(pairs)
     with torch.no_grad():
-        expected, entropies = flat(model, rows)
-        logps, other, made = packed(model, rows, work)
-    assert torch.allclose(logps, expected, atol=1e-5)
-    assert torch.allclose(other, entropies, atol=1e-5)
-    assert [len(c) for _, c in rows] == (made.where >= 0).sum(1).tolist()
+        for found, expected in zip(by_training(model, rows, work), by_library(model, rows), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @given(batch)
-def test_each_prefix_is_computed_once(rows):
-    made = plan([np.array(p) for p, _ in rows], [np.array(c) for _, c in rows], 6, FREE_PAIRS)
-    tries = [trie for batch in made.batches for trie in batch]
-    prefixes = {(tuple(p), *c[:end]) for p, c in rows for end in range(1, len(c) + 1)}
-    prompts = {tuple(p) for p, _ in rows}
-    assert len(tries) == len(prompts)
-    twins = sum(len(trie.twins) for trie in tries)
-    assert sum(map(len, tries)) == len(prefixes) + sum(map(len, prompts)) + twins
-    # Each prefix is a label once.
-    assert sum(label != IGNORED for trie in tries for label in trie.labels) == len(prefixes)
-
-
-@given(st.integers(1, 4), st.data())
-def test_together_is_an_order_that_keeps_groups(batches, data):
-    size = data.draw(st.integers(1, 6))
-    groups = data.draw(st.lists(st.integers(0, 5), min_size=batches * size, max_size=batches * size))
-    order = together(groups, batches)
-    assert sorted(order) == list(range(len(groups)))
-    whole = [groups[row] for row in order if groups.count(groups[row]) > 1]
-    assert sum(a != b for a, b in pairwise(whole)) == max(len(set(whole)) - 1, 0)
-    alone = [sum(groups.count(groups[r]) == 1 for r in order[i * size : (i + 1) * size]) for i in range(batches)]
-    assert max(alone) - min(alone) <= 1
+def test_each_beginning_is_computed_once_and_predicted_once(pairs):
+    made = plan(rows_of(pairs), FREE_PAIRS)
+    whole = [((*prompt, *response), len(prompt)) for prompt, response in pairs]
+    beginnings = {tuple(ids[:end]) for ids, _ in whole for end in range(1, len(ids) + 1)}
+    assert sum(len(trie.tokens) for one in made.forwards for trie in one.tries) == len(beginnings)
+    predicted = {tuple(ids[:end]) for ids, start in whole for end in range(start + 1, len(ids) + 1)}
+    assert sum(len(one.labels) for one in made.forwards) == len(predicted)

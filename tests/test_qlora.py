@@ -485,7 +485,7 @@ def test_frozen_matrices_in_bfloat16_change_no_result() -> None:
     def found() -> tuple[torch.Tensor, list[torch.Tensor]]:
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            logprobs = scorer(ids.roll(-1, 1), input_ids=ids)[0]
+            logprobs = scorer(torch.arange(ids.shape[1]), ids[0].roll(-1), input_ids=ids)[0]
         logprobs.sum().backward()
         return logprobs, [p.grad.clone() for p in model.parameters() if p.requires_grad]
 

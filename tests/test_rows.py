@@ -154,7 +154,7 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(
         right[prompt] = sorted((t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples)
     wanted = {(prompt, t.token_ids) for prompt, found in right.items() for t in found[:1]}
     assert any(len(found) > 1 for found in right.values()), "no question has more right responses than are taken"
-    assert {(row.prompt_ids, row.completion_ids) for row in source.builder._own} == wanted
+    assert {(row.prompt_ids, row.completion_ids) for row in source.builder.own} == wanted
     assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
     assert {value for row in rows for value in row.advantages} == {1.0}
 

@@ -4,7 +4,6 @@ in training, past every window; or it is refused by its name."""
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +19,9 @@ from alphazero_llm_trainer.engine.miniature import check_forward, randomise
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.training.critic import headed, state_logits
-from alphazero_llm_trainer.training.packing import pack_values
-from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs, flat, packed, packs, plan_rows
+from alphazero_llm_trainer.training.packing import pack_values, plan
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs, computed, packs
 
 from support import STEP_ENDS  # isort: skip
 
@@ -183,18 +183,19 @@ def check_engine(model: Any) -> None:
         torch.testing.assert_close(torch.tensor(sample.logprobs), right, rtol=0, atol=CLOSE)
 
 
-def check_training(model: Any, pack: bool) -> float:
-    """Compare rows' scores as training computes them; returns the share of tokens that were computed."""
-    rows: Any = [SimpleNamespace(prompt_ids=row[:PROMPT], completion_ids=row[PROMPT:]) for row in words()]
+def trained_logprobs(model: Any, rows: list[tuple[int, ...]], pack: bool, dtype: Any = torch.float32) -> torch.Tensor:
+    """Log-probabilities `[B, T]` of the rows' responses as training computes them."""
+    some = [TrainRow(row[:PROMPT], row[PROMPT:], (), ()) for row in rows]
+    apart, made = plan(some, None), plan(some, TOGETHER if pack else None)
+    assert (made.tokens < apart.tokens) == pack
     with torch.no_grad():
-        if pack:
-            scores = packed(Scorer(model), model.config, plan_rows(rows, TOGETHER), torch.float32, torch.device("cpu"))
-        else:
-            scores = flat(Scorer(model), rows, torch.device("cpu"))
-    for row, got in zip(words(), scores.logprobs, strict=True):
+        return computed(Scorer(model), model.config, made, dtype, "cpu").logprobs
+
+
+def check_training(model: Any, pack: bool) -> None:
+    for row, got in zip(words(), trained_logprobs(model, words(), pack), strict=True):
         right = own(model, row)
         torch.testing.assert_close(got[: len(right)], right, rtol=0, atol=CLOSE)
-    return scores.packed
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -203,7 +204,7 @@ def test_engine_and_training_equal_transformers(name: str) -> None:
     check_engine(model)
     check_training(model, pack=False)
     assert packs(model)
-    assert check_training(model, pack=True) < 1
+    check_training(model, pack=True)
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -238,19 +239,12 @@ def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None
     engine = engine_of(model)
     assert engine.tree.dtype == dtype
     scored = asyncio.run(engine.score([(row[:PROMPT], row[PROMPT:]) for row in rows]))
-    packed_rows = packed_logprobs(model, rows, dtype)
+    packed_rows = trained_logprobs(model, rows, True, dtype)
     for row, got, trained in zip(rows, scored, packed_rows, strict=True):
         right = own(exact, row)
         lost = (own(model, row) - right).abs().mean()
         for found in (torch.tensor(got), trained[: len(right)]):
             assert (found - right).abs().mean() <= 2 * lost + 1e-3
-
-
-def packed_logprobs(model: Any, rows: list[tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
-    """Log-probabilities of rows that training packs `[B, T]`."""
-    some: Any = [SimpleNamespace(prompt_ids=row[:PROMPT], completion_ids=row[PROMPT:]) for row in rows]
-    with torch.no_grad():
-        return packed(Scorer(model), model.config, plan_rows(some, TOGETHER), dtype, torch.device("cpu")).logprobs
 
 
 # -- that the start-up check sees what it is for ------------------------------------------------------------------------

@@ -23,18 +23,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
+from ..config.train import OptimizerConfig
 from ..errors import StorageError, TrainingError
 from .frozen import keep_narrow
-from .fsdp import on_cpus, uses_fsdp
 from .losses import Figures
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
-from .ranks import ALONE, Ranks
+from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
 from .rows import Minibatches, TrainRow
 from .scoring import Scorer, Scores, check_packs, packs, score
 
 log = logging.getLogger(__name__)
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
+REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")  # torch's and safetensors' words for a full disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Objective:
     """What a method minimises."""
 
     pack = "off"
+    importance = False  # whether rows are weighed by their probability's ratio to the one that they were sampled with
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their weights), then others."""
@@ -68,10 +70,6 @@ class Objective:
         """Round `number` has these rows of this process's. Returns figures of the round."""
         return {}
 
-    def end(self) -> dict[str, float]:
-        """Figures of the round's updates."""
-        return {}
-
 
 class Learner:
     """A model under training.
@@ -81,7 +79,7 @@ class Learner:
         objective: what is minimised.
         memory: precision, rows of a forward, optimiser, recomputed activations.
         schedule: of the learning rate.
-        batch_size: rows of a minibatch.
+        settings: rows of a minibatch, weight decay, the largest norm of a gradient.
         ranks: the processes that share each minibatch.
     """
 
@@ -91,13 +89,10 @@ class Learner:
         objective: Objective,
         memory: MemoryOptions,
         schedule: Schedule,
-        *,
-        batch_size: int,
-        weight_decay: float,
-        max_grad_norm: float,
+        settings: OptimizerConfig,
         ranks: Ranks = ALONE,
     ) -> None:
-        on_cpus()
+        shard_on_cpus()
         if AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no":
             # Another trainer in this process left accelerate's global state in its own precision.
             AcceleratorState._reset_state()
@@ -105,10 +100,11 @@ class Learner:
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers
         )
+        self.device = self.accelerator.device
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
-        self.max_grad_norm, self.planned = max_grad_norm, schedule.total
-        self.updates = 0
-        self.rows_of_a_forward = memory.rows(batch_size // ranks.size)
+        self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
+        self.updates, self.first_update, self.gap = 0, 0, 0.0
+        self.rows_of_a_forward = memory.rows(settings.batch_size // ranks.size)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
         if self.sharded and memory.autocast:
@@ -126,7 +122,8 @@ class Learner:
             self.pack = "off"
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
-        optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, memory.eight_bit)
+        beside = objective.extra().values()
+        optimizer = make_optimizer(inner, beside, schedule.rate, settings.weight_decay, memory.eight_bit)
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
         self.scorer.eval()  # but for an update
         self.schedule = get_scheduler(
@@ -140,28 +137,26 @@ class Learner:
         self.accelerator.register_save_state_pre_hook(self.save_trained)
         self.accelerator.register_load_state_pre_hook(self.load_trained)
 
-    # -- updates -----------------------------------------------------------------------------------------------------
-
-    def score(self, rows: Sequence[TrainRow]) -> Scores:
-        """Log-probabilities and entropies of rows' responses under the weights of now."""
-        with self.autocast():
-            return score(self.scorer, self.config, rows, self.pack, self.dtype, self.accelerator.device)
-
-    def autocast(self) -> Any:
-        """Products in bfloat16, over weights as they are."""
-        kind = self.accelerator.device.type
-        return torch.autocast(kind, torch.bfloat16) if self.memory.autocast else nullcontext()
+    # -- rounds ------------------------------------------------------------------------------------------------------
 
     def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
         """Round `number` trains on these rows. Returns figures of them."""
+        self.first_update, self.gap = self.updates, 0.0
         return self.objective.begin(self, [row for rows in minibatches for row in shard(rows, self.ranks)], number)
 
     def end(self, share: float) -> dict[str, float]:
-        """Publish the round's weights; the learning rate then stands where `share`, of the run, has it. Returns figures."""
+        """Publish the round's weights; the learning rate then stands where `share`, of the run, has it.
+
+        Returns the largest difference between the engine's log-probability of a sampled token and the learner's, in nats.
+        """
         # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
-        self.skip(max(round(share * self.planned) - self.updates, 0))
+        while self.updates < round(share * self.planned):
+            self.schedule.step()
+            self.updates += 1
         self.publish()
-        return self.objective.end()
+        return {"engine_logprob_gap": self.gap} if self.objective.importance else {}
+
+    # -- updates -----------------------------------------------------------------------------------------------------
 
     def parts(self, minibatch: Sequence[TrainRow]) -> Iterator[Sequence[TrainRow]]:
         """This process's rows of a minibatch that all ranks have whole, by forward: an update begins.
@@ -169,7 +164,7 @@ class Learner:
         Each part goes through `score`, the objective's loss over `totals`, and `backward`; then come `clip` and `step`.
         """
         totals = self.objective.totals(minibatch)
-        self.totals = torch.tensor((max(totals[0], 1e-8), *totals[1:]), device=self.accelerator.device)
+        self.totals = torch.tensor((max(totals[0], 1e-8), *totals[1:]), device=self.device)
         # A token's share of a mean is less than float16 can hold: there the sum's gradient is taken, and divided afterwards.
         self.scale = float(self.totals[0]) if self.dtype == torch.float16 else 1.0
         self.tokens = sum(len(row.completion_ids) for row in minibatch)
@@ -185,6 +180,20 @@ class Learner:
         """Rows by forward."""
         size = self.rows_of_a_forward
         return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def autocast(self) -> Any:
+        """Products in bfloat16, over weights as they are."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.memory.autocast else nullcontext()
+
+    def score(self, rows: Sequence[TrainRow]) -> Scores:
+        """Log-probabilities and entropies `[B, T]` of rows' responses under the weights of now, with gradients."""
+        with self.autocast():
+            scores = score(self.scorer, self.config, rows, self.pack, self.dtype, self.device)
+        if self.objective.importance and self.updates == self.first_update:
+            # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this forward's.
+            gap = (scores.logprobs.detach() - padded([row.old_logprobs for row in rows], scores.logprobs)).abs()
+            self.gap = max(self.gap, (gap * mask_of(rows, gap)).max().item())
+        return scores
 
     def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:
         """Add a part's gradients and figures to the minibatch's."""
@@ -234,47 +243,32 @@ class Learner:
         self.updates += 1
         self.scorer.eval()
 
-    def skip(self, updates: int) -> None:
-        """Leave out `updates` places of the schedule."""
-        for _ in range(updates):
-            self.schedule.step()
-        self.updates += updates
-
     @torch.no_grad()
     def publish(self) -> None:
         """Under FSDP: put the shards' weights together in the model that this process searches with. All ranks must call it."""
         if not self.sharded:
             return
         own = dict(self.whole.named_parameters())
-        prefix = "model."
         part: Any
         for name, part in self.scorer.named_parameters():
             if part.requires_grad:
                 full = part.full_tensor()
                 if self.ranks.searches:
-                    own[name.removeprefix(prefix)].copy_(full)
+                    own[name.removeprefix("model.")].copy_(full)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """What a checkpoint and new best weights take at most: what is trained, two moments and a copy; shards twice."""
-        trained = (p for group in self.optimizer.param_groups for p in group["params"])
-        return (5 if self.sharded else 4) * sum(p.numel() * p.element_size() for p in trained)
 
     def save(self, folder: Path) -> None:
         """What the next update depends on: trained weights, optimiser, schedule, random numbers. All ranks call it."""
         try:
             self.accelerator.save_state(str(folder))
         except (RuntimeError, SafetensorError) as error:
-            # What torch's writer of zip files and safetensors say where the operating system refused a write.
-            words = ("PytorchStreamWriter", "unexpected pos", "I/O error")
-            if not any(word in str(error) for word in words):
+            if not any(word in str(error) for word in REFUSALS):
                 raise
             raise StorageError(
                 f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, then go on with --resume"
             ) from error
-        self.ranks.wait()
+        self.accelerator.wait_for_everyone()
 
     def restore(self, folder: Path, updates: int) -> None:
         """Go on from what `save` wrote after so many updates."""
@@ -301,8 +295,8 @@ class Learner:
     def load_trained(self, models: list[Any], folder: str) -> None:
         models.clear()
         if not self.sharded:
-            state, kept = load_file(Path(folder) / WEIGHTS), self.kept()
-            for name, parameter in kept.items():
+            state = load_file(Path(folder) / WEIGHTS)
+            for name, parameter in self.kept().items():
                 parameter.copy_(state[name])
 
 

@@ -25,13 +25,12 @@ from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
-from .fsdp import check_unpacked, uses_fsdp
 from .learner import Learner, Objective, Schedule
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .ppo_critic import Critic
 from .preflight import preflight
-from .ranks import ALONE, Ranks
+from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
 from .rounds import Rounds, RoundStats
 from .rows import Minibatches, RowBuilder, TrainRow
@@ -57,8 +56,7 @@ class Run:
         ranks: Ranks = ALONE,
     ) -> None:
         self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
-        self.ranks, self.stop = ranks, stop
-        self.progress = progress if progress is not None else Progress(quiet=True)
+        self.ranks, self.stop, self.progress = ranks, stop, progress or Progress(quiet=True)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -75,9 +73,8 @@ class Run:
             of_updates: list[dict[str, float]] = []
             for minibatch in self.passes(number, minibatches):
                 for part in learner.parts(minibatch):  # as many rows as a forward takes
-                    with learner.autocast():
-                        scores = learner.score(part)  # log-probabilities, with gradients
-                        loss, figures = objective.loss(part, scores, learner.totals)  # losses.py: the formula
+                    scores = learner.score(part)  # log-probabilities, with gradients
+                    loss, figures = objective.loss(part, scores, learner.totals)  # losses.py: the formula
                     learner.backward(loss, scores, figures)
                 of_updates.append(learner.clip())
                 learner.step()
@@ -134,25 +131,15 @@ class Run:
     def make_learner(self) -> Learner:
         """What the method trains, minimises and how fast."""
         train, model, size = self.config.train, self.student.model, self.size
-        objective: Objective
+        objective: Objective = Likelihood()
         if train.method == "grpo":
             objective = Grpo(train, model)
         elif train.method == "ppo":
-            lora = self.student.spec.lora if self.adapter == "lora" else None
-            objective = Ppo(train, model, Critic(model, lora))
-        else:
-            objective = Likelihood()
+            objective = Ppo(train, model, Critic(model, self.student.spec.lora if self.adapter == "lora" else None))
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
-        return Learner(
-            model,
-            objective,
-            MemoryOptions.of(self.config, self.student.spec, model),
-            Schedule(learning_rate(train, model), warmup, size.updates),
-            batch_size=train.optimizer.batch_size,
-            weight_decay=train.optimizer.weight_decay,
-            max_grad_norm=train.optimizer.max_grad_norm,
-            ranks=self.ranks,
-        )
+        schedule = Schedule(learning_rate(train, model), warmup, size.updates)
+        memory = MemoryOptions.of(self.config, self.student.spec, model)
+        return Learner(model, objective, memory, schedule, train.optimizer, self.ranks)
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
@@ -161,29 +148,17 @@ class Run:
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
-        config, train = self.config, self.config.train
+        train, tier, rounds = self.config.train, self.config.teachers.tier, self.size.rounds
         method = "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
-        teachers: str = config.teachers.tier
-        if is_remote(config):
-            teachers += f" at {config.teacher_tiers[teachers].base_url}"
-        text = (
-            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
-            f"{self.planned()}, {train.groups} groups,"
-            f" teachers: {teachers}, {len(self.prepared.demonstrations):,} demonstrations replayed"
+        place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
+        planned = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
+        if train.tokens is not None:
+            planned = f"{train.tokens:,} sampled tokens, of {planned} at most,"
+        return (
+            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {self.config.seed}\n"
+            f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, {train.groups} groups,"
+            f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations replayed"
         )
-        if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
-            text += (
-                "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
-            )
-        return text
-
-    def planned(self) -> str:
-        """How many questions, or tokens, the run takes."""
-        questions = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
-        tokens = self.config.train.tokens
-        if tokens is not None:
-            return f"{tokens:,} sampled tokens, of {questions} at most, in rounds of {self.size.questions_per_round}"
-        return f"{questions} in {self.size.rounds} round{'s' * (self.size.rounds > 1)}"
 
     # -- the whole run -----------------------------------------------------------------------------------------------
 
@@ -206,8 +181,16 @@ class Run:
 
     def recorder(self, folder: RunFolder) -> Recorder:
         """What records the run in its folder."""
-        parts: dict[str, Any] = {"progress": self.progress, "stop": self.stop, "ranks": self.ranks}
-        return Recorder(self.prepared, self.student, self.adapter, self.collector, folder, **parts)
+        return Recorder(
+            self.prepared,
+            self.student,
+            self.adapter,
+            self.collector,
+            folder,
+            progress=self.progress,
+            stop=self.stop,
+            ranks=self.ranks,
+        )
 
     def run_rounds(self, recorder: Recorder, resume: bool) -> None:
         """All rounds that are left: of a resumed run, those after its newest checkpoint."""
@@ -227,7 +210,8 @@ class Run:
                 learner.restore(checkpoint, updates)
             except (OSError, ValueError, RuntimeError, KeyError) as error:
                 raise CheckpointError(
-                    f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one"
+                    f"checkpoint {checkpoint} can't be loaded ({error}): launch as it was written, with FSDP or without, or"
+                    " remove it"
                 ) from error
             if self.ranks.first:
                 recorder.keep_best(start)  # a kill may have come between the checkpoint and its best weights

@@ -59,12 +59,10 @@ class Grpo(Objective):
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
-        self.learner, self.first_update = learner, learner.updates
-        self.gap = 0.0
         if self.start is not None:
             now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
-            scorer, device = Scorer(self.model), learner.accelerator.device
+            scorer, device = Scorer(self.model), learner.device
             self.reference = by_row(
                 learner,
                 rows,
@@ -76,34 +74,25 @@ class Grpo(Objective):
             return {}
         return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
 
-    def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
-        """`[B, T]`."""
-        return padded([row.advantages for row in rows], like)
+    def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
+        """One number a token of each row."""
+        return [row.advantages for row in rows]
 
     def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
         """See `grpo_loss`."""
-        logprobs = scores.logprobs
-        old = padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach()
-        mask = mask_of(rows, logprobs)
-        if self.importance and self.learner.updates == self.first_update:
-            # Nothing is learnt yet: what the ratio is to, the engine's numbers, should be this forward's.
-            self.gap = max(self.gap, ((logprobs.detach() - old).abs() * mask).max().item())
+        logprobs = scores.logprobs  # [B, T], as is all that is padded
         penalised = bool(self.reference) and self.kl_in_loss
         return grpo_loss(
             logprobs,
-            old,
-            self.advantages(rows, logprobs),
-            mask,
+            padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach(),
+            padded(self.advantages(rows), logprobs),
+            mask_of(rows, logprobs),
             totals[0],
             clip_low=self.settings.clip_low,
             clip_high=self.settings.clip_high,
             kl_coefficient=self.settings.kl_coefficient,
             reference=padded([self.reference[row.index] for row in rows], logprobs) if penalised else None,
         )
-
-    def end(self) -> dict[str, float]:
-        """The largest difference between the engine's log-probability of a sampled token and the trainer's, in nats."""
-        return {"engine_logprob_gap": self.gap} if self.importance else {}
 
 
 class Ppo(Grpo):
@@ -115,8 +104,10 @@ class Ppo(Grpo):
     def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
         super().__init__(settings, model)
         self.critic, self.importance = critic, True
-        # Of the policy's rows, by index: advantages, returns, values at sampling.
-        self.estimates: dict[int, tuple[Sequence[float], Sequence[float], Sequence[float]]] = {}
+        # Of the policy's rows, by index: advantages, returns and values at sampling.
+        self.white: Numbers = {}
+        self.returns: Numbers = {}
+        self.values: Numbers = {}
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are, and how many of them the policy sampled: the critic's mean is over those."""
@@ -130,32 +121,32 @@ class Ppo(Grpo):
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Values of all tokens under the critic of now, and what follows from them: advantages, returns."""
         super().begin(learner, rows, number)
+        self.autocast = learner.autocast
         repeated = [row for row in rows if row.kind == "policy"]
         distinct = {row.index: row for row in repeated}
-        values = by_row(learner, [*distinct.values()], self.critic)
-        self.estimates = {}
+        self.values = by_row(learner, [*distinct.values()], self.critic)
+        self.white, self.returns = {}, {}
         for index, row in distinct.items():
-            rewards: list[float] = [0.0] * len(row.completion_ids)
+            rewards = [0.0] * len(row.completion_ids)
             if self.reference:
                 gaps = zip(row.old_logprobs, self.reference[index], strict=True)
                 rewards = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
             rewards[-1] += row.reward  # the outcome is earned at the last token
-            advantages, returns = gae(rewards, values[index], gamma=1.0, lam=self.settings.gae_lambda)
-            self.estimates[index] = advantages, returns, values[index]
-        every = torch.tensor([a for row in repeated for a in self.estimates[row.index][0]])
+            lam = self.settings.gae_lambda
+            self.white[index], self.returns[index] = gae(rewards, self.values[index], gamma=1.0, lam=lam)
+        every = torch.tensor([a for row in repeated for a in self.white[row.index]])
         if not len(every):
             return {}
         mean, std = every.mean().item(), every.std(correction=0).item()
         # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
         waits = number < self.settings.critic_rounds
-        for index, (raw, targets, old) in self.estimates.items():
-            white = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
-            self.estimates[index] = white, targets, old
-        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, values)
+        for index, raw in self.white.items():
+            self.white[index] = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
+        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, self.values)
 
-    def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
-        """`[B, T]`: the whitened ones, and what demonstrations bring."""
-        return padded([self.estimates[r.index][0] if r.index in self.estimates else r.advantages for r in rows], like)
+    def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
+        """The whitened ones, and what demonstrations bring."""
+        return [self.white.get(row.index, row.advantages) for row in rows]
 
     def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
         """The policy's clipped loss without a KL of its own, and the critic's."""
@@ -163,9 +154,12 @@ class Ppo(Grpo):
         mask = mask_of(rows, scores.logprobs, "policy")
         if not mask.any():
             return loss, figures
-        estimates = [self.estimates.get(row.index, ((), (), ())) for row in rows]
-        returns, old = (padded([estimate[i] for estimate in estimates], scores.logprobs) for i in (1, 2))
-        of_critic, more = value_loss(self.critic(rows), old, returns, mask, totals[1], VALUE_CLIP)
+        returns, old = (
+            padded([numbers.get(row.index, ()) for row in rows], mask) for numbers in (self.returns, self.values)
+        )
+        with self.autocast():
+            values = self.critic(rows)
+        of_critic, more = value_loss(values, old, returns, mask, totals[1], VALUE_CLIP)
         return loss + VALUE_COEFFICIENT * of_critic, figures | more | {"critic_loss": of_critic}
 
 

@@ -1,11 +1,9 @@
-"""Shared prefixes trained once: the responses of one question as a depth-first trie in one sequence.
+"""Which sequences a forward computes: one a row, or rows that share their beginnings as one, and where each token is in it.
 
-Rows are sorted, so that each shares its longest common beginning with the one before it and only its new tokens are
-appended: prompt and common steps are computed once. A token sees its ancestors alone (4-D additive mask) and stands at
-its depth (position ids), so its hidden state is the one that it has in the flat batch, and so is every gradient.
-A token that has several successors is fed once more for each further one: then every position predicts one label, and
-the causal language model's own forward and loss head do the rest. (Tree training as in Wang et al. 2025, "Tree
-Training", and FACTS.)
+Rows that begin alike are a depth-first trie in one sequence: sorted, each has only the tokens appended in which it differs
+from the one before it. A token sees its ancestors alone (4-D additive mask) and stands at its depth (position ids), so its
+hidden state is the one that it has in a row of its own, and so is every gradient (tree training as in Wang et al. 2025, "Tree
+Training", and FACTS).
 """
 
 from __future__ import annotations
@@ -15,17 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from ..engine.masks import masks
+from .rows import TrainRow
 
-IGNORED = -100  # the label of a position that predicts nothing
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,188 +44,153 @@ class Work:
 
 @dataclass(slots=True)
 class Trie:
-    """One sequence: tokens, depths, labels and subtree ends, all `[N]`; `twins` are (second copy, first copy) pairs.
+    """One sequence: tokens, their depths and the ends of their subtrees, all `[N]`.
 
-    Token j is seen by token i when `j <= i < ends[j]` and j is not i's twin.
+    Token j is seen by token i when `j <= i < ends[j]`. `path` has the places of the last row's tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    twins: list[tuple[int, int]] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+    def shared(self, ids: Sequence[int]) -> int:
+        """How many tokens `ids` and the last row begin with alike."""
+        least = min(len(ids), len(self.path))
+        return next((i for i in range(least) if self.tokens[self.path[i]] != ids[i]), least)
+
+    def add(self, ids: Sequence[int]) -> list[int]:
+        """The places of a row's tokens; those that it shares with the row before it in sorted order are there already."""
+        shared, first = self.shared(ids), len(self.tokens)
+        self.tokens += ids[shared:]
+        self.depths += range(shared, len(ids))
+        size = len(self.tokens)
+        self.ends += [size] * (size - first)
+        self.path = [*self.path[:shared], *range(first, size)]
+        for place in self.path[:shared]:  # their subtrees go on
+            self.ends[place] = size
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)
-class PackingPlan:
-    """Where every row's tokens went: `tries` in forwards of like length, and `where[r, t]` `[B, T]`.
+class Forward:
+    """Sequences that are computed together, each padded to `width` N, and what they predict.
 
-    `where` indexes the scores of all forwards one after the other, each padded to its longest trie; -1 is padding.
-    `flat_tokens` and `tokens` count what the flat batch and the packed one compute, padding included.
+    Prediction m is of token `labels[m]`, at place `at[m]` of the flattened `[G * N]` positions.
     """
 
-    batches: tuple[tuple[Trie, ...], ...]
-    where: Ids
-    flat_tokens: int
-    tokens: int
-    work: float
-    flat_work: float
+    tries: Sequence[Trie]
+    width: int
+    at: torch.Tensor
+    labels: torch.Tensor
+    shares: bool
+
+    def inputs(self, config: Any, dtype: torch.dtype, device: Any) -> dict[str, Any]:
+        """What a model of `config` takes: additive masks of `dtype` where rows share their beginnings."""
+        tokens = [trie.tokens for trie in self.tries]
+        if self.shares:
+            depths, ends = [trie.depths for trie in self.tries], [trie.ends for trie in self.tries]
+            return trie_inputs(tokens, depths, ends, config, dtype, device)
+        ids, mask = stacked(tokens), stacked([[1] * len(row) for row in tokens])
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
-def plan(prompts: Sequence[Ids], completions: Sequence[Ids], longest: int, work: Work) -> PackingPlan:
-    """Pack rows; equal prompts share, and a question's responses are split where two sequences cost less than one.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The forwards that compute rows' responses; `where` `[B, T]` each token is among all their predictions (-1: padding)."""
 
-    `longest` is the T of the flat batch.
-    """
-    order = sorted(range(len(prompts)), key=lambda r: (prompts[r].tolist(), completions[r].tolist()))
+    forwards: Sequence[Forward]
+    where: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        """What is computed, padding included."""
+        return sum(len(forward.tries) * forward.width for forward in self.forwards)
+
+    def work(self, work: Work) -> float:
+        """Its multiply-adds."""
+        return sum(work(forward.width, len(forward.tries)) for forward in self.forwards)
+
+    def spread(self, predictions: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Numbers of each forward's predictions `[M]` at the rows' tokens `[B, T]`; padding is 0."""
+        every = torch.cat(list(predictions))
+        index = self.where.to(every.device)
+        return every.index_select(0, index.clamp(min=0).reshape(-1)).view(index.shape).masked_fill(index < 0, 0.0)
+
+
+def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
+    """How to compute rows: as few sequences as are least `work`; None for one forward with a sequence a row."""
+    whole = [(*row.prompt_ids, *row.completion_ids) for row in rows]
+    order = list(range(len(rows)))
+    if work is not None:
+        order.sort(key=whole.__getitem__)
     tries: list[Trie] = []
-    place: dict[int, tuple[int, Ids]] = {}
-    trie, at, path, previous, prompt = Trie(), _none(), _none(), _none(), _none()
+    members: list[list[tuple[int, list[int]]]] = []  # of each trie: its rows, and where their tokens are
     for r in order:
-        row = np.concatenate((prompts[r], completions[r]))
-        shared = common(previous, row) if tries and np.array_equal(prompt, prompts[r]) else 0
-        size, new = len(trie), len(row) - shared
-        if not shared or work(size + new) - work(size) > work(len(row)):
-            trie, shared = Trie(), 0
-            tries.append(trie)
-            at, path = _none(), _none()
-        at, path = append(trie, row, len(prompts[r]), shared, at, path)
-        place[r] = len(tries) - 1, at[len(prompts[r]) - 1 :]
-        previous, prompt = row, prompts[r]
-    batches = grouped(tries)
-    start, offsets, tokens, spent = 0, {}, 0, 0.0
-    for batch in batches:
-        width = max(len(tries[i]) for i in batch)
-        for i in batch:
-            offsets[i], start = start, start + width
-        tokens += width * len(batch)
-        spent += work(width, len(batch))
-    where = np.full((len(prompts), longest), -1, dtype=np.int64)
-    for r, (i, found) in place.items():
-        where[r, : len(found)] = offsets[i] + found
-    width = max(map(len, prompts)) + longest
-    made = tuple(tuple(tries[i] for i in batch) for batch in batches)
-    return PackingPlan(made, where, width * len(prompts), tokens, spent, work(width, len(prompts)))
+        if work is None or not tries or not joins(tries[-1], whole[r], work):
+            tries.append(Trie())
+            members.append([])
+        members[-1].append((r, tries[-1].add(whole[r])))
+    forwards, start = [], 0
+    where = torch.full((len(rows), max(len(row.completion_ids) for row in rows)), -1)
+    for batch in [order] if work is None else alike(tries):
+        width = max(len(tries[i].tokens) for i in batch)
+        predictions: dict[tuple[int, int], int] = {}  # rows that begin alike share these, too
+        for g, i in enumerate(batch):
+            for r, path in members[i]:
+                # A token is predicted at the one before it.
+                before, labels = path[len(rows[r].prompt_ids) - 1 : -1], rows[r].completion_ids
+                pairs = [(g * width + place, label) for place, label in zip(before, labels, strict=True)]
+                found = [start + predictions.setdefault(pair, len(predictions)) for pair in pairs]
+                where[r, : len(found)] = torch.tensor(found)
+        start += len(predictions)
+        at, of = (torch.tensor(column) for column in zip(*predictions, strict=True))
+        forwards.append(Forward([tries[i] for i in batch], width, at, of, work is not None))
+    return Plan(forwards, where)
 
 
-def append(trie: Trie, row: Ids, prompt: int, shared: int, at: Ids, path: Ids) -> tuple[Ids, Ids]:
-    """Add a row whose first `shared` tokens are the last row's.
-
-    `path[d]` is the position of the row's token d, `at[d]` the position that predicts its token d + 1; both are given
-    for the last row and returned for this one.
-    """
-    for node in path[shared:]:
-        trie.ends[node] = len(trie)
-    if shared == len(row):
-        return at[: shared - 1], path
-    joint = int(path[shared - 1]) if shared else -1
-    if shared and trie.labels[joint] != IGNORED:
-        # The token before the branch predicts another token already: feed it again for this one.
-        twin = len(trie)
-        trie.tokens.append(trie.tokens[joint])
-        trie.depths.append(shared - 1)
-        trie.labels.append(IGNORED)
-        trie.ends.append(twin + 1)
-        trie.twins.append((twin, joint))
-        joint = twin
-    first, count = len(trie), len(row) - shared
-    own = np.arange(first, first + count)
-    trie.tokens += row[shared:].tolist()
-    trie.depths += range(shared, len(row))
-    trie.labels += [*row[shared + 1 :].tolist(), IGNORED]
-    trie.ends += [0] * count
-    if shared:
-        trie.labels[joint] = int(row[shared])
-    else:
-        trie.labels[first : first + prompt - 1] = [IGNORED] * (prompt - 1)
-    predictors = np.concatenate((at[: shared - 1], [joint], own[:-1])) if shared else own[:-1]
-    return predictors, np.concatenate((path[:shared], own))
+def joins(trie: Trie, ids: Sequence[int], work: Work) -> bool:
+    """Whether a row is less work in the last sequence, whose beginning it shares, than in one of its own."""
+    shared, size = trie.shared(ids), len(trie.tokens)
+    return bool(shared) and work(size + len(ids) - shared) - work(size) <= work(len(ids))
 
 
-def common(a: Ids, b: Ids) -> int:
-    """Length of the longest common beginning."""
-    least = min(len(a), len(b))
-    different = np.flatnonzero(a[:least] != b[:least])
-    return int(different[0]) if len(different) else least
-
-
-def grouped(tries: Sequence[Trie]) -> list[list[int]]:
+def alike(tries: Sequence[Trie]) -> list[list[int]]:
     """Indices of tries, those of like length together: a forward more costs about as much as `FORWARD` tokens."""
     batches: list[list[int]] = []
-    for i in sorted(range(len(tries)), key=lambda i: -len(tries[i])):
-        if batches and len(tries[batches[-1][0]]) - len(tries[i]) <= FORWARD:
+    for i in sorted(range(len(tries)), key=lambda i: -len(tries[i].tokens)):
+        if batches and len(tries[batches[-1][0]].tokens) - len(tries[i].tokens) <= FORWARD:
             batches[-1].append(i)
         else:
             batches.append([i])
     return batches
 
 
-def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device, config: Any) -> dict[str, Any]:
-    """A forward's `input_ids`, `position_ids`, `shift_labels` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`, or one for
-    each kind of the layers that the model of `config` has."""
-    count, width = len(batch), max(map(len, batch))
-    ids, depths, ends = (np.zeros((count, width), dtype=np.int64) for _ in range(3))
-    labels = np.full((count, width), IGNORED, dtype=np.int64)
-    ends[:] = np.arange(1, width + 1)  # padding sees itself alone, so that no row of the mask is empty
-    for g, trie in enumerate(batch):
-        size = len(trie)
-        ids[g, :size], depths[g, :size], labels[g, :size] = trie.tokens, trie.depths, trie.labels
-        # The last row's tokens were never closed.
-        ends[g, :size] = [end or size for end in trie.ends]
-    seen = ancestors(torch.from_numpy(ends).to(device), [trie.twins for trie in batch])
-    positions = torch.from_numpy(depths).to(device)
+def stacked(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Rows of numbers as one tensor `[B, N]`, 0 beyond a row's end."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+
+
+def trie_inputs(
+    tokens: Sequence[Sequence[int]],
+    depths: Sequence[Sequence[int]],
+    ends: Sequence[Sequence[int]],
+    config: Any,
+    dtype: torch.dtype,
+    device: Any = "cpu",
+) -> dict[str, Any]:
+    """Tries' `input_ids` and `position_ids` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`, or one for each kind of the
+    layers that the model of `config` has."""
+    ids, positions, until = (stacked(rows).to(device) for rows in (tokens, depths, ends))
+    places = torch.arange(ids.shape[1], device=device)
+    # Padding sees itself alone, so that no row of the mask is empty.
+    until = torch.where(until > 0, until, places + 1)
+    seen = (places <= places[:, None]) & (places[:, None] < until[:, None, :])  # [G, who sees, who is seen]
     return {
-        "input_ids": torch.from_numpy(ids).to(device),
+        "input_ids": ids,
         "position_ids": positions,
-        "shift_labels": torch.from_numpy(labels).to(device),
         "attention_mask": masks(config, seen, positions, positions, dtype),
     }
-
-
-def ancestors(ends: torch.Tensor, twins: Sequence[Sequence[tuple[int, int]]] = ()) -> torch.Tensor:
-    """Which tokens each sees, `[G, N, N]`, in tries with subtree ends `[G, N]`: itself and its ancestors."""
-    column = torch.arange(ends.shape[1], device=ends.device)
-    seen = (column[None, None, :] <= column[None, :, None]) & (column[None, :, None] < ends[:, None, :])
-    for g, pairs in enumerate(twins):
-        if pairs:
-            second, first = torch.tensor(pairs, device=ends.device).unbind(1)
-            seen[g, second, first] = False
-    return seen
-
-
-def together(groups: Sequence[int], batches: int) -> list[int]:
-    """An order of rows `[B]` in which a minibatch holds whole groups as far as it can.
-
-    `groups[r]` names row r's group. Groups keep the order in which they first appear, rows of their own are dealt out
-    evenly over the `batches` equal minibatches.
-    """
-    members: dict[int, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
-    shared = [row for rows in members.values() if len(rows) > 1 for row in rows]
-    alone = [rows[0] for rows in members.values() if len(rows) == 1]
-    size, order = len(groups) // batches, []
-    for batch in range(batches):
-        some = shared[batch * len(shared) // batches : (batch + 1) * len(shared) // batches]
-        left = size - len(some)
-        order += some + alone[:left]
-        alone = alone[left:]
-    return order
-
-
-def spread(scores: Sequence[torch.Tensor], where: Ids) -> torch.Tensor:
-    """Scores of all forwards (each `[G, N]`) back at the rows' tokens `[B, T]`; padding is 0."""
-    flat = torch.cat([one.reshape(-1) for one in scores])
-    index = torch.from_numpy(where).to(flat.device)
-    found = flat.index_select(0, index.clamp(min=0).reshape(-1)).view(index.shape)
-    return found.masked_fill(index < 0, 0.0)
-
-
-def _none() -> Ids:
-    return np.zeros(0, dtype=np.int64)
 
 
 # -- states of a question, for critics ---------------------------------------------------------------------------------
@@ -239,12 +198,11 @@ def _none() -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class ValueRow:
-    """All states of a question in one sequence: the prompt, then the responses' tokens as a depth-first trie `[T]`.
+    """All states of a question in one sequence: a trie of the prompt with the responses' tokens `[T]`.
 
-    `ends[i]` is the end of token i's subtree: token j is seen by token i when `j <= i < ends[j]`. `positions[i]` is the
-    token's place in its own response, prompt included. `targets[i]` in [0, 1] and `weights[i]` belong to the state
-    whose last token i is; a weight of 0 means that the token is no target, and all of a question's sum to 1. `states` gives
-    for each target, in the order it came in, its index in the sequence.
+    `targets[i]` in [0, 1] and `weights[i]` belong to the state whose last token i is; a weight of 0 means that the token is no
+    target, and all of a question's sum to 1. `states` gives for each target, in the order it came in, its index in the
+    sequence.
     """
 
     token_ids: tuple[int, ...]
@@ -260,56 +218,23 @@ def pack_values(prompt_ids: Sequence[int], targets: Sequence[tuple[Sequence[int]
 
     States with the same tokens become one, with the weighted mean of their targets.
     """
-    head = len(prompt_ids) - 1
-    # Node 0 of the trie is the prompt's last token: the root's state. Parents come before their children.
-    tokens, parents, nodes = [prompt_ids[-1]], [0], []
-    known: dict[tuple[int, int], int] = {}
-    for path, _, _ in targets:
-        node = 0
-        for token in path:
-            parent, node = node, known.setdefault((node, token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(parent)
-        nodes.append(node)
-    count, length = len(tokens), head + len(tokens)
-    sizes = [1] * count  # of a node's subtree: its place is after its parent and its elder siblings' subtrees
-    for node in range(count - 1, 0, -1):
-        sizes[parents[node]] += sizes[node]
-    place, depth, free = [head] * count, [head] * count, [head + 1] * count
-    for node in range(1, count):
-        parent = parents[node]
-        place[node], depth[node], free[node] = free[parent], depth[parent] + 1, free[parent] + 1
-        free[parent] += sizes[node]
-    ids, ends, positions = [*prompt_ids[:-1], *tokens], [length] * length, [*range(length)]
-    for node, at in enumerate(place):
-        ids[at], ends[at], positions[at] = tokens[node], at + sizes[node], depth[node]
-    totals, weights = [0.0] * length, [0.0] * length
-    states = tuple(place[node] for node in nodes)
+    trie, place = Trie(), {}
+    for path in sorted({(), *(tuple(path) for path, _, _ in targets)}):
+        place[path] = trie.add((*prompt_ids, *path))[-1]
+    states = [place[tuple(path)] for path, _, _ in targets]
+    sums, weights = [0.0] * len(trie.tokens), [0.0] * len(trie.tokens)
     for at, (_, target, weight) in zip(states, targets, strict=True):
-        totals[at] += weight * target
+        sums[at] += weight * target
         weights[at] += weight
-    means = tuple(total / weight if weight else 0.0 for total, weight in zip(totals, weights, strict=True))
+    means = [total / weight if weight else 0.0 for total, weight in zip(sums, weights, strict=True)]
     whole = math.fsum(weights) or 1.0
     shares = tuple(weight / whole for weight in weights)
-    return ValueRow(tuple(ids), tuple(ends), tuple(positions), means, shares, states)
+    ids, ends, depths = tuple(trie.tokens), tuple(trie.ends), tuple(trie.depths)
+    return ValueRow(ids, ends, depths, tuple(means), shares, tuple(states))
 
 
 def collate(rows: Sequence[ValueRow], dtype: torch.dtype, config: Any) -> dict[str, Any]:
-    """Rows, padded on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`, or one
-    for each kind of the layers that the model of `config` has."""
-
-    def padded(name: str) -> torch.Tensor:
-        return pad_sequence([torch.tensor(getattr(row, name)) for row in rows], batch_first=True)
-
-    ends = padded("ends")
-    # Padding sees itself alone, so that no row of the mask is empty.
-    ends = torch.where(ends > 0, ends, torch.arange(1, ends.shape[1] + 1))
-    positions = padded("positions")
-    return {
-        "input_ids": padded("token_ids"),
-        "position_ids": positions,
-        "attention_mask": masks(config, ancestors(ends), positions, positions, dtype),
-        "targets": padded("targets"),
-        "weights": padded("weights"),
-    }
+    """`trie_inputs` of rows with their `targets` and `weights` `[B, T]`."""
+    tokens, depths, ends = ([getattr(row, name) for row in rows] for name in ("token_ids", "positions", "ends"))
+    targets = {name: stacked([getattr(row, name) for row in rows]) for name in ("targets", "weights")}
+    return trie_inputs(tokens, depths, ends, config, dtype) | targets

@@ -13,9 +13,9 @@ from ..config.sections import LoraConfig
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .models import attach, deepen
-from .packing import Work, spread, tensors
+from .packing import Work, plan
 from .rows import TrainRow
-from .scoring import MASKS_IN_4D, check_packs, plan_rows
+from .scoring import MASKS_IN_4D, check_packs
 
 
 class Critic(torch.nn.Module):
@@ -55,11 +55,11 @@ class Critic(torch.nn.Module):
 
     def forward(self, rows: Sequence[TrainRow]) -> torch.Tensor:
         """`[B, T]` of rows' response tokens; padding is 0. Rows that share their beginnings are computed together."""
-        made, device = plan_rows(rows, Work.of(self.config)), self.score.weight.device
-        found = []
-        for batch in made.batches:
-            given = tensors(batch, self.backbone.dtype, device, self.config)
-            del given["shift_labels"]
-            hidden = self.backbone(**given, use_cache=False).last_hidden_state
-            found.append(self.score(hidden.to(self.score.weight.dtype))[..., 0])
-        return spread(found, made.where)
+        made, weight = plan(rows, Work.of(self.config)), self.score.weight
+        values = []
+        for one in made.forwards:
+            inputs = one.inputs(self.config, self.backbone.dtype, weight.device)
+            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+            states = hidden.index_select(0, one.at.to(weight.device))  # [M, H], of the tokens before
+            values.append(self.score(states.to(weight.dtype))[:, 0])
+        return made.spread(values)

@@ -1,8 +1,13 @@
 """A run of several processes (`accelerate launch`, `torchrun`): each searches its share, all train one set of weights.
 
 All run the same loop. Rank 0 has the folder, the journal, the checkpoints, the evaluations and the terminal: it gathers the
-trees, gives credit and tells the others the rows; then every rank trains on its part of each minibatch, and DDP or FSDP take
-the mean of the gradients. Where vLLM servers sample, rank 0 alone asks them, for all questions.
+trees and gives the others the rows with their credit; then every rank trains on its part of each minibatch, and DDP or FSDP
+take the mean of the gradients. Where vLLM servers sample, rank 0 alone asks them, for all questions.
+
+FSDP is turned on by accelerate's own configuration (`accelerate launch --config_file examples/accelerate_fsdp.yaml`), which
+reaches a process as environment variables. Parameters, gradients and optimiser states are sharded (`fully_shard`, FSDP2). An
+engine needs whole weights, so a copy of the model is sharded, and after each round its weights are put together again in the
+model that is searched with.
 """
 
 from __future__ import annotations
@@ -15,22 +20,32 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from torch import distributed
 
 from ..config.load import Config, flat, resolve_name
+from ..config.sections import StudentModel
 from ..errors import AlphaZeroError, ConfigError, EngineError
 from ..teachers.build import is_remote
-from .fsdp import check_fsdp, uses_fsdp
 from .size import rank_and_size
 
 PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches and evaluations take
+# FSDP's settings, whatever accelerate's configuration says.
+FSDP = {
+    "FSDP_VERSION": "2",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",  # shards would be folders, of one number of processes
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # each process searches with weights of its own
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",  # it renames layers; `train.gradient_checkpointing` does it
+}
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's number among `size` of one run. `spread` is False where vLLM servers
-    sample, which rank 0 alone asks."""
+    """This process's number among `size` of one run. `spread` is False where vLLM servers sample, which rank 0 alone asks.
+
+    All processes must call `broadcast`, `gather`, `on_first` and `everywhere` together.
+    """
 
     rank: int = 0
     size: int = 1
@@ -47,34 +62,26 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank; all of them must call it."""
-        return value if self.size == 1 else broadcast_object_list([value])[0]
-
-    def on_first(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns on rank 0, on every rank. Where it fails there, the others end without a word."""
-        result, failed = None, True
-        try:
-            result = work() if self.first else None
-            failed = False
-        finally:
-            failed, result = self.broadcast((failed, result))
-        if failed:
-            raise SystemExit(2)
-        return result
+        """Rank 0's value."""
+        return broadcast_object_list([value])[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order; all of them must call it."""
-        return [value] if self.size == 1 else list(gather_object([value]))
+        """Every rank's value, in their order."""
+        return list(gather_object([value]))
 
     def share(self, keys: Sequence[str]) -> Sequence[str]:
         """This rank's part of the questions that are to be searched."""
         return keys[self.rank :: self.size] if self.spread else keys if self.first else []
 
-    def everywhere(self, work: Callable[[], None]) -> None:
-        """Call `work` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
-        failed: Exception | None = None
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns on rank 0."""
+        return self.broadcast(self.everywhere(work if self.first else lambda: None))
+
+    def everywhere(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns on this rank. Where one fails all end: rank 0 with the error, the others without a word."""
+        result, failed = None, None
         try:
-            work()
+            result = work()
         except Exception as error:  # noqa: BLE001 - the others get its text, then it is raised; a second Ctrl-C waits for nobody
             failed = error
         reasons = self.gather(None if failed is None else str(failed) or type(failed).__name__)
@@ -87,11 +94,7 @@ class Ranks:
         for rank, reason in enumerate(reasons):
             if reason:
                 raise EngineError(f"process {rank} of {self.size} failed: {reason}")
-
-    def wait(self) -> None:
-        """Wait until every rank is here."""
-        if self.size > 1:
-            distributed.barrier()
+        return result
 
     def close(self) -> None:
         """Leave the group, once every rank is there."""
@@ -103,47 +106,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-def check_ranks(config: Config, size: int) -> None:
-    """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
-    train, backend, batch = config.train, config.engine.backend, config.train.optimizer.batch_size
-    if batch % size:
-        raise ConfigError(
-            f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
-            " a number of processes that divides it"
-        )
-    if train.method == "ppo":
-        raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")
-    if backend == "vllm":
-        raise ConfigError(f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server")
-    if backend == "vllm-server" and (train.adapter or config.models[resolve_name(config)].adapter) != "lora":
-        raise ConfigError("engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora")
-    if is_remote(config):
-        raise ConfigError(
-            f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1 process"
-        )
-    if not uses_fsdp():
-        return
-    check_fsdp(config, size)
-    if backend == "vllm-server" and train.method == "grpo" and train.kl_coefficient:
-        raise ConfigError(
-            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
-            " set it to 0, or launch with DDP"
-        )
-
-
-def check_same(found: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError where a process has another configuration or version than the first."""
-    first = found[0]
-    for rank, facts in enumerate(found):
-        for name in sorted(first.keys() | facts.keys()):
-            mine, theirs = first.get(name), facts.get(name)
-            if mine != theirs:
-                raise ConfigError(
-                    f"process {rank} of {len(found)} has another {name} ({theirs!r}, not {mine!r}) than process 0: start all"
-                    " with the same command and versions"
-                )
-
-
 def open_ranks(config: Config) -> Ranks:
     """The processes of this run. Nothing is loaded yet.
 
@@ -153,8 +115,7 @@ def open_ranks(config: Config) -> Ranks:
     """
     rank, size = rank_and_size()
     if size == 1:
-        if uses_fsdp():
-            check_fsdp(config, size)
+        check_ranks(config, size)
         return ALONE
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -164,14 +125,13 @@ def open_ranks(config: Config) -> Ranks:
         distributed.init_process_group(backend, timeout=PATIENCE)
     PartialState(cpu=not torch.cuda.is_available())  # whose collectives these are
     ranks = Ranks(rank, size, config.engine.backend == "inprocess")
-    found = ranks.gather(dict(flat({"torch": torch.__version__, **config.model_dump(mode="json")})))
-    try:
-        check_same(found)
+    facts = ranks.gather(dict(flat({"torch": torch.__version__, **config.model_dump(mode="json")})))
+
+    def check() -> None:
+        check_same(facts)
         check_ranks(config, size)
-    except ConfigError:
-        if rank:
-            raise SystemExit(2) from None
-        raise
+
+    ranks.on_first(check)
     return ranks
 
 
@@ -180,3 +140,86 @@ def config_of_rank(config: Config, rank: int) -> Config:
     if not rank or config.engine.backend == "inprocess":
         return config
     return config.model_copy(update={"engine": config.engine.model_copy(update={"backend": "inprocess"})})
+
+
+# -- what can't be shared ----------------------------------------------------------------------------------------------
+
+
+def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError where a process has another configuration or version than the first."""
+    for rank, theirs in enumerate(facts):
+        for name, mine in facts[0].items():
+            if theirs.get(name) != mine:
+                raise ConfigError(
+                    f"process {rank} of {len(facts)} has another {name} ({theirs.get(name)!r}, not {mine!r}) than process 0:"
+                    " start all with the same command and versions"
+                )
+
+
+def check_ranks(config: Config, size: int) -> None:
+    """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
+    train, backend = config.train, config.engine.backend
+    batch, server = train.optimizer.batch_size, backend == "vllm-server"
+    adapter = train.adapter or config.models[resolve_name(config)].adapter
+    reasons = {
+        f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start a number"
+        " of processes that divides it": batch % size,
+        f"train.method is ppo, which trains in one process: start 1 and not {size}": train.method == "ppo",
+        f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server": backend == "vllm",
+        "engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora": server
+        and adapter != "lora",
+        f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1"
+        " process": is_remote(config),
+    }
+    refuse(reasons if size > 1 else {})
+    if uses_fsdp():
+        os.environ.update(FSDP)
+        if os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() not in ("true", "false"):
+            os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "true"  # a file of version 1 names a strategy there
+        check_unpacked(config, config.models[resolve_name(config)])
+        grpo = train.method == "grpo"
+        refuse({
+            "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it": size == 1,
+            "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw": train.optimizer.name
+            == "adamw_8bit",
+            # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is one of all ranks.
+            "train.pack is on and FSDP wants equally many forwards of all processes: set it to auto": grpo
+            and train.pack == "on",
+            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy: set it to 0,"
+            " or launch with DDP": server and grpo and train.kl_coefficient,
+        })  # fmt: skip
+
+
+def refuse(reasons: Mapping[str, Any]) -> None:
+    """Raise ConfigError with the first reason that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(reason)
+
+
+def check_unpacked(config: Config, spec: StudentModel) -> None:
+    """Raise ConfigError for a student in 4 bits; the folder of an adapter may say so of its base."""
+    if spec.quantization != "none":
+        raise ConfigError(
+            f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed weights FSDP was not tried"
+            " with: set it to none, or launch with DDP"
+        )
+
+
+# -- FSDP --------------------------------------------------------------------------------------------------------------
+
+
+def uses_fsdp() -> bool:
+    """Whether this process was launched for FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"  # as accelerate reads it
+
+
+def shard_on_cpus() -> None:
+    """Have accelerate shard on CPUs too, before an `Accelerator` is made.
+
+    It takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although torch can shard
+    there, and tests run there.
+    """
+    on_cpu = not torch.cuda.is_available()
+    if uses_fsdp() and PartialState(cpu=on_cpu).distributed_type == DistributedType.MULTI_CPU:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

@@ -5,29 +5,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..config.load import resolve_name
 from ..errors import ConfigError
-from ..files import check_space, sync
+from ..files import sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..policy.student import Student
-from ..policy.weights import load_tensors
 from ..problems.load import rows_hash
 from ..rollouts import Collector, GradedTree
-from .checkpoint import newest_whole, write_manifest
 from .evaluation import Measured
-from .fsdp import uses_fsdp
 from .learner import Learner
 from .models import learning_rate
 from .progress import tell_round, tell_tree
 from .ranks import Ranks
 from .rounds import RoundStats
-from .run import RunFolder
+from .run import RunFolder, write_manifest
 from .start import Prepared
 from .tracking import Tracking
 
@@ -58,7 +55,8 @@ class Recorder(Measured):
         self.collector, self.folder, self.progress, self.stop, self.ranks = collector, folder, progress, stop, ranks
         self.test, self.validation = prepared.test, prepared.validation
         self.rows = rows_hash([*prepared.questions, *prepared.test, *prepared.validation])
-        self.tracking = Tracking(self.config.train.track if ranks.first else "none", folder.path)
+        track = self.config.train.track if ranks.first else "none"
+        self.tracking = Tracking(track, folder.path, self.config.model_dump(mode="json"))
         self.journal: Journal | None = None
         self.card: dict[str, Any] = {}
         self.best: tuple[float, int] | None = None
@@ -73,16 +71,8 @@ class Recorder(Measured):
 
         Returns the checkpoint to go on from (None: the start), and how many updates and rounds were made before it.
         """
-        checkpoint, facts = newest_whole(self.folder.path, self.progress.say) if resume else (None, {})
-        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
-            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
-            raise ConfigError(
-                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
-                f" optimiser: launch {before} FSDP"
-            )
+        checkpoint, facts = self.folder.newest_checkpoint(self.progress.say) if resume else (None, {})
         start = int(facts.get("rounds_done", 0))
-        if facts.get("best") is not None and facts["best"][1] != start:
-            load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         if not self.folder.card.exists():
             self.folder.write_card(self.new_card())  # whatever stops the run from here on, it can be resumed
         self.card = self.folder.read_card()
@@ -91,10 +81,6 @@ class Recorder(Measured):
                 f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
                 " or begin a new run"
             )
-        # A resumed run goes on with the system prompt that it began with.
-        opening = self.student.opening
-        self.student.opening = replace(opening, system_prompt=self.card.get("system_prompt", opening.system_prompt))
-        self.tracking.parameters(self.card["config"])
         self.before(self.card)
         self.folder.forget_metrics_from(start)
         self.restore_best(facts)
@@ -162,9 +148,8 @@ class Recorder(Measured):
         """
         if rounds_done % self.size.save_every_rounds and share < 1:
             return
-        folder = self.folder.path / f"checkpoint-{learner.updates}"
+        folder = self.folder.checkpoint(learner.updates)
         if self.ranks.first:
-            check_space(self.folder.path, learner.checkpoint_bytes, "the next checkpoint")
             accuracy = self.validate(rounds_done)
             if accuracy is not None:
                 self.write_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
@@ -176,17 +161,14 @@ class Recorder(Measured):
             # A checkpoint says that its rounds are done: their trees and figures are on the disk before it does.
             self.journal.sync()
             sync(self.folder.metrics)
-            write_manifest(
-                folder,
-                {
-                    "rounds_done": rounds_done,
-                    "update": learner.updates,
-                    "fsdp": uses_fsdp(),
-                    "best": list(self.best) if self.best is not None else None,
-                    "training_seconds": self.train_seconds,
-                    "total_seconds": time.perf_counter() - self.began,
-                },
-            )
+            facts = {
+                "rounds_done": rounds_done,
+                "update": learner.updates,
+                "best": self.best,
+                "training_seconds": self.train_seconds,
+                "total_seconds": time.perf_counter() - self.began,
+            }
+            write_manifest(folder, facts)
             self.keep_best(rounds_done)
         self.since = time.perf_counter()
 

@@ -1,12 +1,9 @@
-"""A round of questions: searched, or read from the journal; on one process or on several.
-
-Several processes (`accelerate launch`, `torchrun`) run the same loop. Each searches its share with an engine of its own; the
-first one has the folder, the journal and the terminal, and gets all trees.
-"""
+"""A round of questions: searched, or read from the journal; on one process or on several."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -61,22 +58,20 @@ class RoundStats:
     def count(self, trees: Sequence[GradedTree], collector: Collector) -> None:
         """Count a round's trees."""
         self.questions = len(trees)
+        kinds = Counter(group_kind(tree.responses) for tree in trees)
+        self.all_right, self.all_wrong, self.mixed = kinds["solved"], kinds["hopeless"], kinds["mixed"]
         total = 0.0
         for tree in trees:
-            responses = tree.responses
-            self.failed += tree.ended_by.startswith("failed")
+            failed = tree.ended_by.startswith("failed")
+            self.failed += failed
             self.failed_rewards += tree.failed_reward is not None
             self.flat_at_first += tree.flat_at_first
-            self.flat += not tree.ended_by.startswith("failed") and collector.zero_variance(responses)
+            self.flat += not failed and collector.zero_variance(tree.responses)
             self.extensions += tree.extensions
-            kind = group_kind(responses)
-            self.all_right += kind == "solved"
-            self.all_wrong += kind == "hopeless"
-            self.mixed += kind == "mixed"
-            self.taught += sum(not response.student for response in responses)
-            self.samples += sum(response.samples for response in responses)
-            self.solved += any(response.right for response in responses)
-            total += sum(collector.reward(response) * response.samples for response in responses)
+            self.taught += sum(not response.student for response in tree.responses)
+            self.samples += sum(response.samples for response in tree.responses)
+            self.solved += any(response.right for response in tree.responses)
+            total += sum(collector.reward(response) * response.samples for response in tree.responses)
             self.cost.add(tree.cost)
             self.simulations += len(tree.tree.simulations)
             self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
@@ -96,8 +91,10 @@ def group_kind(responses: Sequence[Trajectory]) -> str | None:
 class Rounds:
     """The rounds of a run: the same trees for the same weights, whatever was killed in between.
 
+    Each process searches its share with an engine of its own; the first one has the journal, and gets all trees.
+
     Args:
-        student: the policy under training; its engine is told about new weights at the start of each round.
+        student: the policy under training; its engine takes new weights at the start of each round.
         collector: searches and grades.
         tasks: training questions in order; round k takes the k-th slice of `size.questions_per_round`.
         journal: where finished trees go, and come from after a restart; None on every process but the first.
@@ -135,10 +132,8 @@ class Rounds:
 
     def share(self, rounds: int) -> float:
         """How much of the run is done after so many rounds: of its questions, or of its tokens where that is more."""
-        budget = self.size.tokens
-        share: float = self.ranks.broadcast(
-            max(rounds / self.size.rounds, 0.0 if budget is None else self.sampled / budget)
-        )
+        of_tokens = self.sampled / self.size.tokens if self.size.tokens else 0.0
+        share: float = self.ranks.broadcast(max(rounds / self.size.rounds, of_tokens))
         return share
 
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
@@ -150,73 +145,69 @@ class Rounds:
         began = time.perf_counter()
         if self.ranks.searches:  # beside them FSDP has shards where the engine would look for weights
             self.student.engine.set_policy(None, number)
-        tasks, found = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
-        stats = RoundStats(number, reused_trees=len(found))
-        missing: list[str] = self.ranks.broadcast([key for key in tasks if key not in found])
+        tasks, trees = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
+        stats = RoundStats(number, reused_trees=len(trees))
+        missing: list[str] = self.ranks.broadcast([key for key in tasks if key not in trees])
         if missing:
-            self.search_missing(missing, tasks, number, found)
+            share = {key: tasks[key] for key in self.ranks.share(missing)}
+            for record in self.searched(share, number, trees):
+                self.keep(record, GradedTree.from_record(record, tasks[record["key"]]), trees)
         if self.collector.perplexity is not None:
             self.collector.perplexity.forget()
         if any(self.ranks.gather(self.stop())):
             raise StoppedError
         if not self.ranks.first:
             return [], stats
-        trees = [found[key] for key in tasks]
-        self.check_rewards(trees)
+        ordered = [trees[key] for key in tasks]
+        self.check_rewards(ordered)
         stats.search_seconds = time.perf_counter() - began
-        stats.count(trees, self.collector)
+        stats.count(ordered, self.collector)
         self.sampled += stats.cost.sampled_tokens
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
-        return trees, stats
+        return ordered, stats
 
-    def search_missing(
-        self, missing: Sequence[str], tasks: dict[str, Task], number: int, found: dict[str, GradedTree]
-    ) -> None:
-        """Search the questions of round `number` that `found` lacks, and put their trees there and into the journal."""
-        share = [(key, tasks[key]) for key in self.ranks.share(missing)]
+    def searched(self, tasks: dict[str, Task], number: int, trees: dict[str, GradedTree]) -> list[dict[str, Any]]:
+        """Search these questions of round `number`. The first process keeps its trees in `trees` as they end, and gets the
+        others' records."""
         records: list[dict[str, Any]] = []
 
         async def search() -> None:
-            async for tree in self.collector.collect(share, self.seed):
+            async for tree in self.collector.collect(list(tasks.items()), self.seed):
                 if tree.ended_by == "stopped":
                     continue
                 record = tree.record(round=number, policy=self.student.engine.version)
                 if self.ranks.first:
-                    self.keep(record, tree, found)
+                    self.keep(record, tree, trees)
                 else:
                     records.append(record)
 
         def search_until_stopped() -> None:
-            with suppress(StoppedError):  # all ranks look whether to stop, below
+            with suppress(StoppedError):  # all ranks look whether to stop, afterwards
                 run_until(self.stop, search())
 
         self.ranks.everywhere(search_until_stopped)
         gathered = self.ranks.gather(records)
-        if self.ranks.first:
-            for record in (one for others in gathered for one in others):
-                self.keep(record, GradedTree.from_record(record, tasks[record["key"]]), found)
+        return [record for records in gathered for record in records] if self.ranks.first else []
 
-    def keep(self, record: dict[str, Any], tree: GradedTree, found: dict[str, GradedTree]) -> None:
+    def keep(self, record: dict[str, Any], tree: GradedTree, trees: dict[str, GradedTree]) -> None:
         """A new tree goes into the journal first."""
         assert self.journal is not None
         self.journal.append(record)
-        found[tree.key] = tree
+        trees[tree.key] = tree
         self.on_tree(tree)
 
     def restored(self, number: int) -> list[GradedTree]:
         """The trees of a round that the journal has."""
-        if self.journal is None:
-            return []
-        records = ((self.journal.get(key), task) for key, task in self.size.of_round(self.tasks, number).items())
+        journal = self.journal if self.journal is not None else {}
+        records = ((journal.get(key), task) for key, task in self.size.of_round(self.tasks, number).items())
         return [GradedTree.from_record(record, task) for record, task in records if record is not None]
 
     def check_rewards(self, trees: Sequence[GradedTree]) -> None:
         """Raise RewardError where the user's own reward has failed for every question of the run so far."""
         failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
-        if not failed or self.journal is None:
-            return
-        if all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in self.journal.values()):
+        records = self.journal.values() if self.journal is not None else ()
+        if failed and all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in records):
             raise RewardError(
                 f"the reward failed for at least one response of each of {len(failed):,} questions, which are left out; the"
                 f" first: {failed[0]}"

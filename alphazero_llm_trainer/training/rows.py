@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice, zip_longest
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ from .credit import (
     visit_distillation,
     zero_variance,
 )
-from .packing import together
 from .rounds import RoundStats
 from .size import RunSize
 
@@ -62,6 +61,7 @@ class TrainRow:
 
 
 Minibatches = list[list[TrainRow]]
+Group = tuple[GradedTree, list[Trajectory]]  # a tree and those of its responses that training learns from
 
 
 class RowBuilder:
@@ -86,13 +86,13 @@ class RowBuilder:
         self.student, self.config, self.collector = student, config, collector
         self.demonstrations, self.size, self.verifier = demonstrations, size, verifier
         self.indices = count()
-        self._own: list[TrainRow] = []  # good responses of all rounds so far, which supervised methods draw from
+        self.own: list[TrainRow] = []  # good responses of all rounds so far, which supervised methods draw from
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
         """The good responses of a round's trees, which later rounds draw from too (all but `grpo` and `ppo`)."""
-        found = self.good(trees)
-        self._own += found
-        return found
+        fresh = self.good(trees)
+        self.own += fresh
+        return fresh
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
         """One pass of round `number`: rows by minibatch. `stats` gets how many there are."""
@@ -103,10 +103,7 @@ class RowBuilder:
         rows = self.filled(number, trees, rows, stats)
         # In random order, but a question's rows together, so that packing them pays.
         Random(derive_seed(self.config.seed, "order", number)).shuffle(rows)
-        size = self.config.train.optimizer.batch_size
-        groups: dict[tuple[int, ...], int] = {}
-        order = together([groups.setdefault(row.prompt_ids, len(groups)) for row in rows], len(rows) // size)
-        return [[rows[i] for i in order[start : start + size]] for start in range(0, len(rows), size)]
+        return together(rows, self.config.train.optimizer.batch_size)
 
     def filled(self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats) -> list[TrainRow]:
         """The first rows that have room, demonstrations beside them and where rows lack: `size.rows_per_round` in all."""
@@ -114,9 +111,8 @@ class RowBuilder:
         wanted = self.size.rows_per_round - replay
         stats.updates = self.size.updates_per_round
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
-        rows = rows[:wanted]
-        stats.rows_filled = wanted - len(rows)
-        rows += self.replayed(number, replay + (stats.rows_filled if self.demonstrations else 0))
+        stats.rows_filled = wanted - stats.rows
+        rows = rows[:wanted] + self.replayed(number, replay + (stats.rows_filled if self.demonstrations else 0))
         return rows + [self.padding_row(trees)] * (self.size.rows_per_round - len(rows))
 
     # -- expert iteration, rft and legacy ----------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ class RowBuilder:
         made: Minibatches = []
         for _ in range(stats.updates):
             rows = self.replayed(rng.getrandbits(62), replay, scored=False)
-            rows += rng.sample(self._own, own) if len(self._own) >= own else rng.choices(self._own, k=own)
+            rows += rng.sample(self.own, own) if len(self.own) >= own else rng.choices(self.own, k=own)
             made.append(rows)
         return made
 
@@ -144,26 +140,25 @@ class RowBuilder:
         """The method's rows: each question's right responses, those sampled most often first; of `legacy` the best response
         of each question that has both better and worse ones, weighted by its reward."""
         if self.config.train.method != "legacy":
-            return [self.row(tree, found, 1.0) for tree in trees for found in self.right(tree)]
+            return [self.row(tree, response, 1.0) for tree in trees for response in self.right(tree)]
         rows = []
         for tree in trees:
-            found = tree.responses
-            rewards = [self.collector.reward(t) for t in found]
-            if zero_variance(rewards):
-                continue
-            best = max(range(len(found)), key=lambda i: (rewards[i], found[i].samples, -i))
-            rows.append(self.row(tree, found[best], rewards[best]))
+            rewards = [self.collector.reward(response) for response in tree.responses]
+            if not zero_variance(rewards):
+                ranked = zip(rewards, tree.responses, strict=True)
+                reward, best = max(ranked, key=lambda pair: (pair[0], pair[1].samples))  # the first of equals
+                rows.append(self.row(tree, best, reward))
         return rows
 
     def right(self, tree: GradedTree) -> list[Trajectory]:
         """A question's right responses that are learnt from, all different. Under a rule those that it could judge come
         first."""
 
-        def order(one: Trajectory) -> tuple[bool, int]:
-            return not tree.tree.checked(node for node in one.nodes if node != OUTSIDE), -one.samples
+        def order(response: Trajectory) -> tuple[bool, int]:
+            return not tree.tree.checked(node for node in response.nodes if node != OUTSIDE), -response.samples
 
-        found = sorted((t for t in self.collector.counted(tree.responses) if t.right), key=order)
-        return found[:RESPONSES]
+        right = [response for response in self.collector.counted(tree.responses) if response.right]
+        return sorted(right, key=order)[:RESPONSES]
 
     # -- PPO ---------------------------------------------------------------------------------------------------------
 
@@ -176,150 +171,134 @@ class RowBuilder:
         shuffled.sort(key=lambda tree: self.collector.zero_variance(tree.responses))
         rows: list[TrainRow] = []
         for tree in shuffled:
-            for found in self.collector.counted(tree.responses):
-                rows += [self.row(tree, found, 0.0, self.collector.reward(found))] * found.samples
+            for response in self.collector.counted(tree.responses):
+                rows += [self.row(tree, response, 0.0, self.collector.reward(response))] * response.samples
         return rows
 
     # -- GRPO --------------------------------------------------------------------------------------------------------
 
     def credited(self, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
-        train = self.config.train
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor in a baseline.
         groups = [(tree, self.collector.counted(tree.responses)) for tree in trees]
-        groups = [
-            (tree, found) for tree, found in groups if not zero_variance([self.collector.reward(t) for t in found])
-        ]
-        scale = self.step_scale(groups) if train.credit == "step" else 1.0
-        processes = self.processes(groups, stats) if train.credit == "process" else [[] for _ in groups]
+        groups = [group for group in groups if not zero_variance([self.collector.reward(one) for one in group[1]])]
         queues = []
-        for (tree, found), process in zip(groups, processes, strict=True):
-            rows = [
-                self.row(tree, t, asymmetric(a, train.negative_weight))
-                for t, a in zip(found, self.advantages(tree.tree, found, scale, process), strict=True)
-            ]
+        for (tree, responses), advantages in zip(groups, self.advantages(groups, stats), strict=True):
+            weighed = [asymmetric(tokens, self.config.train.negative_weight) for tokens in advantages]
+            rows = [self.row(tree, response, tokens) for response, tokens in zip(responses, weighed, strict=True)]
             rows = [row for row in rows if any(row.advantages)]
-            rows.sort(key=lambda row: -max(abs(a) for a in row.advantages))
-            queues.append(rows)
-        turns = max((len(rows) for rows in queues), default=0)
-        return [rows[turn] for turn in range(turns) for rows in queues if turn < len(rows)]
+            queues.append(sorted(rows, key=lambda row: -max(abs(a) for a in row.advantages)))
+        return [row for turn in zip_longest(*queues) for row in turn if row is not None]
 
-    def advantages(
-        self, tree: Tree, found: list[Trajectory], scale: float, process: list[list[float]]
-    ) -> list[list[float]]:
-        """One number a token of each of a tree's responses, by `train.credit`."""
+    def advantages(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
+        """By `train.credit`: for each response of each group one number a token `[T]`."""
         train = self.config.train
-        if train.credit == "step":
-            return [
-                step_advantages(values, t.lengths, scale=scale)
-                for t, values in zip(found, self.step_values(tree, found), strict=True)
-            ]
         if train.credit == "visits":
-            return [self.distilled(tree, t) for t in found]
-        rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
-        group = group_advantages(rewards, counts)
-        if train.credit == "group":
-            return [[count * a] * len(t.token_ids) for a, count, t in zip(group, counts, found, strict=True)]
-        # The sum of both is clipped, and repeats weigh it afterwards.
+            return [[self.distilled(tree.tree, response) for response in responses] for tree, responses in groups]
+        if train.credit == "step":
+            return self.by_step(groups)
+        processes = self.processes(groups, stats) if train.credit == "process" else None
+        made = []
+        for g, (_, responses) in enumerate(groups):
+            rewards = [self.collector.reward(response) for response in responses]
+            counts = [response.samples for response in responses]
+            outcomes = group_advantages(rewards, counts)
+            steps = [[0.0] * len(one.token_ids) for one in responses] if processes is None else processes[g]
+            # The sum of both is clipped, and repeats weigh it afterwards.
+            made.append([
+                [samples * clamp(outcome + train.process_weight * step, ADVANTAGE_CLIP) for step in tokens]
+                for samples, outcome, tokens in zip(counts, outcomes, steps, strict=True)
+            ])  # fmt: skip
+        return made
+
+    def by_step(self, groups: Sequence[Group]) -> list[list[list[float]]]:
+        """Step credit, in the currency of `train.reward`, over the root mean square of the round's step differences."""
+        values = []  # (Q(child), V(parent)) of each step of each response of each group
+        for tree, responses in groups:
+            counts, sums = self.collector.node_values(tree.tree)
+            values.append([step_values(one, self.collector.reward(one), counts, sums) for one in responses])
+        differences = [q - v for group in values for steps in group for q, v in steps]
+        scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
         return [
-            [count * clamp(a + train.process_weight * step, ADVANTAGE_CLIP) for step in steps]
-            for count, a, steps in zip(counts, group, process, strict=True)
+            [step_advantages(steps, one.lengths, scale=scale) for one, steps in zip(responses, group, strict=True)]
+            for (_, responses), group in zip(groups, values, strict=True)
         ]
 
-    def step_values(self, tree: Tree, found: list[Trajectory]) -> list[list[tuple[float, float]]]:
-        """`(Q(child), V(parent))` of each response's steps, in the currency of `train.reward`."""
-        counts, sums = self.collector.node_values(tree)
-        return [step_values(t, self.collector.reward(t), counts, sums) for t in found]
-
-    def step_scale(self, groups: list[tuple[GradedTree, list[Trajectory]]]) -> float:
-        """The root mean square of the round's step differences."""
-        values = [one for tree, found in groups for one in self.step_values(tree.tree, found)]
-        differences = [q - v for of_response in values for q, v in of_response]
-        if not differences:
-            return 1.0
-        return math.sqrt(math.fsum(d * d for d in differences) / len(differences)) or 1.0
-
-    def distilled(self, tree: Tree, found: Trajectory) -> list[float]:
+    def distilled(self, tree: Tree, response: Trajectory) -> list[float]:
         """Visit credit of one response; tokens of a rollout have no siblings and get 0."""
-        train, parent = self.config.train, ROOT
+        parent = ROOT
         choices, chosen, lengths, outside = [], [], [], 0
-        for node, length in zip(found.nodes, found.lengths, strict=True):
+        for node, length in zip(response.nodes, response.lengths, strict=True):
             if node == OUTSIDE:
                 outside += length
                 continue
             siblings = [
                 child
                 for child in tree.children[parent]
-                if (tree.N[child] or child == node) and (train.teacher_rows or tree.source[child] == STUDENT)
+                if (tree.N[child] or child == node)
+                and (self.config.train.teacher_rows or tree.source[child] == STUDENT)
             ]
-            policy = visit_distillation([tree.N[n] for n in siblings])
-            own = [math.fsum(tree.logprobs[n]) for n in siblings]
+            policy = visit_distillation([tree.N[child] for child in siblings])
+            own = [math.fsum(tree.logprobs[child]) for child in siblings]
             choices.append(list(zip(policy, own, strict=True)))
             chosen.append(siblings.index(node))
             lengths.append(length)
             parent = node
         return policy_advantages(choices, chosen, lengths) + [0.0] * outside
 
-    def processes(
-        self, groups: list[tuple[GradedTree, list[Trajectory]]], stats: RoundStats
-    ) -> list[list[list[float]]]:
+    def processes(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
         """Process advantages of every response's tokens, group by group."""
         assert self.verifier is not None
-        verifier, spent = self.verifier, self.verifier.scored_tokens
+        verifier, before = self.verifier, self.verifier.scored_tokens
         cutter = EngineTokens(self.student, 1.0, 1)
-        steps = [[cutter.lines(t.token_ids, t.logprobs) for t in found] for _, found in groups]
+        # As many at once as trees are searched at once: the model's cache holds no more.
+        gate = asyncio.Semaphore(self.config.search.concurrent)
 
-        async def scored() -> list[list[float]]:
-            # As many at once as trees are searched at once: the model's cache holds no more.
-            gate = asyncio.Semaphore(self.config.search.concurrent)
+        async def read(problem: Problem, steps: Sequence[Step]) -> list[float]:
+            async with gate:
+                return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
 
-            async def read(problem: Problem, steps: Sequence[Step]) -> list[float]:
-                async with gate:
-                    return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
+        async def scored(problem: Problem, responses: Sequence[Trajectory]) -> list[list[float]]:
+            steps = [cutter.lines(response.token_ids, response.logprobs) for response in responses]
+            scores = await asyncio.gather(*(read(problem, lines) for lines in steps))
+            lengths = [[len(step.token_ids) for step in lines] for lines in steps]
+            return process_advantages(scores, lengths, [response.samples for response in responses])
 
-            pairs = zip(groups, steps, strict=True)
-            reads = [read(tree.task.problem, response) for (tree, _), responses in pairs for response in responses]
-            return await asyncio.gather(*reads)
+        async def every() -> list[list[list[float]]]:
+            return await asyncio.gather(*(scored(tree.task.problem, responses) for tree, responses in groups))
 
-        scores = iter(asyncio.run(scored()))
-        stats.cost.scored_tokens += verifier.scored_tokens - spent
-        return [
-            process_advantages(
-                [next(scores) for _ in found],
-                [[len(step.token_ids) for step in one] for one in of_tree],
-                [t.samples for t in found],
-            )
-            for (_, found), of_tree in zip(groups, steps, strict=True)
-        ]
+        made = asyncio.run(every())
+        stats.cost.scored_tokens += verifier.scored_tokens - before
+        return made
 
     # -- single rows -------------------------------------------------------------------------------------------------
 
     def row(
-        self, tree: GradedTree, found: Trajectory, credit: float | Sequence[float], reward: float = 0.0
+        self, tree: GradedTree, response: Trajectory, credit: float | Sequence[float], reward: float = 0.0
     ) -> TrainRow:
         """A response of a tree with its credit, of each token or of all alike."""
-        advantages = (credit,) * len(found.token_ids) if isinstance(credit, float) else tuple(credit)
-        prompt = self.student.prompt_ids(tree.task.problem.question)
+        ids, prompt = response.token_ids, self.student.prompt_ids(tree.task.problem.question)
+        advantages = (credit,) * len(ids) if isinstance(credit, float) else tuple(credit)
         return TrainRow(
             prompt,
-            found.token_ids,
-            found.logprobs,
+            ids,
+            response.logprobs,
             advantages,
             reward=reward,
-            source=found.source,
+            source=response.source,
             index=next(self.indices),
         )
 
-    def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
-        """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
+    def replayed(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
+        """`wanted` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
 
         A constant positive advantage makes the policy gradient of such a row that of supervised training. A likelihood weighs
         it as much as the student's own rows.
         """
-        if not count:
+        if not wanted:
             return []
         rng = Random(derive_seed(self.config.seed, "replay", number))
-        pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(count)]
+        pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(wanted)]
         weight = self.config.train.demonstration_weight if scored else 1.0
         old = asyncio.run(self.student.engine.score(pairs)) if scored else [[0.0] * len(ids) for _, ids in pairs]
         return [
@@ -330,8 +309,25 @@ class RowBuilder:
     def padding_row(self, trees: list[GradedTree]) -> TrainRow:
         """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""
         for tree in trees:
-            for found in self.collector.counted(tree.responses):
-                return replace(self.row(tree, found, 0.0), kind="padding")
+            for response in self.collector.counted(tree.responses):
+                return replace(self.row(tree, response, 0.0), kind="padding")
         prompt = self.student.prompt_ids(trees[0].task.problem.question)
         eos = (self.student.engine.eos_id,)
         return TrainRow(prompt, eos, (0.0,), (0.0,), "padding", index=next(self.indices))
+
+
+def together(rows: Sequence[TrainRow], size: int) -> Minibatches:
+    """Minibatches of `size` rows that hold whole questions as far as they can.
+
+    Questions stay in the order in which they first appear; rows of their own are spread evenly over the minibatches.
+    """
+    questions: dict[tuple[int, ...], list[TrainRow]] = {}
+    for row in rows:
+        questions.setdefault(row.prompt_ids, []).append(row)
+    shared = [row for members in questions.values() if len(members) > 1 for row in members]
+    alone = iter([members[0] for members in questions.values() if len(members) == 1])
+    batches, made = len(rows) // size, Minibatches()
+    for batch in range(batches):
+        some = shared[batch * len(shared) // batches : (batch + 1) * len(shared) // batches]
+        made.append([*some, *islice(alone, size - len(some))])
+    return made

@@ -1,19 +1,21 @@
-"""A run's folder: what it is called, what is in it, and how a run that was cut off is found again."""
+"""A run's folder: what is in it, its checkpoints, and how a run that was cut off is found again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, flat, validate
 from ..errors import CheckpointError, ConfigError
-from ..files import make_folder, read_lines, read_object, write_json, write_whole
+from ..files import make_folder, read_lines, read_object, sync_all, write_json, write_whole
 from ..problems.source import source_of
 from ..types import Task
 
 MOST_LETTERS = 500  # of a question in test.jsonl
+MANIFEST = "alphazero.json"  # a checkpoint's last file: a folder without it was never finished
 
 
 class RunFolder:
@@ -34,12 +36,10 @@ class RunFolder:
         """run.json. Raises CheckpointError when it isn't a run's."""
         try:
             card = read_object(self.card)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"run folder {self.path} has no readable run.json: name another with --resume"
-            ) from error
+        except (OSError, ValueError):
+            card = {}
         if "config" not in card:
-            raise CheckpointError(f"run folder {self.path} has a run.json without a config: name another with --resume")
+            raise CheckpointError(f"run folder {self.path} has no readable run.json: name another with --resume")
         return card
 
     def write_card(self, card: dict[str, Any]) -> None:
@@ -64,6 +64,8 @@ class RunFolder:
                 " differs, or train on from its student in another folder"
             )
 
+    # -- figures -----------------------------------------------------------------------------------------------------
+
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -74,8 +76,7 @@ class RunFolder:
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        kept = [line for line in self.read_metrics() if line.get("round", -1) < number]
-        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        write_lines(self.metrics, (line for line in self.read_metrics() if line.get("round", -1) < number))
 
     def write_answers(
         self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
@@ -85,15 +86,71 @@ class RunFolder:
         for task, response, right in zip(tasks, responses, correct, strict=True):
             problem = task.problem
             line = lines.setdefault(problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]})
-            answer = source_of(problem).final_answer(response)
-            line[when] = {"answer": answer, "correct": right}
-        write_whole(self.answers, "".join(json.dumps(line) + "\n" for line in lines.values()))
+            line[when] = {"answer": source_of(problem).final_answer(response), "correct": right}
+        write_lines(self.answers, lines.values())
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, updates: int) -> Path:
+        """The folder of the checkpoint after so many updates."""
+        return self.path / f"checkpoint-{updates}"
+
+    def newest_checkpoint(self, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
+        """The newest checkpoint whose files are what its manifest says, and its facts; (None, {}) where there is none.
+
+        Newer ones that are broken (a disk's or a power cut's doing) are passed over, which `say` gets a line about.
+        """
+        for folder in numbered(self.path, "checkpoint", MANIFEST):
+            try:
+                return folder, read_manifest(folder)
+            except CheckpointError as error:
+                say(f"{error}: going on from the one before it")
+        return None, {}
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write a whole JSONL file."""
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def numbered(parent: Path, name: str, file: str = "") -> list[Path]:
+    """The folders `NAME-<number>` of `parent` that hold `file`, the highest number first."""
+    folders = [path for path in parent.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
+    folders.sort(key=lambda path: -int(path.name[len(name) + 1 :]))
+    return [path for path in folders if (path / file).exists()]
+
+
+def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as the last file, once all
+    others are on the disk."""
+    sync_all(folder)
+    files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files.pop(MANIFEST, None)
+    write_json(folder / MANIFEST, {**facts, "files": files})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The facts of a sealed checkpoint. Raises CheckpointError where a file is missing, cut or changed."""
+    try:
+        facts = read_object(folder / MANIFEST)
+        changed = [name for name, expected in facts["files"].items() if fingerprint(folder / name) != expected]
+    except (OSError, ValueError, KeyError):
+        changed = [MANIFEST]
+    if changed:
+        raise CheckpointError(f"checkpoint {folder} has a missing, cut or changed {changed[0]}")
+    return facts
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def new_run(checkpoint_dir: Path) -> RunFolder:
     """The next numbered folder `run-001`, `run-002`, ... of `checkpoint_dir`."""
-    taken = [int(p.name[4:]) for p in checkpoint_dir.glob("run-*") if p.name[4:].isdigit()]
-    folder = checkpoint_dir / f"run-{max(taken, default=0) + 1:03d}"
+    taken = numbered(checkpoint_dir, "run")
+    folder = checkpoint_dir / f"run-{int(taken[0].name[4:]) + 1 if taken else 1:03d}"
     try:
         make_folder(folder, exist_ok=False)
     except OSError as error:
@@ -105,11 +162,8 @@ def new_run(checkpoint_dir: Path) -> RunFolder:
 
 def find_run(checkpoint_dir: Path, named: Path | None) -> RunFolder:
     """The run to resume: the named folder, or the newest of `checkpoint_dir`."""
-    if named is not None:
-        if not (named / "run.json").is_file():
-            raise CheckpointError(f"--resume {named} has no run.json: name a run's folder, such as checkpoints/run-001")
-        return RunFolder(named)
-    runs = [path.parent for path in checkpoint_dir.glob("run-*/run.json") if path.parent.name[4:].isdigit()]
-    if not runs:
-        raise CheckpointError(f"--resume found no run in {checkpoint_dir}: start one without --resume")
-    return RunFolder(max(runs, key=lambda path: int(path.name[4:])))
+    for folder in numbered(checkpoint_dir, "run", "run.json") if named is None else [named]:
+        if (folder / "run.json").is_file():
+            return RunFolder(folder)
+    where = checkpoint_dir if named is None else named
+    raise CheckpointError(f"--resume found no run.json in {where}: name a run's folder, or start one without --resume")

@@ -1,4 +1,4 @@
-"""Log-probabilities of rows' responses under a language model, with gradients: in packed sequences or in a flat batch.
+"""Log-probabilities of rows' responses under a language model, with gradients: a sequence a row, or packed.
 
 The last layer is computed only where a token is predicted that counts: with a vocabulary of 50,000 words and more it is most
 of an update (`benchmarks/real_training.py`).
@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor, Partial
 
@@ -21,14 +19,14 @@ from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_o
 from ..errors import ConfigError
 from .attention import NAME
 from .frozen import narrow
-from .packing import IGNORED, PackingPlan, Work, plan, spread, tensors
+from .packing import Plan, Work, plan
 from .rows import TrainRow
 
 TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
 TILE = 2**26  # elsewhere: 256 MiB
 LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
 TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
-PACKS_FROM = 0.9  # share of the flat batch's work that packing must come down to, under `pack: auto`
+PACKS_FROM = 0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
 MASKS_IN_4D = ("sdpa", "eager", NAME)  # attention implementations that take an additive mask of our own
 
 
@@ -102,8 +100,7 @@ def plain(model: Any) -> bool:
 class Scorer(torch.nn.Module):
     """A causal language model as the module that is trained: what DDP and FSDP wrap.
 
-    `forward` gives log-probabilities and entropies (nats, `[G, N]`) of `labels [G, N]`, the token that each position predicts,
-    0 where that is `IGNORED`.
+    `forward` gives log-probabilities and entropies (nats, `[M]`) of the predicted tokens of a `packing.Forward`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -115,69 +112,68 @@ class Scorer(torch.nn.Module):
     def config(self) -> Any:
         return self.model.config
 
-    def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`inputs` are the model's own: `input_ids [G, N]`, `attention_mask` and perhaps `position_ids`."""
-        model, mask = self.model, labels != IGNORED
-        if self.plain:
-            hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
-            head = model.get_output_embeddings()
-            weight = narrow(head) if torch.is_autocast_enabled(inputs["input_ids"].device.type) else head.weight
-            if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
-                weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
-            found = LabelLogProbs.apply(hidden[mask], weight, labels[mask])
-        else:
-            every = model(**inputs, use_cache=False).logits[mask].float().log_softmax(-1)
+    def forward(
+        self, at: torch.Tensor, labels: torch.Tensor, **inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`labels [M]` are predicted at places `at [M]` of the flattened positions `[G * N]`; `inputs` are the model's own."""
+        model = self.model
+        if not self.plain:
+            logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, at)
+            every = logits.float().log_softmax(-1)
             entropy = -(every.exp() * every).sum(-1).detach()
-            found = every.gather(1, labels[mask][:, None])[:, 0], entropy
-        # `masked_scatter` leaves a batch without a label connected to the model: its gradient is 0, not an error.
-        logprobs, entropy = (one.new_zeros(mask.shape).masked_scatter(mask, one) for one in found)
-        return logprobs, entropy
+            return every.gather(1, labels[:, None])[:, 0], entropy
+        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1).index_select(0, at)
+        head = model.get_output_embeddings()
+        weight = narrow(head) if torch.is_autocast_enabled(hidden.device.type) else head.weight
+        if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
+            weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
+        scores: tuple[torch.Tensor, torch.Tensor] = LabelLogProbs.apply(hidden, weight, labels)
+        return scores
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Of rows' response tokens `[B, T]`, 0 beyond a row's end: log-probabilities and entropies in nats.
 
-    `packed` is the share of a flat batch's tokens that was computed.
+    `packed` is the share that was computed of the tokens of a sequence a row.
     """
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
-    packed: float
+    packed: float = 1.0
 
 
 def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any) -> Scores:
     """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a model of `config`.
 
     Args:
-        pack: `on`: responses of one question share its prompt and their beginnings in one sequence; `off`: a flat batch;
-            `auto`: what is less work.
+        pack: `on`: rows share their beginnings; `off`: a sequence a row; `auto`: what is less work.
         dtype: of the additive masks of packed sequences.
     """
+    apart = plan(rows, None)
     if pack != "off" and config._attn_implementation in MASKS_IN_4D:
-        made = plan_rows(rows, Work.of(config))
-        if pack == "on" or made.work < PACKS_FROM * made.flat_work:
-            return packed(scorer, config, made, dtype, device)
-    return flat(scorer, rows, device)
+        work = Work.of(config)
+        shared = plan(rows, work)
+        if pack == "on" or shared.work(work) < PACKS_FROM * apart.work(work):
+            return computed(scorer, config, shared, dtype, device, shared.tokens / apart.tokens)
+    return computed(scorer, config, apart, dtype, device)
 
 
-def packed(scorer: Any, config: Any, made: PackingPlan, dtype: torch.dtype, device: Any) -> Scores:
-    """The scores of rows that are packed as planned."""
-    found = []
-    for batch in made.batches:
-        given = tensors(batch, dtype, device, config)
-        found.append(scorer(given.pop("shift_labels"), **given))
-    logprobs, entropy = (spread(list(one), made.where) for one in zip(*found, strict=True))
-    return Scores(logprobs, entropy, made.tokens / made.flat_tokens)
+def computed(scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: Any, packed: float = 1.0) -> Scores:
+    """The scores of rows as planned."""
+    scores = [
+        scorer(one.at.to(device), one.labels.to(device), **one.inputs(config, dtype, device)) for one in made.forwards
+    ]
+    logprobs, entropy = (made.spread(column) for column in zip(*scores, strict=True))
+    return Scores(logprobs, entropy, packed)
 
 
 def packed_gap(small: Any) -> float:
     """How far (nats) log-probabilities of packed rows are from those of a small model's own forward at most."""
     words, prompt = words_of(small), SPAN // 2  # so that the responses' beginnings are shared too
-    rows: Any = [SimpleNamespace(prompt_ids=row[:prompt], completion_ids=row[prompt:]) for row in words.tolist()]
+    rows = [TrainRow(tuple(row[:prompt]), tuple(row[prompt:]), (), ()) for row in words.tolist()]
     with torch.no_grad():
-        made = plan_rows(rows, TOGETHER)
-        scores = packed(Scorer(small), small.config, made, torch.float32, torch.device("cpu")).logprobs
+        scores = computed(Scorer(small), small.config, plan(rows, TOGETHER), torch.float32, "cpu").logprobs
     own = own_logprobs(small, words)[:, prompt - 1 : -1].gather(2, words[:, prompt:, None])[..., 0]
     return float((scores - own).abs().max().nan_to_num(math.inf))
 
@@ -194,30 +190,3 @@ def check_packs(model: Any, wanted: str, fix: str) -> None:
     """Raise ConfigError where `wanted` needs packed rows and this model isn't itself in them."""
     if not packs(model):
         raise ConfigError(f"{wanted} needs packed rows, in which a {type(model).__name__} isn't itself: {fix}")
-
-
-def plan_rows(rows: Sequence[TrainRow], work: Work) -> PackingPlan:
-    """How to pack these rows."""
-    prompts = [np.array(row.prompt_ids, dtype=np.int64) for row in rows]
-    completions = [np.array(row.completion_ids, dtype=np.int64) for row in rows]
-    return plan(prompts, completions, max(map(len, completions)), work)
-
-
-def flat(scorer: Any, rows: Sequence[TrainRow], device: Any) -> Scores:
-    """One row a sequence, padded on the right."""
-    width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
-    longest = max(len(row.completion_ids) for row in rows)
-    ids, mask = (np.zeros((len(rows), width), dtype=np.int64) for _ in range(2))
-    labels = np.full((len(rows), width), IGNORED)
-    where = np.full((len(rows), longest), -1, dtype=np.int64)
-    for r, row in enumerate(rows):
-        first, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.completion_ids)
-        ids[r, :end], mask[r, :end] = (*row.prompt_ids, *row.completion_ids), 1
-        labels[r, first - 1 : end - 1] = row.completion_ids  # a token is predicted at the position before it
-        where[r, : end - first] = r * width + np.arange(first - 1, end - 1)
-    given = {"input_ids": ids, "attention_mask": mask}
-    found = scorer(
-        torch.from_numpy(labels).to(device), **{name: torch.from_numpy(one).to(device) for name, one in given.items()}
-    )
-    logprobs, entropy = (spread([one], where) for one in found)
-    return Scores(logprobs, entropy, 1.0)

@@ -216,9 +216,7 @@ def train_student(
         Likelihood(),
         memory,
         Schedule(optimizer.learning_rate, min(optimizer.warmup, steps // 4), steps, FINAL_RATE),
-        batch_size=optimizer.batch_size,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
+        optimizer,
     )
     losses: list[float] = []
     evaluations: list[dict[str, float]] = []
@@ -228,9 +226,8 @@ def train_student(
     for step, batch in zip(range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False):
         began = time.perf_counter()
         for part in learner.parts(batch):
-            with learner.autocast():
-                scores = learner.score(part)
-                loss, figures = learner.objective.loss(part, scores, learner.totals)
+            scores = learner.score(part)
+            loss, figures = learner.objective.loss(part, scores, learner.totals)
             learner.backward(loss, scores, figures)
         losses.append(learner.clip()["loss"])
         learner.step()

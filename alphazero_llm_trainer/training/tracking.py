@@ -19,21 +19,19 @@ from ..errors import ConfigError
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
-# Environment variables without which the libraries would write below the home folder, or talk.
-VARIABLES: dict[str, dict[str, str]] = {
-    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_TRACKING_URI": "sqlite:///{store}/mlflow.db"},
-    "wandb": {
-        **dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), "{store}"),
-        "WANDB_SILENT": "true",
-    },
-    "trackio": {"TRACKIO_DIR": "{store}/trackio"},
-    "tensorboard": {},
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "mlflow": {"logging_dir": "file://{store}/artifacts", "run_name": "{run}"},
-    "wandb": {"name": "{run}"},
-    "trackio": {"name": "{run}", "resume": "allow", "embed": False},
-    "tensorboard": {"logging_dir": "{store}"},
+# By tracker: environment variables without which its library would write below the home folder, or talk; and its options.
+STORES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "mlflow": (
+        {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_TRACKING_URI": "sqlite:///{store}/mlflow.db"},
+        {"logging_dir": "file://{store}/artifacts", "run_name": "{run}"},
+    ),
+    "wandb": (
+        dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), "{store}")
+        | {"WANDB_SILENT": "true"},
+        {"name": "{run}"},
+    ),
+    "trackio": ({"TRACKIO_DIR": "{store}/trackio"}, {"name": "{run}", "resume": "allow", "embed": False}),
+    "tensorboard": ({}, {"logging_dir": "{store}"}),
 }
 
 
@@ -46,36 +44,35 @@ def check_tracker(kind: str) -> None:
 
 
 class Tracking:
-    """A run's tracker; `kind` "none" is none. What the libraries print goes to standard error."""
+    """A run's tracker; `kind` "none" is none. What the libraries print goes to standard error.
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    `config` is what the run was started with: nested mappings become dotted names, lists and None text.
+    """
+
+    def __init__(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
         self.tracker: Any = None
         if kind == "none":
             return
         store = (folder / "track").absolute()
         store.mkdir(parents=True, exist_ok=True)
-        for name, value in VARIABLES[kind].items():
-            os.environ.setdefault(name, value.format(store=store))
+        variables, options = STORES[kind]
         places = {"store": store, "run": folder.name}
-        options = {k: v.format(**places) if isinstance(v, str) else v for k, v in OPTIONS[kind].items()}
+        for name, value in variables.items():
+            os.environ.setdefault(name, value.format(**places))
+        options = {k: v.format(**places) if isinstance(v, str) else v for k, v in options.items()}
         if kind == "wandb" and not {"WANDB_MODE", "WANDB_API_KEY"} & os.environ.keys():
             options["mode"] = "offline"  # `wandb sync` uploads it later
         from accelerate import PartialState
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers ask it which process they are in
-        project = PROJECT if kind != "tensorboard" else "tensorboard"
+        kept = {key: value for key, value in config.items() if key not in NOT_PARAMETERS}
         with redirect_stdout(sys.stderr):
-            self.tracker = LOGGER_TYPE_TO_CLASS[kind](project, **options)
+            self.tracker = LOGGER_TYPE_TO_CLASS[kind](PROJECT if kind != "tensorboard" else kind, **options)
             self.tracker.start()
-
-    def parameters(self, config: Mapping[str, Any]) -> None:
-        """What the run was started with; nested mappings become dotted names, lists and None text."""
-        if self.tracker is not None:
-            kept = {key: value for key, value in config.items() if key not in NOT_PARAMETERS}
-            plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(kept)}
-            with redirect_stdout(sys.stderr):
-                self.tracker.store_init_configuration(plain)
+            self.tracker.store_init_configuration(
+                {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(kept)}
+            )
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers of a round, a validation or the end by dotted names; `step` is the training questions done."""

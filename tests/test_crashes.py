@@ -1,0 +1,397 @@
+"""Kills, power cuts and full disks: nothing that was reported as done is lost, and the same command goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts
+from support import grpo_config
+
+from alphazero_llm_trainer import files
+from alphazero_llm_trainer.cli.base import Parser, run_command
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
+from alphazero_llm_trainer.files import FolderLock, write_whole
+from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
+from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
+from alphazero_llm_trainer.scale import folder as folder_module
+from alphazero_llm_trainer.scale.folder import SampleFolder
+from alphazero_llm_trainer.scale.sample import identity, run_sample
+from alphazero_llm_trainer.training.run import MANIFEST, RunFolder, find_run, new_run, read_manifest, write_manifest
+
+# -- a run's folder ----------------------------------------------------------------------------------------------------
+
+
+def sealed(run: Path, number: int) -> Path:
+    folder = run / f"checkpoint-{number}"
+    folder.mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(bytes([number]) * 1000)
+    (folder / "state.json").write_text("{}")
+    write_manifest(folder, {"rounds_done": number})
+    return folder
+
+
+def cut(name: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (cut("weights.bin"), "weights.bin"),
+        (lambda folder: (folder / "weights.bin").write_bytes(b"\1" * 1000), "weights.bin"),
+        (lambda folder: (folder / "state.json").unlink(), MANIFEST),
+        (cut(MANIFEST), MANIFEST),
+        (lambda folder: (folder / MANIFEST).write_text('{"rounds_done": 3}'), MANIFEST),
+    ],
+)
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(damage: Any, name: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    run = RunFolder(tmp_path)
+    assert run.newest_checkpoint(said.append) == (None, {})
+    for number in (9, 10, 100):  # by number, not by name
+        newest = sealed(tmp_path, number)
+    (tmp_path / "checkpoint-200").mkdir()  # never sealed
+    assert run.newest_checkpoint(pytest.fail)[0] == newest
+    assert read_manifest(newest)["files"]["weights.bin"]["bytes"] == 1000
+    damage(newest)
+    with pytest.raises(CheckpointError, match=f"changed {name}"):
+        read_manifest(newest)
+    assert run.newest_checkpoint(said.append)[1]["rounds_done"] == 10 and len(said) == 1
+
+
+def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"found no run\.json"):
+        find_run(tmp_path, None)
+    first, second, third = (new_run(tmp_path) for _ in range(3))
+    assert third.path.name == "run-003"
+    for name in ("run-999", "run-1000", "run-old"):
+        (tmp_path / name).mkdir()
+    assert new_run(tmp_path).path.name == "run-1001"
+    config = grpo_config(["search.budget_tokens=77", "student=embedded"])
+    for folder in (first, second):
+        folder.write_card({"config": config.model_dump(mode="json")})
+    assert find_run(tmp_path, None).path == second.path and second.config() == config  # the others never began
+    assert find_run(tmp_path, first.path).path == first.path
+    with pytest.raises(CheckpointError):
+        find_run(tmp_path, third.path)
+    for text in ("{", "[]", '{"seed": 3}'):
+        third.card.write_text(text)
+        with pytest.raises(CheckpointError, match=r"run\.json"):
+            third.read_card()
+
+
+def test_metrics_survive_a_cut_and_a_step_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = [{"event": "start"}, *({"round": i, "reward": i / 4} for i in range(4))]
+    for line in lines:
+        folder.append_metrics(line)
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 4, "rew')
+    assert folder.read_metrics() == lines
+    folder.forget_metrics_from(2)
+    folder.append_metrics({"round": 2})
+    assert folder.read_metrics() == [*lines[:3], {"round": 2}]
+
+
+# -- power cuts --------------------------------------------------------------------------------------------------------
+
+
+class ForgetfulDisk:
+    """The harshest disk: it keeps a file's bytes as they were at its last `fsync`, under the names that its folder had at
+    that folder's last `fsync`.
+
+    `at_cut` is called before each sync and after whatever changes names below `root`; `left` says what a cut now would leave
+    (None stands for a folder). Nothing is really synced.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch, at_cut: Callable[[ForgetfulDisk], None]) -> None:
+        self.root, self.at_cut = root.resolve(), at_cut
+        self.held: dict[int, int] = {}  # descriptors by inode: while they are open no other file gets the number
+        self.names: dict[int, dict[str, int]] = {}
+        self.look()
+        self.synced_names, self.synced = dict(self.names), {inode: self.bytes_of(inode) for inode in self.held}
+        self.cuts, self.inside = 0, False
+        patch.setattr(os, "fsync", self.fsync)
+        for name in ("replace", "rename", "link", "mkdir", "unlink", "remove", "rmdir"):
+            patch.setattr(os, name, self.watched(getattr(os, name)))
+
+    def close(self) -> None:
+        while self.held:
+            os.close(self.held.popitem()[1])
+
+    def look(self) -> None:
+        """Take in all names."""
+        self.names = {}
+        for folder, folders, names in os.walk(self.root):
+            self.names[self.hold(folder)] = {name: self.hold(os.path.join(folder, name)) for name in (*folders, *names)}
+
+    def hold(self, path: str) -> int:
+        inode = os.stat(path).st_ino
+        if inode not in self.held:
+            self.held[inode] = os.open(path, os.O_RDONLY)
+        return inode
+
+    def bytes_of(self, inode: int) -> bytes | None:
+        facts = os.fstat(self.held[inode])
+        return None if stat.S_ISDIR(facts.st_mode) else os.pread(self.held[inode], facts.st_size, 0)
+
+    def happened(self) -> None:
+        """This is a moment to cut."""
+        if not self.inside:  # not what a check itself does
+            self.inside = True
+            self.look()
+            self.cuts += 1
+            self.at_cut(self)
+            self.inside = False
+
+    def watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*paths: Any, **named: Any) -> Any:
+            result = plain(*paths, **named)
+            if any(
+                Path(os.path.abspath(path)).is_relative_to(self.root) for path in paths if not isinstance(path, int)
+            ):
+                self.happened()
+            return result
+
+        return call
+
+    def fsync(self, number: int) -> None:
+        inode = os.fstat(number).st_ino
+        if self.inside or not Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(self.root):
+            return
+        self.happened()
+        if inode in self.names:
+            self.synced_names[inode] = self.names[inode]
+        elif inode in self.held:  # not one that was removed before it was seen
+            self.synced[inode] = self.bytes_of(inode)
+        self.happened()
+
+    def left(self, target: Path) -> Path:
+        """Write what a cut now would leave to `target`."""
+
+        def fill(folder: int, place: Path) -> None:
+            place.mkdir(parents=True)
+            for name, inode in self.synced_names.get(folder, {}).items():
+                if self.bytes_of(inode) is None:
+                    fill(inode, place / name)
+                else:
+                    (place / name).write_bytes(self.synced.get(inode) or b"")
+
+        shutil.rmtree(target, ignore_errors=True)
+        fill(self.root.stat().st_ino, target)
+        return target
+
+
+def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, done, seen = tmp_path / "disk", [-1], set()
+    root.mkdir()
+
+    def look(disk: ForgetfulDisk) -> None:
+        left = disk.left(tmp_path / "cut")
+        if done[-1] >= 0:
+            seen.add(int((left / "plain").read_text()))
+            assert int((left / "plain").read_text()) >= done[-1]
+
+    disk = ForgetfulDisk(root, monkeypatch, look)
+    for number in range(20):
+        write_whole(root / "plain", str(number))
+        done.append(number)
+    assert disk.cuts >= 40 and seen == set(range(20))
+    with (root / "bare").open("w") as file:  # the disk does forget
+        file.write("not synced")
+    os.rename(root / "bare", root / "other")
+    assert not list(disk.left(tmp_path / "cut").glob("[bo]*"))
+    disk.close()
+
+
+def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was reported is there whole, with all trees that it counts, whatever its trainer synced."""
+    root, reported = tmp_path / "run", 0
+    root.mkdir()
+
+    def look(disk: ForgetfulDisk) -> None:
+        left = disk.left(tmp_path / "cut")
+        folder, facts = RunFolder(left).newest_checkpoint(pytest.fail)
+        assert facts.get("rounds_done", 0) >= reported
+        if folder is not None:
+            assert (folder / "weights.bin").read_bytes() == bytes([facts["rounds_done"]]) * 1000
+            trees = Journal(left / "journal.jsonl")
+            assert len(trees) >= 3 * facts["rounds_done"]
+            trees.close()
+
+    disk = ForgetfulDisk(root, monkeypatch, look)
+    journal = Journal(root / "journal.jsonl")
+    for number in range(1, 6):
+        for tree in range(3):
+            journal.append({"key": f"{number}/{tree}"})
+        journal.sync()
+        sealed(root, number)
+        reported = number
+    journal.close()
+    assert disk.cuts >= 50
+    disk.close()
+
+
+@pytest.mark.slow
+def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree is kept once the journal was synced. What is left in the middle is gone on from."""
+    job, root, cuts = a_job(5), tmp_path / "disk", 0
+    kept: frozenset[str] = frozenset()
+    sync_journal = Journal.sync
+
+    def sync_and_note(journal: Journal) -> None:
+        nonlocal kept
+        sync_journal(journal)
+        if journal.path == root / JOURNAL:
+            kept = frozenset(json.loads(line)["key"] for line in journal.path.read_bytes().splitlines())
+
+    def look(disk: ForgetfulDisk) -> None:
+        nonlocal cuts
+        left = disk.left(tmp_path / "cut")
+        if 0 < len(kept) < 5:
+            shutil.copytree(left, tmp_path / "on", dirs_exist_ok=True)
+        folder = SampleFolder(left, identity(job), job.tasks, resume=True)
+        folder.begin(folder.stored.get("policy", {"name": "embedded"}))
+        assert kept <= set(folder.journal) <= set(keys_of(job))
+        folder.end("stopped")
+        cuts += 1
+
+    root.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module, "SYNC_TREES", 2)
+        patch.setattr(Journal, "sync", sync_and_note)
+        disk = ForgetfulDisk(root, patch, look)
+        run_sample(job, root)
+        disk.close()
+    assert set(trees_in(root)) == set(keys_of(job)) == kept and cuts >= 20
+    run_sample(job, tmp_path / "on", resume=True)
+    assert trees_of(tmp_path / "on") == trees_of(root)
+
+
+def trees_of(folder: Path) -> dict[str, Any]:
+    """What counts of all trees in a folder, by key."""
+    return {key: what_counts(record) for key, record in trees_in(folder).items()}
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------------
+
+
+def ended(work: Callable[[Any], int]) -> int:
+    parser = Parser(prog="x")
+    parser.set_defaults(run=work)
+    return run_command(parser, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/d/journal.jsonl"), "free some space"),
+        (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/d/x"), "removed"),
+        (StorageError("/d has 3 MB free: free some space"), "3 MB free"),
+    ],
+)
+def test_what_a_disk_refuses_is_one_sentence(error: Exception, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def work(args: Any) -> int:
+        raise error
+
+    assert ended(work) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and words in said and said.count("\n") == 1
+
+
+@contextlib.contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file of this process may grow beyond `most` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_sample(a_job(8), tmp_path / "whole")
+    with small_files(6_000):
+        assert ended(lambda args: run_sample(a_job(8), tmp_path / "out", resume=True) and 0) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "ulimit -f" in said and said.count("\n") == 1
+    run_sample(a_job(8), tmp_path / "out", resume=True)
+    assert trees_of(tmp_path / "out") == trees_of(tmp_path / "whole")
+
+
+TRAIN = (
+    "-q", "train", "--use-grpo", "--num-examples", "8", "--save-every", "4", "--eval-size", "4", "--model", "embedded",
+    "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
+    "--set", "train.demonstrations=8", "--set", "search.simulations=1", "--set", "train.requeue_limit=0",
+    "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.epochs=1", "--out",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert main([*TRAIN, str(whole)]) == 0
+    with small_files(300_000):  # a checkpoint is larger
+        assert main([*TRAIN, str(out)]) == 1
+    assert "--resume" in capsys.readouterr().err
+    assert main(["-q", "train", "--resume", "--out", str(out)]) == 0
+    one, other = (find_run(folder, None).student / "model.safetensors" for folder in (whole, out))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "best.safetensors"
+    path.parent.mkdir()
+    with small_files(1000), pytest.raises(StorageError, match=r"best\.safetensors can't be written"):
+        save_tensors({"a": torch.zeros(100_000)}, path)
+    assert not list(path.parent.iterdir())
+    with pytest.raises(CheckpointError, match="restore it or train again"):
+        load_tensors(path)
+    shutil.rmtree(path.parent)
+    with pytest.raises(StorageError, match="run was removed meanwhile"):
+        load_tensors(path)
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
+    holder = forked(lambda: (FolderLock(tmp_path / "run"), time.sleep(60)))
+    try:
+        wait_for(lambda: (tmp_path / "run" / files.LOCK).exists() and (tmp_path / "run" / files.LOCK).read_text())
+        with pytest.raises(ConfigError, match=f"written by process {holder.pid}: wait for it"):
+            FolderLock(tmp_path / "run", "--resume")
+    finally:
+        holder.kill()
+        holder.join()
+    with FolderLock(tmp_path / "run"), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path / "run")
+
+
+@pytest.mark.parametrize("command", ["sft", "value", "prm", "sample", "eval", "train"])
+def test_every_command_that_writes_a_folder_asks_for_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is refused before anything is loaded."""
+    words = ["-n", "10", "--out", str(tmp_path)]
+    if command == "train":
+        RunFolder(tmp_path).write_card({"config": grpo_config().model_dump(mode="json"), "method": "grpo"})
+        words = ["--resume", str(tmp_path)]
+    with FolderLock(tmp_path):
+        assert main(["-q", command, *words]) == 2
+    assert f"written by process {os.getpid()}" in capsys.readouterr().err
