@@ -1,6 +1,6 @@
 """Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products, beside stock TRL.
 
-    uv run alphazero-llm-trainer fetch smollm2-135m
+    uv run --extra gguf python scripts/fetch_smollm2.py
     uv run python benchmarks/real_training.py --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows
     uv run python benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
 

@@ -56,10 +56,10 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The folder of SmolLM2-135M that `fetch` made; else a skip."""
+    """The folder of SmolLM2-135M that scripts/fetch_smollm2.py made; else a skip."""
     folder = OWN_CACHE / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
-        pytest.skip("SmolLM2-135M is not here: run alphazero-llm-trainer fetch smollm2-135m")
+        pytest.skip("SmolLM2-135M is not here: run scripts/fetch_smollm2.py")
     return folder
 
 

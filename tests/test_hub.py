@@ -46,6 +46,7 @@ COMMANDS = [
     ["eval", "--source", "embedded", "--num", "2", "--model", "org/none"],
     ["eval", "--source", "embedded", "--num", "2", "--prm", "org/none"],
     ["serve", "--model", "embedded", "--port", "0", "--prm", "org/none"],
+    ["fetch", "qwen3-0.6b"],
 ]
 
 

@@ -1,4 +1,4 @@
-"""A real tokenizer, chat template and model: SmolLM2-135M, where `fetch` has put it, and a cut of it for speed."""
+"""A real tokenizer, chat template and model: SmolLM2-135M (see scripts/fetch_smollm2.py), and a cut of it for speed."""
 
 from __future__ import annotations
 

