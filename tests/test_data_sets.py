@@ -159,7 +159,7 @@ def test_wrong_arguments(source: str, split: str, count: int, more: Any, message
 
 
 def test_a_folder_without_the_rows_says_where_they_belong(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point dataset\.path"):
+    with pytest.raises(DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point problems\.path"):
         load_tasks("math", "arena", 1, path=str(tmp_path))
 
 

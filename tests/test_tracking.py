@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ def test_wandb_offline_and_tensorboard_have_the_run(tmp_path: Path, home: Path) 
 
     folder = tracked("wandb", tmp_path / "run-001")
     [log] = (folder.path / "track" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"mean_reward" in log.read_bytes() and strays(home) == []
+    deadline = time.monotonic() + 60  # its own process writes the file
+    while b"mean_reward" not in log.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert strays(home) == []
     folder = tracked("tensorboard", tmp_path / "run-002")
     events = EventAccumulator(str(folder.path / "track" / "tensorboard"))
     events.Reload()
