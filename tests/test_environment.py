@@ -425,7 +425,7 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
             for lines in ([], ["1 + 1 = 2\n"], ["1 + 1 = 2\n", "\n2 + 2 = 4\n", "So "]):
                 steps = [Step(tuple(student.encode(line)), (), line) for line in lines]
                 body = {"model": "m", "messages": calls.messages(steps), **(GOING_ON if steps else {})}
-                wanted = chat_request(ChatBody.model_validate(body), student, Models("m"), config.serve)
+                wanted = chat_request(ChatBody.model_validate(body), student, Models("m"))
                 assert wanted.prompt == policy.prompt_ids(problem) + ids_of(steps)
 
     asyncio.run(main())

@@ -320,7 +320,7 @@ def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
     answer = client.chat.completions.create(model="student@best-of-8", messages=asked("<script>alert(1)</script>"))
     page = served.get(f"/traces/{details(answer)['trace_id']}")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "default-src 'none'" in page.text and "frame-ancestors" in page.headers["content-security-policy"]
     assert "<script>alert(1)" not in page.text
     assert served.get("/traces/tr-none").json()["error"]["code"] == "not_found"
 

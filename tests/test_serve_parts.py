@@ -23,8 +23,7 @@ from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import service as service_module
-from alphazero_llm_trainer.serve.answering import Answerer, in_time
-from alphazero_llm_trainer.serve.conversation import Conversation
+from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.requests import ApiError, ChatBody, Method, Models, Wanted, chat_request
 from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
@@ -154,7 +153,7 @@ def student(config: Config) -> Student:
 def wanted(student: Student, config: Config, method: str, before: str = "", **more: Any) -> Wanted:
     messages = [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}] if before else []
     body = {"model": f"student@{method}", "messages": [*messages, {"role": "user", "content": QUESTION}], **more}
-    return chat_request(ChatBody.model_validate(body), student, Models("student"), config.serve)
+    return chat_request(ChatBody.model_validate(body), student, Models("student"))
 
 
 async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
@@ -264,32 +263,6 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
             await asyncio.sleep(0.005)
         assert outcome.tree is None or not any(outcome.tree.virtual)
         assert not student.engine.queue and not student.engine._wakes
-
-    run(main)
-
-
-def test_an_answer_that_is_due_waits_for_no_cancellation(student: Student, config: Config) -> None:
-    """What is let go at the deadline takes its time to end; what it had drawn by then is counted once."""
-
-    async def main() -> None:
-        one = wanted(student, config, "beam", temperature=2.0)
-        conversation, ended = Conversation(student, one.prompt), asyncio.Event()
-
-        async def slow_to_end() -> None:
-            try:
-                request = GenerateRequest(conversation.prompt, max_new_tokens=400, temperature=2.0, seed=1, n=4)
-                await conversation.engine.generate([request])
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(0.2)
-                ended.set()
-
-        student.engine.tree.clear()
-        working = asyncio.ensure_future(in_time(slow_to_end(), asyncio.get_running_loop().time() + 0.3, conversation))
-        assert await working is None and not ended.is_set()
-        drawn = conversation.engine.cost.sampled_tokens
-        await ended.wait()
-        assert conversation.engine.cost.sampled_tokens == drawn
 
     run(main)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..answers import extract, is_final
+from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
@@ -106,8 +106,8 @@ class Attempt:
     (`search.verify.reserve`, at most half of the budget).
 
     `count` is a number of samples for the methods that draw whole responses, `simulations` one for `mcts`; None leaves
-    both to the budget. What is drawn grows the `tree` where one is given; `choice` is the best of it so far, or what `mcts`
-    chose.
+    both to the budget. What is drawn is added to the `tree` where there is one: then `candidates` are the usable chains
+    in it, `nodes` their last nodes by their texts. `choice` is what `mcts` chose.
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class Attempt:
         self.context, self.problem, self.seed, self.budget = context, problem, seed, budget
         self.count, self.simulations, self.tree = count, simulations, tree
         self.choice: Choice | None = None
-        self.leading: Chain | None = None  # the chain of `choice`
+        self.candidates: list[Chain] = []
+        self.nodes: dict[str, int] = {}
         self.settings, self.verify = context.settings, context.settings.verify
         self.prompt = context.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
@@ -230,9 +231,9 @@ class Attempt:
             tree.finish(node, verdict, RewardParts(total=total))
         tree.backup(node, total)
         tree.simulated(node)
-        if self.usable(chain) and (self.leading is None or self.best([self.leading, chain]) is chain):
-            self.leading = chain
-            self.choice = Choice(node, chain.text, extract(chain.text), 1, chain.total, "the best response so far")
+        if self.usable(chain):
+            self.candidates.append(chain)
+            self.nodes.setdefault(chain.text, node)
 
     async def scored(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""

@@ -35,15 +35,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 GONE = 499  # what nobody reads
 MAX_BODY_BYTES = 1 << 20  # of one request
 NO_STORE = {"Cache-Control": "no-store"}
-PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
-        " form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    **NO_STORE,
-}
+PAGE_HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", **NO_STORE}  # the page itself has the rest
 REFUSED: tuple[type[Exception], ...] = (
     StarletteHTTPException,
     RequestValidationError,
@@ -92,7 +84,7 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
 
     @guarded.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}})
     async def chat(request: Request, body: ChatBody) -> Response:
-        wanted = chat_request(body, service.student, service.models, service.settings)
+        wanted = chat_request(body, service.student, service.models)
         return await answer(request, service, [wanted])
 
     @guarded.post("/v1/completions", responses={200: {"model": Completion}})

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from openai.types.chat import ChatCompletionStreamOptionsParam
-from openai.types.shared import ErrorObject
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..config.sections import ServeConfig, Temperature
+from ..config.sections import Temperature
 from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
@@ -34,10 +33,10 @@ IGNORED = {
 }  # fmt: skip
 EMPTY: tuple[Any, ...] = ([], {}, "", 0, False)
 SAMPLE, MCTS = "sample", "mcts"
-REPAIRING = ("step-rejection", "adaptive-best-of-n", "beam")
-# Parameters of a search alone, and of a sample alone.
-OF_SEARCH = ("budget_tokens", "simulations", "return_tree")
+JUDGED = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
 OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
+# Parameters that mean nothing to a method; to those that aren't here, OF_SAMPLE and `simulations`.
+UNFIT = {SAMPLE: ("budget_tokens", "simulations", "return_tree"), MCTS: OF_SAMPLE}
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
 MOST_PROMPTS = 128  # of one request, times the choices of each
 MOST_STOPS = 16
@@ -72,17 +71,18 @@ class ApiError(HTTPException):
 
 def api_error(error: BaseException) -> ApiError:
     """What a client hears of `error`: nothing of what broke here."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, StarletteHTTPException):
-        return ApiError(error.detail, code="invalid_request", status=error.status_code, headers=error.headers)
-    if isinstance(error, RequestValidationError):
-        return not_valid(error.errors()[0])
-    if isinstance(error, RequestError):
-        return ApiError(str(error))
-    if isinstance(error, EngineError):
-        return ApiError("the engine could not answer: try again", code="engine_error", status=503)
-    return ApiError("internal error", code="internal_error", status=500)
+    match error:
+        case ApiError():
+            return error
+        case StarletteHTTPException():
+            return ApiError(error.detail, None, "invalid_request", error.status_code, error.headers)
+        case RequestValidationError():
+            return not_valid(error.errors()[0])
+        case RequestError():
+            return ApiError(str(error))
+        case EngineError():
+            return ApiError("the engine could not answer: try again", None, "engine_error", 503)
+    return ApiError("internal error", None, "internal_error", 500)
 
 
 def not_valid(first: Mapping[str, Any]) -> ApiError:
@@ -102,8 +102,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     refusal = api_error(error)
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(refusal.status_code, "invalid_request_error")
-    shape = ErrorObject(message=refusal.detail, type=kind, param=refusal.param, code=refusal.code)
-    return {"error": shape.model_dump()}
+    return {"error": {"message": refusal.detail, "type": kind, "param": refusal.param, "code": refusal.code}}
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -125,12 +124,9 @@ class Models:
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
-        plain = (SAMPLE, MCTS, *REPAIRING) if judged else (SAMPLE, MCTS)
-        methods = [Method(label, label) for label in plain]
-        for number in range(1, MOST_SAMPLES + 1):
-            methods.append(Method(f"majority-{number}", "majority", number))
-            if judged:
-                methods.append(Method(f"best-of-{number}", "best-of-n", number))
+        methods = [Method(label, label) for label in (SAMPLE, MCTS, *(JUDGED if judged else ()))]
+        for label, method in {"majority": "majority", **({"best-of": "best-of-n"} if judged else {})}.items():
+            methods += [Method(f"{label}-{n}", method, n) for n in range(1, MOST_SAMPLES + 1)]
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
         self.known = ", ".join(shown)
@@ -203,7 +199,7 @@ class ChatBody(Body):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     method: str | None = None
-    budget_tokens: Count | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=MOST_BUDGET)] | None = None
     simulations: Count | None = None
     return_tree: bool = False
     continue_final_message: bool = False  # as vLLM's: the answer goes on from the last message, the assistant's
@@ -254,10 +250,10 @@ class Wanted:
 # -- what is wanted ----------------------------------------------------------------------------------------------------
 
 
-def chat_request(body: ChatBody, student: Any, models: Models, limits: ServeConfig) -> Wanted:
+def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
     """What a chat request wants: its tokens are opened as every chat of the student is. Raises ApiError."""
     method = models.of(body.model, body.method)
-    check(body, method, limits)
+    check(body, method)
     messages = [message.wire() for message in body.messages]
     users = [message["content"] for message in messages if message["role"] == "user"]
     if not users:
@@ -271,15 +267,12 @@ def chat_request(body: ChatBody, student: Any, models: Models, limits: ServeConf
     return Wanted(body, method, ids, users[-1], body.seed % (1 << SEED_BITS))
 
 
-def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
+def check(body: ChatBody, method: Method) -> None:
     """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would ignore."""
-    refused = OF_SEARCH if method.name == SAMPLE else OF_SAMPLE if method.name == MCTS else (*OF_SAMPLE, "simulations")
-    for name in refused:
+    for name in UNFIT.get(method.name, (*OF_SAMPLE, "simulations")):
         if getattr(body, name) != ChatBody.model_fields[name].default:
             raise ApiError(f"{name} means nothing to {method.label}: leave it out", name, "unsupported_parameter")
     check_stream(body)
-    if (body.budget_tokens or 0) > MOST_BUDGET:
-        raise ApiError(f"budget_tokens is larger than {MOST_BUDGET}: ask for less", "budget_tokens")
     if body.add_generation_prompt is body.continue_final_message:
         both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
         raise ApiError(both, "add_generation_prompt")

@@ -18,11 +18,7 @@ from ..engine.background import freeze_loaded
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
 
-BACKLOG = 1024  # connections that the kernel keeps for us while the student loads
-IDLE_SECONDS = 75  # that a connection may wait for its next request
-MOST_CONNECTIONS = (
-    896  # a process may open 1,024 files, of which some are the engine's; one more client is answered 503
-)
+MOST_CONNECTIONS = 896  # of the 1,024 files that a process may open; beyond them a client is answered 503
 
 
 class Inner(uvicorn.Server):
@@ -44,7 +40,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket: clients that come while the student loads wait. Raises ConfigError where the address can't be had."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        bound = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"{host} can't be listened on at --port {port} ({error}): name another, 0 for a free one"
@@ -66,7 +62,7 @@ def configured(app: Any, settings: ServeConfig) -> uvicorn.Config:
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
-        timeout_keep_alive=IDLE_SECONDS,
+        timeout_keep_alive=75,
     )
 
 

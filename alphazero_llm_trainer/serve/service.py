@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..config.sections import ServeConfig
 from ..errors import ConfigError
-from ..mcts.journal import Journal
+from ..mcts.journal import JOURNAL, Journal
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..policy.adapters import fingerprint
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 Emit = Callable[[dict[str, Any]], None]  # takes the chunks of a streamed answer
 SOON = {"Retry-After": "1"}
 TRACES = 200  # the newest trees, which are kept in memory for /v1/traces
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Service:
@@ -49,15 +48,13 @@ class Service:
         self.journal: Journal | None = None
         if keep is not None:
             try:
-                self.journal = Journal(keep / "journal.jsonl")
+                self.journal = Journal(keep / JOURNAL)
             except OSError as error:
                 reason = f"--keep-traces is {keep}, where nothing can be written ({error.strerror})"
                 raise ConfigError(f"{reason}: name another folder") from error
         self.registry = mine = CollectorRegistry()
         self.requests = Counter("alphazero_requests", "Answered requests.", ["model", "status"], registry=mine)
-        self.seconds = Histogram(
-            "alphazero_request_seconds", "From arrival to the answer.", ["model"], buckets=SECONDS, registry=mine
-        )
+        self.seconds = Histogram("alphazero_request_seconds", "From arrival to the answer.", ["model"], registry=mine)
         self.tokens = Counter("alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=mine)
         Gauge("alphazero_live_requests", "Requests under way.", registry=mine).set_function(lambda: self.live)
         Gauge("alphazero_waiting_requests", "Requests that wait.", registry=mine).set_function(lambda: self.waiting)
@@ -90,7 +87,7 @@ class Service:
         due = None if body.deadline_ms is None else arrived + body.deadline_ms / 1000
         wire = Wire(asked, self.fingerprint)
 
-        async def choice(wanted: Wanted, number: int, index: int) -> Outcome:
+        async def choice(index: int, wanted: Wanted, number: int) -> Outcome:
             """Choice `number` of a prompt, `index` in the answer."""
             name = f"tr-{secrets.token_hex(16)}"
 
@@ -98,12 +95,11 @@ class Service:
                 if body.stream and text:
                     emit(wire.chunk(index, text))
 
-            if body.stream:
-                opening = {"delta": {"role": "assistant", "content": ""}} if wire.chat else {}
-                emit(wire.chunk(index, "", **opening))
+            if body.stream and wire.chat:
+                emit(wire.chunk(index, "", delta={"role": "assistant", "content": ""}))
             seed = derive_seed(wanted.seed, number) if number else wanted.seed
             outcome = await self.answerer(wanted, seed, due, tell, name)
-            outcome.seconds = asyncio.get_running_loop().time() - arrived
+            outcome.cost.seconds = asyncio.get_running_loop().time() - arrived
             if outcome.tree is not None:
                 outcome.trace_id = name
                 self.keep(name, wanted, outcome)
@@ -115,7 +111,7 @@ class Service:
 
         async with self.place(due):
             numbered = [(wanted, number) for wanted in asked for number in range(body.n)]
-            outcomes = await together(*(choice(*one, index) for index, one in enumerate(numbered)))
+            outcomes = await together(*(choice(index, *which) for index, which in enumerate(numbered)))
         if not body.stream:
             return wire.whole(outcomes)
         if body.stream_options.get("include_usage"):

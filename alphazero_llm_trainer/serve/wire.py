@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ..mcts.choose import Choice
@@ -47,7 +48,6 @@ class Outcome:
     tree: Tree | None = None
     choice: Choice | None = None
     trace_id: str | None = None
-    seconds: float = 0.0  # from the request's arrival
 
 
 class Wire:
@@ -69,8 +69,8 @@ class Wire:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
-            message = {"role": "assistant", "content": outcome.text, "refusal": None}
-            said = {"message": message} if self.chat else {"text": outcome.text}
+            text = outcome.text
+            said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
             logprobs = None if outcome.tokens is None else self.logprobs(outcome.tokens)
             choices.append({"index": index, **said, "logprobs": logprobs, **self.ending(outcome)})
         details = [self.about(outcome) for outcome in outcomes]
@@ -79,14 +79,10 @@ class Wire:
 
     def chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
         """A piece of a streamed choice."""
-        shape: dict[str, Any] = dict(self.common)
-        said: dict[str, Any] = {"text": text}
-        if self.chat:
-            shape["object"] = "chat.completion.chunk"
-            said = {"delta": {"content": text}}
-        if self.body.stream_options.get("include_usage"):
-            shape["usage"] = None
-        return {**shape, "choices": [{"index": index, **said, "logprobs": None, "finish_reason": None, **more}]}
+        said = {"delta": {"content": text}} if self.chat else {"text": text}
+        choice = {"index": index, **said, "logprobs": None, "finish_reason": None, **more}
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self.common, "object": kind, "choices": [choice]}
 
     def ending(self, outcome: Outcome) -> dict[str, Any]:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were asked for."""
@@ -123,12 +119,10 @@ class Wire:
             "seed": outcome.seed,
             "ended_by": outcome.ended_by,
             "deadline_hit": outcome.ended_by == DEADLINE,
-            "seconds": round(outcome.seconds, 4),
         }
         if tree is not None and choice is not None:
             about |= {"trace_id": outcome.trace_id, "answer": choice.answer, "why": choice.why}
-            about |= {"simulations": len(tree.simulations), "nodes": len(tree)}
-            if getattr(self.body, "return_tree", False):
+            if isinstance(self.body, ChatBody) and self.body.return_tree:
                 about["tree"] = tree.to_dict()
         return about
 
@@ -140,18 +134,14 @@ class Wire:
             for token in tokens:
                 others = [spelled(*other) for other in token.top]
                 content.append({**spelled(token.text, token.logprob), "top_logprobs": others})
-            return {"content": content, "refusal": None}
-        offsets, at = [], 0
-        for token in tokens:
-            offsets.append(at)
-            at += len(token.text)
+            return {"content": content}
         # From the least likely alternative on, so that the likeliest of equal texts stays.
         tops = [None if token.logprob is None else dict(reversed(token.top)) for token in tokens]
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": tops if self.body.alternatives else None,
-            "text_offset": offsets,
+            "text_offset": list(accumulate((len(token.text) for token in tokens[:-1]), initial=0)) if tokens else [],
         }
 
 
