@@ -16,6 +16,7 @@ from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_eval
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
+from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
@@ -33,6 +34,7 @@ from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, RewardParts, Step
 
 TESTS = Path(__file__).parent
+GUMBEL = closed(gumbel, 0.1)
 CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
 
 
@@ -53,9 +55,9 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
     script, actions = golden_script(), case["actions"]
     logits, values = script.tables(case["seed"], actions)
     tree = Tree()
-    root = GumbelRoot(0, case["considered"])
+    root = GumbelRoot(0, case["considered"], GUMBEL)
     root.noise = case["noise"]
-    mcts = Mcts(tree, gumbel, 0.1, case["simulations"] + 1, root=root)  # the first one evaluates the root
+    mcts = Mcts(tree, root, case["simulations"] + 1)  # the first one evaluates the root
     states, made = {ROOT: 0}, {ROOT: 0}  # of a node: its state in the game, its number in mctx
     order = []
     while leaves := mcts.ask():
@@ -125,7 +127,7 @@ def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> Non
 def test_a_repeated_draw_counts_among_the_draws() -> None:
     """Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two draws 1.77)."""
     tree = Tree()
-    mcts = Mcts(tree, gumbel, 0.1, 20)
+    mcts = Mcts(tree, GUMBEL, 20)
     [leaf] = mcts.ask()
     steps = [Step((i,), (math.log(p),), f"{i}\n") for i, p in enumerate((0.9, 0.05))]
     end = Step((7,), (-0.1,), "#### 1")
@@ -146,7 +148,7 @@ def test_a_repeated_draw_counts_among_the_draws() -> None:
 
 def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
     """A search whose root has been evaluated: children with even priors."""
-    mcts = Mcts(Tree(), gumbel, 0.1, iterations, root=root)
+    mcts = Mcts(Tree(), root, iterations)
     [leaf] = mcts.ask()
     steps = [Step((i,), (-1.0,), str(i)) for i in range(len(values))]
     mcts.tell(leaf, Evaluation(steps=steps, priors=[1 / len(values)] * len(values), value=0.5))
@@ -154,7 +156,7 @@ def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
 
 
 def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> None:
-    root = GumbelRoot(3, 4)
+    root = GumbelRoot(3, 4, GUMBEL)
     mcts = fan(root, values := [0.1, 0.9, 0.2, 0.8], 9)
     leaves = mcts.ask(8)
     # Four arms once each; which two are left is known when all four are told.
@@ -245,4 +247,3 @@ def test_an_undrawn_step_is_completed_by_the_mixed_value() -> None:
         tree.backup(good, 1.0)
     # Of 25 visits 21 are the good one's, more than its share; the new step's 2 fall short of it.
     assert open_gumbel(tree, ROOT, 0.01, [good, bad]) == ROOT
-    assert open_gumbel(tree, ROOT, 0.1, []) == ROOT

@@ -22,6 +22,7 @@ from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
+from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
@@ -201,7 +202,7 @@ playouts_strategy = st.lists(
 @given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(SELECTORS)), st.floats(0, 3))
 def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str, exploration: float) -> None:
     tree = Tree()
-    mcts = Mcts(tree, SELECTORS[rule], exploration, simulations=20)
+    mcts = Mcts(tree, closed(SELECTORS[rule], exploration), 20)
     for playouts in rounds:
         leaves = mcts.ask()
         if not leaves:
@@ -225,7 +226,7 @@ def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str
 @pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
 def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
     tree = Tree()
-    mcts = Mcts(tree, ucb1, 1.0, 5)
+    mcts = Mcts(tree, closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     assert leaf == Leaf(ROOT, 1)
     fine = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(0.5))
@@ -337,7 +338,7 @@ def test_golden_trees(select: str) -> None:
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
     tree = Tree()
-    mcts = Mcts(tree, ucb1, 1.0, 5)
+    mcts = Mcts(tree, closed(ucb1, 1.0), 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
     mcts.tell(leaf, Evaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))]))

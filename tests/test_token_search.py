@@ -29,6 +29,7 @@ from support import (
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, policy_targets, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
@@ -193,14 +194,14 @@ def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
 
 def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> None:
     tree = Tree()
-    mcts = Mcts(tree, puct, 2.0, 50, virtual_loss=3)
+    mcts = Mcts(tree, closed(puct, 2.0), 50)
     steps = [Step((i,), (-1.0,), str(i)) for i in range(4)]
     [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
     mcts.tell(root, Evaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))
     leaves = mcts.ask(8)
-    # In flight, each child counts as three lost visits, so that the next descent goes elsewhere.
+    # In flight, each child counts as a lost visit, so that the next descent goes elsewhere.
     assert [leaf.node for leaf in leaves] == [1, 2, 3, 4]
-    assert tree.virtual == [12, 3, 3, 3, 3] and tree.N == [1, 0, 0, 0, 0]
+    assert tree.virtual == [4, 1, 1, 1, 1] and tree.N == [1, 0, 0, 0, 0]
     assert mcts.ask(8) == leaves
     for leaf, value in zip(reversed(leaves), (0.1, 0.2, 0.3, 0.4), strict=True):  # told in another order
         mcts.tell(leaf, Evaluation(value=value))

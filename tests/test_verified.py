@@ -18,10 +18,11 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import choose
+from alphazero_llm_trainer.mcts.descent import Live, opened
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import CountedVerifier
-from alphazero_llm_trainer.mcts.select import OPEN_SELECTORS, SELECTORS, open_puct
+from alphazero_llm_trainer.mcts.select import OPEN_SELECTORS, constant, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
@@ -73,7 +74,6 @@ def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
         tree.backup(likely, 0.5)
     # N = 18: c*0.9*sqrt(18)/19 = 0.2010c against c*0.1*sqrt(18)/2 = 0.2121c
     assert open_puct(tree, ROOT, 1.0, [likely]) == ROOT
-    assert open_puct(tree, ROOT, 1.0, []) == ROOT
 
 
 def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
@@ -95,7 +95,7 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
 def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew() -> None:
     for select, goes_on in (("puct", True), ("restart", False)):
         tree = Tree()
-        mcts = Mcts(tree, SELECTORS["puct"], 2.0, 100, patience=4, open_select=OPEN_SELECTORS[select])
+        mcts = Mcts(tree, opened(OPEN_SELECTORS[select], 2.0, Live(tree, 4)), 100)
         [leaf] = mcts.ask()
         refuse(mcts, leaf, [step("a\n", 1e-9), step("b\n", 1e-9), step("bad\n", 1e-9)], before=1.0)
         [leaf] = mcts.ask()
@@ -108,9 +108,7 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
 def test_where_no_rule_is_named_it_is_puct_with_its_own_constant() -> None:
     settings_ = SearchConfig.model_validate({})
     assert (settings_.selector(), settings_.selector(judged=True)) == ("ucb1", "puct")
-    evaluate = make_evaluate(load_config().rewards, None, None)
-    mcts = Search(ScriptedPolicy(0), evaluate, settings_, verifier=Rule(lambda text: 1.0)).mcts(Tree(), 0)
-    assert mcts.open_select is open_puct and mcts.exploration == 2.0
+    assert constant("puct", None) == 2.0 and constant("puct", 0.5) == 0.5
 
 
 # -- repair ------------------------------------------------------------------------------------------------------------
@@ -123,7 +121,8 @@ def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -
 
 def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> None:
     tree = Tree()
-    mcts = Mcts(tree, SELECTORS["puct"], 0.0, 100, patience=2)
+    live = Live(tree, 2)
+    mcts = Mcts(tree, opened(open_puct, 0.0, live), 100)
     [leaf] = mcts.ask()
     refuse(mcts, leaf, [step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)])
     a, b, bad = tree.path(3)
@@ -132,13 +131,11 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     [leaf] = mcts.ask()
     assert leaf.node == b
     refuse(mcts, leaf, [step("worse\n", 0.1)])
-    assert b in mcts.dead
     [leaf] = mcts.ask()
-    assert leaf.node == a  # b was drawn from twice in vain
+    assert b in live.dead and leaf.node == a  # b was drawn from twice in vain
     refuse(mcts, leaf, [step("c\n", 0.1)])
-    assert a in mcts.dead and mcts.ask()[0].node == ROOT
-    again = Mcts(tree, SELECTORS["puct"], 0.0, 100, patience=2)
-    assert again.dead == mcts.dead, "a search that goes on with a tree knows what was rejected"
+    assert mcts.ask()[0].node == ROOT and live.dead == {a, b}
+    assert Live(tree, 2).dead == live.dead, "a search that goes on with a tree knows what was rejected"
 
 
 def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None:

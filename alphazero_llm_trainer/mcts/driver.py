@@ -12,12 +12,13 @@ from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError, RequestError
 from ..types import Cost, Problem
 from .choose import Choice, Reading, accepted, answer_of, choose, most_visited, voting
+from .descent import Live, closed, expanded, opened
 from .expansion import Evaluate, Expansion, Grading
 from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import CountedVerifier, MeteredValue, Paid, valued_by
 from .seeds import derive_seed
-from .select import OPEN_SELECTORS, SELECTORS, constant, puct
+from .select import OPEN_SELECTORS, SELECTORS, constant
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -187,29 +188,25 @@ class Search:
 
     def mcts(self, tree: Tree, seed: int) -> Mcts:
         """The tree search that the settings describe; `seed` is the tree's."""
-        settings = self.settings
-        judged = self.verifier is not None
+        settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
         exploration = constant(selector, settings.exploration)
-        root = None
+        # The improved policy would look at nothing else than a finished response, and that is known.
+        arms = Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
+        rule = opened(OPEN_SELECTORS[selector], exploration, arms) if judged else closed(SELECTORS[selector], exploration)
         if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
-            drawn = 1 if judged else settings.samples
-            root = GumbelRoot(
+            drawn = settings.candidates if settings.mode == "token" else 1 if judged else settings.samples
+            rule = GumbelRoot(
                 derive_seed(seed, "gumbel"),
                 settings.candidates,
-                draws=1 if settings.mode == "token" else -(-settings.candidates // drawn),
+                rule,
+                arms=arms,
+                choice=1 if judged else 2,
+                draws=-(-settings.candidates // drawn),
                 scale=exploration,
             )
-        return Mcts(
-            tree,
-            puct if judged else SELECTORS[selector],
-            exploration,
-            settings.simulations,
-            patience=settings.verify.patience if judged else None,
-            open_select=OPEN_SELECTORS[selector],
-            root=root,
-        )
+        return Mcts(tree, rule, settings.simulations)
 
     def expansion(self, problem: Problem, tree: Tree, seed: int, cost: Cost) -> Expansion:
         """What turns a leaf of this tree into children and a value."""

@@ -22,11 +22,13 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+from .descent import Arms, Rule, expanded
 from .tree import ROOT, Tree
 
 SCALE = 0.1  # mctx's value_scale, c_scale in the paper
 MAX_VISIT_INIT = 50.0  # mctx's maxvisit_init, c_visit in the paper
 EPSILON = 1e-8  # the least range that values are rescaled by
+TINY = 1e-300  # log must not see 0
 
 
 class Halving:
@@ -138,7 +140,7 @@ def improved_policy(
 def prior_logits(tree: Tree, node: int, children: Sequence[int]) -> list[float]:
     """Logits of `node`'s children: of the priors that the tree holds, else of sampled steps' weights (see above)."""
     if tree.prior[children[0]] is not None:
-        return [math.log(max(tree.prior[child] or 0.0, 1e-300)) for child in children]
+        return [math.log(max(tree.prior[child] or 0.0, TINY)) for child in children]
     draws = tree.draws(node)  # k: repeated samples count, and siblings that are left out
     return [sampled_logit(math.fsum(tree.logprobs[child]), draws) for child in children]
 
@@ -152,7 +154,7 @@ def sampled_logit(logprob: float, draws: int) -> float:
 
 def node_logits(tree: Tree, node: int, children: Sequence[int], scale: float) -> list[float]:
     """`improved_logits` of a node's children."""
-    values = [tree.W[child] / tree.N[child] if tree.N[child] else 0.0 for child in children]
+    values = [tree.q(child) for child in children]
     visits = [tree.N[child] for child in children]
     return improved_logits(prior_logits(tree, node, children), visits, values, raw_value(tree, node), scale)
 
@@ -168,55 +170,73 @@ def gumbel(tree: Tree, node: int, scale: float) -> int:
 
 
 class GumbelRoot:
-    """Which child of the root a simulation visits.
+    """The rule of descent with sequential halving at the root: the first node with a choice, by `arms`.
 
     Args:
         seed: of the Gumbel noise, which is one number a child in the order they were made.
         candidates: how many children are considered at most.
+        below: the rule elsewhere.
+        arms: the children that can be candidates.
+        choice: how many of them make a choice; 1 where the root can be drawn from again.
         draws: evaluations of the root before that; more than one where its children are sampled.
         scale: of the values.
-        virtual_loss: what a simulation in flight adds to `tree.virtual`.
 
     A search that goes on with a tree shares out its own budget and reads the values of all visits.
     """
 
     def __init__(
-        self, seed: int, candidates: int, *, draws: int = 1, scale: float = SCALE, virtual_loss: int = 1
+        self,
+        seed: int,
+        candidates: int,
+        below: Rule,
+        *,
+        arms: Arms = expanded,
+        choice: int = 2,
+        draws: int = 1,
+        scale: float = SCALE,
     ) -> None:
-        self.candidates, self.draws, self.scale, self.virtual_loss = candidates, draws, scale, virtual_loss
+        self.candidates, self.below, self.arms, self.choice = candidates, below, arms, choice
+        self.draws, self.scale = draws, scale
         self._rng = Random(seed)
         self.noise: list[float] = []  # drawn as children come
-        self._node: int | None = None  # where the candidates are: the first node with a choice
+        self._node: int | None = None  # where the candidates are
         self._counted, self._drawn = 0, 0  # simulations of the tree that were looked at; those that ended in the root
         self._visits: dict[int, int] = {}  # finished simulations through each child since the halving began
         self._halving: Halving | None = None
         self._skipped = 0  # visits of the plan that no child was left for
 
-    def draws_more(self, tree: Tree, left: int) -> bool:
+    def __call__(self, tree: Tree, node: int, left: int) -> int | None:
+        if node == ROOT:
+            self._count(tree)
+            if self._draws_more(left):
+                return ROOT
+        children = self.arms(tree, node)
+        if self._node is None and len(children) >= self.choice:
+            self._node = node
+        if node != self._node or not children:
+            return self.below(tree, node, left)
+        return self._choose(tree, node, children, left)
+
+    def _draws_more(self, left: int) -> bool:
         """Whether the root is to be evaluated again before its candidates are compared; half of the simulations at most."""
-        self._count(tree)
         if self.draws == 1 or self._halving is not None:
             return False
         return self._drawn < min(self.draws, max(1, (self._drawn + left) // 2))
 
-    def choose(self, tree: Tree, node: int, children: Sequence[int], left: int) -> int | None:
+    def _choose(self, tree: Tree, node: int, children: Sequence[int], left: int) -> int | None:
         """The next of `children` to visit; None where the next round waits for values of simulations in flight.
 
-        `left` is how many simulations are still to come, this one included; `children` leaves out rejected steps.
+        `left` is how many simulations are still to come, this one included.
         """
-        if self._node is None:
-            self._node = node
-        if node != self._node:  # children came to the root after all: it is searched as any other node is
-            return gumbel(tree, node, self.scale)
-        self._count(tree)
-        flying = {child: tree.virtual[child] // self.virtual_loss for child in tree.children[node]}
-        visits = {child: self._visits.get(child, 0) + flying[child] for child in tree.children[node]}
+        siblings = tree.children[node]  # those that are no candidates had visits as well
+        flying = {child: tree.virtual[child] for child in siblings}
+        visits = {child: self._visits.get(child, 0) + flying[child] for child in siblings}
         while True:
             if self._halving is None or all(visits[child] < self._wanted(visits) for child in children):
                 if any(flying.values()):
                     return None
                 self._visits, self._skipped = {}, 0
-                visits = dict.fromkeys(visits, 0)
+                visits = dict.fromkeys(siblings, 0)
                 self._halving = Halving(min(self.candidates, len(children)))
             if sum(visits.values()) + self._skipped >= len(self._halving.plan):
                 if any(flying.values()):
@@ -227,7 +247,7 @@ class GumbelRoot:
                 break
             self._skipped += 1
         scores = dict(zip(children, node_logits(tree, node, children, self.scale), strict=True))
-        noise = dict(zip(tree.children[node], self._gumbels(len(tree.children[node])), strict=True))
+        noise = dict(zip(siblings, self._gumbels(len(siblings)), strict=True))
         # Gumbel-top-k: argmax of g(a) + logit(a) + sigma(q(a)) among those that the halving's round visits next; a sample
         # of the improved policy without replacement (equation 12). The first of equals: children are in order.
         return max((c for c in children if visits[c] == wanted), key=lambda child: noise[child] + scores[child])
@@ -251,5 +271,5 @@ class GumbelRoot:
 
     def _gumbels(self, count: int) -> list[float]:
         while len(self.noise) < count:
-            self.noise.append(-math.log(-math.log(max(self._rng.random(), 1e-300))))
+            self.noise.append(-math.log(-math.log(max(self._rng.random(), TINY))))
         return self.noise[:count]

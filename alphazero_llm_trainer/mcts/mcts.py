@@ -11,9 +11,7 @@ evaluates the leaf, and its evaluation becomes children and a backed-up value. W
 
 A descent that ends in a terminal node backs up that node's reward again and costs nothing.
 
-Under a verifier (`search.verified`) a rejected step is a terminal node that no descent looks at again. A node whose
-children are all rejected is drawn from again at once, and after `patience` rejections it counts as rejected itself, so
-that the search goes one step back.
+Where a descent goes is one rule (`descent.py`): of UCB1 or PUCT, of a Gumbel root, or of a verifier's open arms.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..types import Continuation, RewardParts, Step
-from .gumbel import GumbelRoot
-from .select import OpenSelect, Select, open_puct
+from .descent import Rule
 from .tree import REJECTED, ROOT, Rollout, Tree
 
 
@@ -70,10 +67,11 @@ class Evaluation:
 
     def rewards(self) -> list[float]:
         """Everything that must lie in [0, 1]."""
-        found = [playout.reward.total for playout in self.playouts if playout.reward is not None]
-        found += [value for value in (self.estimate, self.value) if value is not None]
-        found += [score for score in self.scores if score is not None]
-        return found if self.terminal is None else [*found, self.terminal[1].total]
+        rewards = [playout.reward for playout in self.playouts]
+        if self.terminal is not None:
+            rewards.append(self.terminal[1])
+        numbers = [self.estimate, self.value, *self.scores, *(reward.total for reward in rewards if reward is not None)]
+        return [number for number in numbers if number is not None]
 
 
 def mix(value: float, rollout: float, rollout_weight: float) -> float:
@@ -87,50 +85,30 @@ class Mcts:
 
     Args:
         tree: a new tree, or one to go on with.
-        select: one of `select.SELECTORS`.
-        exploration: the selector's constant.
+        rule: where a descent goes, see `descent.py`.
         simulations: how many simulations `ask` hands out or does by itself.
-        virtual_loss: visits of value 0 that a simulation in flight counts as along its path (Chaslot et al. 2008,
-            "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
-        patience: rejected draws below a node without a good one after which the node is rejected too; None without a
-            verifier. With it `open_select` is asked and not `select`.
-        open_select: one of `select.OPEN_SELECTORS`.
-        root: chooses among the root's children instead of `select`.
 
-    `expected` is how many simulations are still to come, for `root`: what is left of `simulations`, or fewer where the
+    A simulation in flight counts as a visit of value 0 along its path (virtual loss, Chaslot et al. 2008, "Parallel
+    Monte-Carlo tree search"), so that the next descent goes elsewhere.
+
+    `expected` is how many simulations are still to come, for the rule: what is left of `simulations`, or fewer where the
     driver knows that a budget of tokens ends the search before.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        select: Select,
-        exploration: float,
-        simulations: int,
-        *,
-        virtual_loss: int = 1,
-        patience: int | None = None,
-        open_select: OpenSelect = open_puct,
-        root: GumbelRoot | None = None,
-    ) -> None:
-        self.tree, self.select, self.exploration = tree, select, exploration
-        self.open_select, self.root = open_select, root
+    def __init__(self, tree: Tree, rule: Rule, simulations: int) -> None:
+        self.tree, self.rule = tree, rule
         self.simulations, self.simulation, self.expected = simulations, 0, simulations
-        self.virtual_loss, self.patience = virtual_loss, patience
-        self.dead: set[int] = set()
-        for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
-            self._bury(node)
-        # Leaves that were asked for and not yet backed up, in ask order, with what was told of them so far.
-        self._told: dict[Leaf, Evaluation | None] = {}
+        # Leaves that were asked for and not yet backed up, in ask order, with the evaluation of each that has come.
+        self._pending: dict[Leaf, Evaluation | None] = {}
 
     def ask(self, n: int = 1) -> list[Leaf]:
         """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the simulations are over.
 
         Fewer than `n` come back when a descent ends in a node whose evaluation is under way already.
         """
-        while len(self._told) < n and self.simulation < self.simulations:
+        while len(self._pending) < n and self.simulation < self.simulations:
             node = self._descend()
-            if node is None or any(leaf.node == node for leaf in self._told):
+            if node is None or any(leaf.node == node for leaf in self._pending):
                 break
             self.simulation += 1
             self.expected = max(self.expected - 1, 1)
@@ -139,58 +117,18 @@ class Mcts:
                 self.tree.backup(node, reward)
                 self.tree.simulated(node)
                 continue
-            self._told[Leaf(node, self.simulation)] = None
-            self.tree.hold(node, self.virtual_loss)
-        return list(self._told)
+            self._pending[Leaf(node, self.simulation)] = None
+            self.tree.hold(node, 1)
+        return list(self._pending)
 
     def _descend(self) -> int | None:
-        """The node that the next simulation ends in; None where the root waits for values in flight."""
-        tree, node, root = self.tree, ROOT, self.root
-        if root is not None and root.draws_more(tree, self.expected):
-            return ROOT
-        chosen = False  # whether there was a choice above the node
-        # Under a verifier a chain's nodes are arms as soon as they are there: each can be drawn from again.
-        while (tree.expanded[node] or self.patience is not None) and (children := tree.children[node]):
-            if self.patience is not None:
-                children = [child for child in children if not (self._rejected(child) or self._unjudged(child))]
-                if root is not None:  # what is finished is known, and the improved policy would never look elsewhere
-                    children = [child for child in children if tree.verdict[child] is None]
-            if root is not None and not chosen and children and (len(children) > 1 or self.patience is not None):
-                chosen = True
-                best = root.choose(tree, node, children, self.expected)
-                if best is None:
-                    return None
-                node = best
-                continue
-            if self.patience is not None:
-                best = self.open_select(tree, node, self.exploration, children)
-                if best == node:
-                    break
-                node = best
-                continue
-            node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration)
+        """The node that the next simulation ends in; None where the rule waits for values in flight."""
+        node = ROOT
+        while (below := self.rule(self.tree, node, self.expected)) != node:
+            if below is None:
+                return None
+            node = below
         return node
-
-    def _rejected(self, node: int) -> bool:
-        return self.tree.verdict[node] == REJECTED or node in self.dead
-
-    def _unjudged(self, node: int) -> bool:
-        """Whether a response ended here of which no step was checked: another visit would learn nothing of it."""
-        return self.tree.verdict[node] is not None and not self.tree.checked(self.tree.path(node))
-
-    def _bury(self, node: int) -> None:
-        """Count `node` as rejected when `patience` draws below it were and nothing good is left; then look at its parent."""
-        tree = self.tree
-        while node > ROOT and node not in self.dead:
-            children = tree.children[node]
-            if not children or not all(map(self._rejected, children)):
-                return
-            # A buried child counts once: its own rejections were counted where they happened.
-            draws = sum(1 if child in self.dead else tree.N[child] for child in children)
-            if draws < (self.patience or 0):
-                return
-            self.dead.add(node)
-            node = tree.parent[node]
 
     def tell(self, leaf: Leaf, evaluation: Evaluation) -> None:
         """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are told in.
@@ -198,23 +136,25 @@ class Mcts:
         Telling a leaf again changes nothing. Raises ValueError for a value outside [0, 1] (UCB1's constant means nothing
         there) and leaves the tree alone.
         """
-        told = self._told
-        if leaf not in told or told[leaf] is not None:
+        pending = self._pending
+        if leaf not in pending or pending[leaf] is not None:
             return
         for value in evaluation.rewards():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"reward {value} is outside [0, 1]")
-        told[leaf] = evaluation
-        while told and (first := next(iter(told))) is not None and (found := told[first]) is not None:
-            del told[first]
-            self.tree.hold(first.node, -self.virtual_loss)
-            self._apply(first.node, found)
+        pending[leaf] = evaluation
+        for first, known in list(pending.items()):
+            if known is None:
+                break
+            del pending[first]
+            self.tree.hold(first.node, -1)
+            self._apply(first.node, known)
 
     def cancel(self) -> None:
         """Let go of every leaf in flight: their virtual losses are taken back, nothing is backed up."""
-        for leaf in self._told:
-            self.tree.hold(leaf.node, -self.virtual_loss)
-        self._told = {}
+        for leaf in self._pending:
+            self.tree.hold(leaf.node, -1)
+        self._pending = {}
 
     def _apply(self, node: int, evaluation: Evaluation) -> None:
         tree = self.tree
@@ -240,11 +180,9 @@ class Mcts:
             if tree.verdict[node] is not None:
                 break
             # Only the proposal is the proposer's; the rollout after a teacher's step is the student's own.
-            if depth == 0:
-                node = tree.attach(node, step, continuation.source, continuation.direction)
-            else:
-                node = tree.attach(node, step)
-            if evaluation.scores and depth < len(evaluation.scores):
+            proposer = (continuation.source, continuation.direction) if depth == 0 else ()
+            node = tree.attach(node, step, *proposer)
+            if depth < len(evaluation.scores):
                 tree.prm[node] = evaluation.scores[depth]
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
@@ -256,7 +194,6 @@ class Mcts:
             if playout.verdict == REJECTED and evaluation.estimate is not None:
                 tree.backup(node, reward, above=tree.parent[node])
                 tree.backup(tree.parent[node], evaluation.estimate)
-                self._bury(tree.parent[node])
             elif evaluation.estimate is None or evaluation.rollout_weight == 1.0 or evaluation.value is not None:
                 tree.backup(node, reward)
             else:

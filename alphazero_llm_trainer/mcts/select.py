@@ -1,19 +1,17 @@
-"""The selection rules: which child a simulation descends to.
+"""The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
-A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). `OPEN_SELECTORS` are for searches under a
-verifier. `gumbel` is the rule below the root; the root's is `gumbel.GumbelRoot`.
+N are visits, W sums of rewards, P priors; Q = W/N. A simulation in flight counts as `tree.virtual` visits of value 0
+(virtual loss). `OPEN_SELECTORS` are for searches under a verifier, where a node has one more arm: a step not drawn yet.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
+from .descent import OpenSelect, Select
+from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
-
-Select = Callable[[Tree, int, float], int]
-OpenSelect = Callable[[Tree, int, float, Sequence[int]], int]
 
 
 def ucb1(tree: Tree, node: int, exploration: float) -> int:
@@ -57,24 +55,21 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
     return best
 
 
-def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
-    """PUCT over the children in `live` and one more arm, a step not drawn yet; `node` itself stands for that arm.
+def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
+    """PUCT over the children in `arms` and one more arm, a step not drawn yet; `node` itself stands for that one.
 
     The new step's prior is what the policy leaves beside all children that were drawn, rejected ones too, so that uncertain
     steps are forked and certain ones kept; its Q is the node's mean and its visits are the draws so far. A child's prior is
     the probability of its tokens, and no less than the new step's: a long step has next to none and is never drawn twice, so
     that its own says nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning in
-    complex action spaces"). Without a live child the new step is all there is.
+    complex action spaces").
     """
-    if not live:
-        return node
     N, W, virtual = tree.N, tree.W, tree.virtual
-    drawn = probabilities(tree, node)
-    left = max(1.0 - math.fsum(drawn.values()), 0.0)
+    drawn, left = probabilities(tree, node)
     scale = exploration * math.sqrt(N[node] + virtual[node])
-    mean = W[node] / N[node] if N[node] else 0.0
-    best, best_score = node, mean + scale * left / (1 + len(drawn))
-    for child in live:
+    # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
+    best, best_score = node, tree.q(node) + scale * left / (1 + len(drawn))
+    for child in arms:
         visits = N[child] + virtual[child]
         score = (W[child] / visits if visits else 0.0) + scale * max(drawn[child], left) / (1 + visits)
         if score >= best_score:
@@ -82,20 +77,17 @@ def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) ->
     return best
 
 
-def restart(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
+def restart(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
     """Each chain begins anew at the root: what a tree is held against."""
     return node
 
 
-def open_ucb1(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
+def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
     """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a draw."""
-    if not live:
-        return node
     N, W, virtual = tree.N, tree.W, tree.virtual
     log_parent = math.log(max(N[node] + virtual[node], 1))
-    mean = W[node] / N[node] if N[node] else 0.0
-    best, best_score = node, mean + exploration * math.sqrt(log_parent / len(tree.children[node]))
-    for child in live:
+    best, best_score = node, tree.q(node) + exploration * math.sqrt(log_parent / len(tree.children[node]))
+    for child in arms:
         visits = N[child] + virtual[child]
         score = math.inf if not visits else W[child] / visits + exploration * math.sqrt(log_parent / visits)
         if score >= best_score:
@@ -103,33 +95,31 @@ def open_ucb1(tree: Tree, node: int, exploration: float, live: Sequence[int]) ->
     return best
 
 
-def open_gumbel(tree: Tree, node: int, scale: float, live: Sequence[int]) -> int:
-    """The improved policy over the arms of `open_puct`, visited as `gumbel.gumbel` does; a live child goes before the new
-    step on ties.
+def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int:
+    """The improved policy over the arms of `open_puct`, visited as `gumbel.gumbel` does; a child goes before the new step on
+    ties.
 
     Here the arms are all steps there are, so that the logits are plain log-probabilities. The new step has no Q of its own:
     the mixed value completes it.
     """
-    if not live:
-        return node
-    N, W, virtual = tree.N, tree.W, tree.virtual
-    drawn = probabilities(tree, node)
-    left = max(1.0 - math.fsum(drawn.values()), 0.0)
-    logits = [math.log(max(p, 1e-300)) for p in (*(drawn[child] for child in live), left)]
-    values = [W[child] / N[child] if N[child] else 0.0 for child in live]
-    # pi' = softmax(log P + sigma(completed Q)) over K live children and the new step, `[K + 1]`.
-    policy = softmax(improved_logits(logits, [*(N[c] for c in live), 0], [*values, 0.0], raw_value(tree, node), scale))
-    best = furthest_short(policy, [*(N[child] + virtual[child] for child in live), len(drawn)])
-    return node if best == len(live) else live[best]
+    N, virtual = tree.N, tree.virtual
+    drawn, left = probabilities(tree, node)
+    logits = [math.log(max(p, TINY)) for p in (*(drawn[child] for child in arms), left)]
+    values = [tree.q(child) for child in arms]
+    # pi' = softmax(log P + sigma(completed Q)) over K children and the new step, `[K + 1]`.
+    policy = softmax(improved_logits(logits, [*(N[c] for c in arms), 0], [*values, 0.0], raw_value(tree, node), scale))
+    best = furthest_short(policy, [*(N[child] + virtual[child] for child in arms), len(drawn)])
+    return node if best == len(arms) else arms[best]
 
 
-def probabilities(tree: Tree, node: int) -> dict[int, float]:
-    """The probability of each child's tokens under the policy."""
-    return {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
+    """The probability of each child's tokens under the policy, and what is left for steps not drawn yet."""
+    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+    return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
 
 
 def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
-    """The probabilities of siblings' tokens under the policy, normalised over the siblings."""
+    """The probabilities of siblings' tokens under the policy, normalised over the siblings: `[K]`, they sum to 1."""
     # Bounded below, so that siblings that are all next to impossible share evenly.
     likelihoods = [math.exp(max(math.fsum(tree.logprobs[child]), -700.0)) for child in children]
     total = math.fsum(likelihoods)

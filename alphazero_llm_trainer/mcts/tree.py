@@ -211,8 +211,8 @@ class Tree:
         return self.hre[node] if self.outcome[node] is None else self.outcome[node]
 
     def q(self, node: int) -> float:
-        """Mean reward of a visited node."""
-        return self.W[node] / self.N[node]
+        """Q(node) = W/N, the mean reward of the visits; 0 without one."""
+        return self.W[node] / self.N[node] if self.N[node] else 0.0
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`."""
