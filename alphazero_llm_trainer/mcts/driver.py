@@ -11,9 +11,10 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError, RequestError
 from ..types import Cost, Problem
-from .choose import Choice, Reading, accepted, answer_of, choose, most_visited, voting
+from .choose import Choice, Reading, answer_of, choose, most_visited, voting
 from .descent import Live, closed, expanded, opened
 from .expansion import Evaluate, Expansion, Grading
+from .extract import accepted, right_responses
 from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import CountedVerifier, MeteredValue, Paid, valued_by
@@ -193,7 +194,9 @@ class Search:
         exploration = constant(selector, settings.exploration)
         # The improved policy would look at nothing else than a finished response, and that is known.
         arms = Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
-        rule = opened(OPEN_SELECTORS[selector], exploration, arms) if judged else closed(SELECTORS[selector], exploration)
+        rule = (
+            opened(OPEN_SELECTORS[selector], exploration, arms) if judged else closed(SELECTORS[selector], exploration)
+        )
         if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
             drawn = settings.candidates if settings.mode == "token" else 1 if judged else settings.samples
@@ -253,10 +256,3 @@ def check_settings(settings: SearchConfig, valued: bool) -> None:
             f"search.rollout is {settings.rollout} and search.rollout_weight is {weight:g}, which"
             " needs a value network: set search.value to a folder that `value` wrote"
         )
-
-
-def right_responses(tree: Tree, judged: bool = False) -> int:
-    """How many right responses were drawn; `judged`: of those that a verifier judged."""
-    rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.grade == 1.0)
-    right = (leaf for leaf in tree.leaves() if tree.grade(leaf) == 1.0)
-    return rolled + sum(tree.samples[leaf] for leaf in right if not judged or tree.checked(tree.path(leaf)))

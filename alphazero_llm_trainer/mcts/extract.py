@@ -1,4 +1,6 @@
-"""Tree -> training data, with no model and no generation: responses token for token, and value, preference and policy targets.
+"""What a tree says: its responses token for token, statistics of them, and value, preference and policy targets.
+
+No model and no generation.
 
 Targets go by a node's *outcomes*: the finished responses that passed through it and how many of them were correct, or how
 good they were where grades lie between right and wrong. Step-level trees end their responses in terminal nodes, token-level
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..answers import extract
 from ..types import STUDENT
 from .gumbel import improved_policy
-from .tree import ROOT, Rollout, Tree
+from .tree import ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
@@ -61,59 +63,60 @@ class Trajectory:
         return self.outcome == 1.0
 
 
-def finished(tree: Tree) -> Iterator[Rollout]:
-    """Every finished response in the order they were found: terminal nodes, as rollouts without a token, then rollouts.
-
-    A terminal node counts its visits; the response that ends a search without rollouts was sampled and never visited.
-    """
-    for leaf in tree.leaves():
-        reward, verdict = tree.reward[leaf], tree.verdict[leaf]
-        if reward is not None and verdict is not None:
-            count, parts = max(tree.N[leaf], tree.samples[leaf]), (reward, tree.hre[leaf], tree.pre[leaf])
-            yield Rollout(leaf, (), (), "", verdict, *parts, count, tree.samples[leaf], tree.outcome[leaf])
-    yield from tree.rollouts
-
-
 def trajectories(tree: Tree) -> list[Trajectory]:
     """All different finished responses; those without a token (an empty answer) are left out."""
-    found: dict[tuple[int, ...], Trajectory] = {}
-    for end in finished(tree):
+    distinct: dict[tuple[int, ...], Trajectory] = {}
+    for end in tree.finished():
         nodes, (ids, logprobs) = tree.path(end.node), tree.sequence(end.node)
         token_ids, samples = ids + end.token_ids, max(end.samples, 1)
-        if not token_ids:
-            continue
-        if token_ids in found:  # a rollout and a terminal node may be one response
-            found[token_ids] = replace(found[token_ids], samples=found[token_ids].samples + samples)
-            continue
-        rest = [len(end.token_ids)] if end.token_ids else []
-        writers = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
-        found[token_ids] = Trajectory(
-            token_ids=token_ids,
-            logprobs=logprobs + end.logprobs,
-            nodes=(*nodes, *[OUTSIDE] * len(rest)),
-            lengths=(*(len(tree.token_ids[node]) for node in nodes), *rest),
-            reward=end.reward,
-            hre=end.hre,
-            samples=samples,
-            source="+".join(writers) or STUDENT,
-            text=tree.response(end.node) + end.text,
-            outcome=end.grade,
-            verdict=end.verdict,
-        )
-    return list(found.values())
+        if token_ids in distinct:  # a rollout and a terminal node may be one response
+            samples += distinct[token_ids].samples
+            distinct[token_ids] = replace(distinct[token_ids], samples=samples)
+        elif token_ids:
+            rest = [len(end.token_ids)] if end.token_ids else []
+            writers = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
+            distinct[token_ids] = Trajectory(
+                token_ids=token_ids,
+                logprobs=logprobs + end.logprobs,
+                nodes=(*nodes, *[OUTSIDE] * len(rest)),
+                lengths=(*(len(tree.token_ids[node]) for node in nodes), *rest),
+                reward=end.reward,
+                hre=end.hre,
+                samples=samples,
+                source="+".join(writers) or STUDENT,
+                text=tree.response(end.node) + end.text,
+                outcome=end.grade,
+                verdict=end.verdict,
+            )
+    return list(distinct.values())
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def right_responses(tree: Tree, judged: bool = False) -> int:
+    """How many right responses were drawn; `judged`: of those that a verifier judged."""
+    right = (end for end in tree.finished() if end.grade == 1.0)
+    return sum(end.samples for end in right if not judged or tree.checked(tree.path(end.node)))
+
+
+def accepted(tree: Tree, least: float) -> bool:
+    """True when a finished response that was judged earned `least` or more, and anything at all."""
+    good = (end for end in tree.finished() if end.reward > 0 and end.reward >= least)
+    return any(tree.checked(tree.path(end.node)) for end in good)
 
 
 def endings(tree: Tree) -> Counter[str]:
     """How many responses of a tree ended how: by a key of `SHORT`, or "answer"."""
-    found: Counter[str] = Counter()
-    for one in trajectories(tree):
-        if one.verdict == "ended" and extract(one.text, words=True) is None:
-            found[SILENT] += one.samples
-        elif one.verdict in SHORT:
-            found[one.verdict] += one.samples
-        elif one.verdict in ("ended", "answer", "checked"):
-            found["answer"] += one.samples
-    return found
+    ends: Counter[str] = Counter()
+    for response in trajectories(tree):
+        if response.verdict == "ended" and extract(response.text, words=True) is None:
+            ends[SILENT] += response.samples
+        elif response.verdict in SHORT:
+            ends[response.verdict] += response.samples
+        elif response.verdict in WHOLE:
+            ends["answer"] += response.samples
+    return ends
 
 
 def shortfall(ends: Mapping[str, int]) -> str | None:
@@ -154,19 +157,18 @@ def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[i
     The outcome is the correctness where gold was known, joined by the user's own reward where that takes part (not with
     `correctness`); the reward where neither is known.
     """
-    for end in finished(tree):
+    for end in tree.finished():
         if end.count:
             known = end.hre if correctness else end.grade
             yield end.node, end.token_ids, end.count, end.reward if known is None else known
 
 
-def outcomes(tree: Tree, correctness: bool = False, power: int = 1) -> tuple[list[int], list[float]]:
-    """For each node, how many finished responses passed through it and the sum of their outcomes (see `graded`), each to
-    the power `power`."""
+def outcomes(tree: Tree, correctness: bool = False) -> tuple[list[int], list[float]]:
+    """For each node, how many finished responses passed through it and the sum of their outcomes (see `graded`)."""
     counts, sums = [0] * len(tree), [0.0] * len(tree)
     for node, _, count, outcome in graded(tree, correctness):
         counts[node] += count
-        sums[node] += count * outcome**power
+        sums[node] += count * outcome
     # Children come after their parents, so one backward pass adds everything up.
     for node in range(len(tree) - 1, ROOT, -1):
         counts[tree.parent[node]] += counts[node]
@@ -243,25 +245,22 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
     tokens: the node that it started from), and prefixes that two siblings share are one state.
     """
     paths = prefixes(tree)
-    if not every_token:
-        (counts, totalled), (_, squares) = outcomes(tree), outcomes(tree, power=2)
-        return [
-            ValueTarget(node, path, totalled[node] / counts[node], counts[node], squares[node] / counts[node])
-            for node, path in enumerate(paths)
-            if counts[node]
-        ]
-    states: dict[tuple[int, ...], tuple[int, list[float]]] = {}  # node; count, sum of outcomes, sum of their squares
+    # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their squares.
+    states: dict[int | tuple[int, ...], tuple[int, tuple[int, ...], list[float]]] = {}
     for end, rest, count, outcome in graded(tree):
-        whole = paths[end] + rest
-        nodes = [ROOT, *(node for node in tree.path(end) for _ in tree.token_ids[node]), *[end] * len(rest)]
+        whole, nodes = paths[end] + rest, [ROOT, *tree.path(end)]
+        if every_token:
+            nodes = [ROOT, *(node for node in nodes for _ in tree.token_ids[node]), *[end] * len(rest)]
         for length, node in enumerate(nodes):
-            _, sums = states.setdefault(whole[:length], (node, [0, 0.0, 0.0]))
-            for i, share in enumerate((count, count * outcome, count * outcome**2)):
-                sums[i] += share
-    return [
+            key, ids = (whole[:length],) * 2 if every_token else (node, paths[node])
+            sums = states.setdefault(key, (node, ids, [0, 0.0, 0.0]))[2]
+            for power in range(3):
+                sums[power] += count * outcome**power
+    found = [
         ValueTarget(node, ids, earned / weight, int(weight), squared / weight)
-        for ids, (node, (weight, earned, squared)) in sorted(states.items(), key=lambda state: len(state[0]))
+        for node, ids, (weight, earned, squared) in states.values()
     ]
+    return sorted(found, key=lambda state: len(state.token_ids) if every_token else state.node)
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:

@@ -141,8 +141,8 @@ def prior_logits(tree: Tree, node: int, children: Sequence[int]) -> list[float]:
     """Logits of `node`'s children: of the priors that the tree holds, else of sampled steps' weights (see above)."""
     if tree.prior[children[0]] is not None:
         return [math.log(max(tree.prior[child] or 0.0, TINY)) for child in children]
-    draws = tree.draws(node)  # k: repeated samples count, and siblings that are left out
-    return [sampled_logit(math.fsum(tree.logprobs[child]), draws) for child in children]
+    # k draws: repeated samples count, and siblings that are left out.
+    return [sampled_logit(math.fsum(tree.logprobs[child]), tree.drawn[node]) for child in children]
 
 
 def sampled_logit(logprob: float, draws: int) -> float:

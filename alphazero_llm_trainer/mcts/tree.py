@@ -16,7 +16,18 @@ READABLE = (1, 2)  # format 1 had no rollouts
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
-NO_DIRECTION = str(Direction.NONE)
+# What a new node has in the columns that its step doesn't fill.
+UNSET: dict[str, Any] = {
+    "source": STUDENT,
+    "direction": str(Direction.NONE),
+    "N": 0,
+    "W": 0.0,
+    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", OUTCOME)),
+    "samples": 0,
+    "expanded": False,
+    "virtual": 0,
+    "drawn": 0,
+}
 
 
 @dataclass(slots=True)
@@ -50,8 +61,9 @@ class Rollout:
 class Tree:
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the prompt, no tokens).
 
-    A node is a step (a line) in step-level search and a token in token-level search. `virtual` counts the simulations
-    in flight below each node (virtual loss); it is 0 everywhere in a finished tree and not saved.
+    A node is a step (a line) in step-level search and a token in token-level search. Two columns are not saved: `virtual`
+    counts the simulations in flight below each node (virtual loss), 0 everywhere in a finished tree; `drawn` counts the
+    steps that were attached below it, repeated ones too.
 
     How it grew is kept as well: `backups` are (node, reward, above) as `backup` was called, `simulations` are (leaf,
     nodes so far, backups so far) after each simulation. Replaying the backups in order gives N and W exactly. A tree that
@@ -60,32 +72,34 @@ class Tree:
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
 
+    parent: list[int]
+    token_ids: list[tuple[int, ...]]
+    logprobs: list[tuple[float, ...]]
+    text: list[str]
+    source: list[str]
+    direction: list[str]
+    N: list[int]
+    W: list[float]
+    V: list[float | None]
+    prior: list[float | None]
+    prm: list[float | None]
+    samples: list[int]
+    expanded: list[bool]
+    verdict: list[str | None]
+    reward: list[float | None]
+    hre: list[float | None]
+    pre: list[float | None]
+    outcome: list[float | None]
+    virtual: list[int]
+    drawn: list[int]
+
     def __init__(self) -> None:
-        self.parent: list[int] = []
-        self.token_ids: list[tuple[int, ...]] = []
-        self.logprobs: list[tuple[float, ...]] = []
-        self.text: list[str] = []
-        self.source: list[str] = []
-        self.direction: list[str] = []
-        self.N: list[int] = []
-        self.W: list[float] = []
-        self.V: list[float | None] = []
-        self.prior: list[float | None] = []
-        self.prm: list[float | None] = []
-        self.samples: list[int] = []
-        self.expanded: list[bool] = []
-        self.verdict: list[str | None] = []
-        self.reward: list[float | None] = []
-        self.hre: list[float | None] = []
-        self.pre: list[float | None] = []
-        self.outcome: list[float | None] = []
+        for name in (*COLUMNS, *UNSET):
+            setattr(self, name, [])
         self.children: list[list[int]] = []
-        self.virtual: list[int] = []
         self.rollouts: list[Rollout] = []
         self.backups: list[tuple[int, float, int]] = []
         self.simulations: list[tuple[int, int, int]] = []
-        self._draws: list[int] = []  # see `draws`
-        self._drawn = 0  # simulations that it counts
         self._append(-1, [Step((), (), "")], [None])
 
     def __len__(self) -> int:
@@ -93,6 +107,7 @@ class Tree:
 
     def attach(self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE) -> int:
         """The child of `parent` with this step's text, made where there is none. Siblings with one text are one node."""
+        self.drawn[parent] += 1
         for child in self.children[parent]:
             if self.text[child] == step.text and not self._conflicts(child, step):
                 if self.direction[child] == Direction.NONE:
@@ -118,18 +133,10 @@ class Tree:
         self.token_ids += [step.token_ids for step in steps]
         self.logprobs += [step.logprobs for step in steps]
         self.text += [step.text for step in steps]
-        self.source += [STUDENT] * count
-        self.direction += [NO_DIRECTION] * count
-        self.N += [0] * count
-        self.W += [0.0] * count
-        nothing = [None] * count
-        for column in (self.V, self.prm, self.verdict, self.reward, self.hre, self.pre, self.outcome):
-            column.extend(nothing)
         self.prior += priors
-        self.samples += [0] * count
-        self.expanded += [False] * count
         self.children += [[] for _ in range(count)]
-        self.virtual += [0] * count
+        for name, unset in UNSET.items():
+            getattr(self, name).extend([unset] * count)
 
     def _conflicts(self, child: int, step: Step) -> bool:
         # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
@@ -157,21 +164,6 @@ class Tree:
     def simulated(self, leaf: int) -> None:
         """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far belong to it."""
         self.simulations.append((leaf, len(self.parent), len(self.backups)))
-
-    def draws(self, node: int) -> int:
-        """How many steps were drawn after `node`, repeated ones too: by simulations that ended in it, and by rollouts
-        that came through it from above. At least its children, where a saved tree's history doesn't say."""
-        self._draws += [0] * (len(self) - len(self._draws))
-        begin = self.simulations[self._drawn - 1][2] if self._drawn else 0
-        for leaf, _, end in self.simulations[self._drawn :]:
-            for end_node, _, above in self.backups[begin:end]:
-                at = end_node
-                while at not in (leaf, above):  # each step between the leaf and the end was drawn once
-                    at = self.parent[at]
-                    self._draws[at] += 1
-            begin = end
-        self._drawn = len(self.simulations)
-        return max(self._draws[node], len(self.children[node]))
 
     def hold(self, node: int, count: int) -> None:
         """Add `count` simulations in flight (negative: take them back) to `node` and all its ancestors."""
@@ -205,10 +197,6 @@ class Tree:
             rollout.text = text(rest)
             sunk[node, rest] = rollout
         self.rollouts = list(sunk.values())
-
-    def grade(self, node: int) -> float | None:
-        """A terminal node's outcome, else its correctness; None where neither is known."""
-        return self.hre[node] if self.outcome[node] is None else self.outcome[node]
 
     def q(self, node: int) -> float:
         """Q(node) = W/N, the mean reward of the visits; 0 without one."""
@@ -247,6 +235,18 @@ class Tree:
         """The response's text down to `node`."""
         return "".join(self.text[i] for i in self.path(node))
 
+    def finished(self) -> Iterator[Rollout]:
+        """Every finished response: terminal nodes in the order they were made, as rollouts without a token, then rollouts.
+
+        A terminal node counts its visits; the response that ends a search without rollouts was sampled and never visited.
+        """
+        for leaf in self.leaves():
+            reward, verdict = self.reward[leaf], self.verdict[leaf]
+            if reward is not None and verdict is not None:
+                count, parts = max(self.N[leaf], self.samples[leaf]), (reward, self.hre[leaf], self.pre[leaf])
+                yield Rollout(leaf, (), (), "", verdict, *parts, count, self.samples[leaf], self.outcome[leaf])
+        yield from self.rollouts
+
     def leaves(self) -> Iterator[int]:
         """Terminal nodes in the order they were made."""
         return (node for node in range(len(self)) if self.verdict[node] is not None)
@@ -259,7 +259,7 @@ class Tree:
         rollouts = [[getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts]
         rollouts = [row if row[-1] is not None else row[:-1] for row in rollouts]
         backups = [[node, reward] if above < 0 else [node, reward, above] for node, reward, above in self.backups]
-        history = {"simulations": [list(one) for one in self.simulations], "backups": backups}
+        history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
@@ -286,16 +286,15 @@ class Tree:
         tree.children = [[] for _ in range(count)]
         for node in range(1, count):
             tree.children[parents[node]].append(node)
-        tree.virtual = [0] * count
+        tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
         for node, ids, logprobs, *rest in raw.get("rollouts", ()):
             tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
-        spans = [(tree.token_ids[node], tree.logprobs[node]) for node in range(count)]
-        spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
+        spans = [*zip(tree.token_ids, tree.logprobs, strict=True), *((r.token_ids, r.logprobs) for r in tree.rollouts)]
         if any(len(ids) != len(logprobs) for ids, logprobs in spans):
             raise DataError("a tree has more tokens than log-probabilities, or fewer: search it again")
         if any(rollout.node >= count for rollout in tree.rollouts):
             raise DataError("a tree's rollout goes on from no node of it: search it again")
         history = raw.get("history", {})
         tree.backups = [(node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())]
-        tree.simulations = [(leaf, nodes, backups) for leaf, nodes, backups in history.get("simulations", ())]
+        tree.simulations = [tuple(row) for row in history.get("simulations", ())]
         return tree
