@@ -87,8 +87,8 @@ def choose(
         if there or selector == "end":
             best = max(there, key=lambda response: (response.visits, response.value), default=None)
             return _choice(best, reading, f"end of the most visited path ({tree.N[node]} visits)")
-    voters = [] if selector in ("visits", "value") else [(reading(r.text), r) for r in finished]
-    voters = [(answer, response) for answer, response in voters if answer is not None]
+    answered = [] if selector in ("visits", "value") else [(reading(r.text), r) for r in finished]
+    voters = [(answer, response) for answer, response in answered if answer is not None]
     if not voters:
         # Under a verifier as in `Judgement.rank`; elsewhere nothing was checked.
         best = max(
