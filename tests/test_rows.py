@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 from support import Source, grpo_config
 
-from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
-from alphazero_llm_trainer.rollouts import Collector
 from alphazero_llm_trainer.training import rows as rows_module
 from alphazero_llm_trainer.training.credit import clamp, group_advantages, process_advantages, zero_variance
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.types import Problem, Step, Task
+from alphazero_llm_trainer.types import STUDENT, Problem, Step, Task
 
 QUESTIONS = 24
 OVERRIDES = [
@@ -103,9 +100,9 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
     assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
     # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
     for tree in trees:
-        grown = tree.tree
-        grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
-        grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
+        searched = tree.tree
+        searched.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(searched.N)]
+        searched.reward = [None if reward is None else 1.0 - reward for reward in searched.reward]
     trees = [replace(tree) for tree in trees]  # whose responses are extracted anew
     assert source.builder.credited(trees, RoundStats(0)) == rows
     combined = source_of(tmp_path / "combined", f"train.credit={credit}", "train.reward=combined")
@@ -120,13 +117,6 @@ def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None
     assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
     values = {value for row in rows for value in row.advantages}
     assert len(values) > 4 and min(values) < 0 < max(values)
-
-
-def test_process_credit_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--use-grpo", "--model", "embedded", "--set", "train.credit=process", "--checkpoint-dir", str(tmp_path)]
-    assert train_main([*flags, "--num-examples", "8", "--eval-size", "0"]) == 2
-    assert "train.prm is null" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path) -> None:
@@ -215,19 +205,6 @@ def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     return source, source.stats
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("teachers.tier=embedded", "teachers.tier"),
-        ("search.mode=token", "train.groups is verified and search.mode"),
-    ],
-)
-def test_verified_groups_refuse_other_judges(override: str, named: str) -> None:
-    config = grpo_config([*OVERRIDES, *VERIFIED, override])
-    with pytest.raises(ConfigError, match=f"^{named} is"):
-        Collector(load_student(config), config, None)
-
-
 def test_a_split_that_is_none_is_named() -> None:
     task = Task(Problem("a", "1 + 1?", "x"), "2")
     with pytest.raises(ConfigError, match="x has the split 'dev': the splits are train, validation, arena, test"):
@@ -240,3 +217,42 @@ def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) ->
     padding = [row for row in rows if row.kind == "padding"]
     assert padding and not any(any(row.advantages) or row.reward for row in padding)
     assert {row.kind for row in rows} == {"policy", "padding"}
+
+
+# -- teachers' responses -----------------------------------------------------------------------------------------------
+
+TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limit=0"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path: Path, keep: bool) -> None:
+    source, stats = searched(tmp_path, *TAUGHT, f"train.teacher_rows={keep}")
+    rows = {(row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)}
+    expected, alike, alike_with_teachers = {}, 0, 0
+    for tree in source.trees():
+        every = trajectories(tree.tree)
+        counted = [t for t in every if keep or t.student]
+        # The baseline is the group's own: a teacher's rewards are in it only where its rows are.
+        rewards, counts = [float(t.hre or 0.0) for t in counted], [t.samples for t in counted]
+        alike += len(set(rewards)) < 2
+        alike_with_teachers += len({t.hre for t in every}) < 2
+        if len(set(rewards)) > 1:
+            for t, advantage in zip(counted, group_advantages(rewards, counts), strict=True):
+                expected[source.prompt(tree), t.token_ids] = (t.samples * advantage, t.source)
+    assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
+    assert {row.source for row in rows.values()} == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
+    # Taken in with the student's own log-probabilities, one a token.
+    for row in rows.values():
+        assert len(row.old_logprobs) == len(row.completion_ids) and max(row.old_logprobs) <= 0.0
+    # What has nothing to learn from goes by the responses that are learned from: teachers' wrong steps make the difference.
+    assert stats.flat == alike and (keep or alike > alike_with_teachers)
+
+
+@pytest.mark.parametrize(("method", "keep"), [("ppo", False), ("ppo", True), ("legacy", False)])
+def test_the_same_switch_holds_for_ppo_and_none_for_supervised_training(
+    tmp_path: Path, method: str, keep: bool
+) -> None:
+    groups = ["train.groups=chain"] if method == "ppo" else []
+    source = source_of(tmp_path, *TAUGHT, f"train.teacher_rows={keep}", f"train.method={method}", *groups)
+    both = keep or method == "legacy"
+    assert {row.source for row in source.rows()} == ({STUDENT, "teacher:scripted"} if both else {STUDENT})

@@ -89,53 +89,62 @@ class Forecast:
         prompt: int = PROMPT,
         memory: int = PLENTY,
     ) -> None:
-        self.config, self.shape, self.cuda, self.memory = config, shape, cuda, memory
-        train, counts = config.train, Counts.of(shape, spec.lora)
+        self.config, self.shape, self.cuda = config, shape, cuda
+        train, engine, context = config.train, config.engine, config.engine.max_context
+        counts, width = Counts.of(shape, spec.lora), 4 if spec.dtype == "float32" else 2
         lora, quantised = (train.adapter or spec.adapter) == "lora", spec.quantization != "none"
-        self.quantised = quantised
-        self.width = 4 if spec.dtype == "float32" else 2  # bytes of a weight and of an activation
-        trained_width = 4 if lora else self.width  # peft's adapters are fp32
-        context = config.engine.max_context
         prompt = min(prompt, context - 1)
-        self.length = min(prompt + config.search.max_tokens, context)  # tokens of the longest row
+        length = min(prompt + config.search.max_tokens, context)  # tokens of the longest row
+        # What is trained: the policy or an adapter, and PPO's critic, a copy with a layer more, or an adapter too.
+        policy, trained_width = (counts.adapters, 4) if lora else (counts.whole, width)  # peft's adapters are fp32
+        layer = 0 if lora else counts.linear // shape.layers + 2 * shape.hidden
+        critic = policy + layer if train.method == "ppo" and not sft else 0
+        states = EIGHT_BIT_STATES if train.in_eight_bits(cuda, quantised) else 2 * trained_width
+        self.weights: float = counts.whole * width  # as they are loaded
+        if quantised:  # on a CPU the rest are views of the file, which stays as it was read
+            self.weights = counts.linear * NF4_BYTES + (counts.other if cuda else counts.whole) * width
+        packs = not (cuda or quantised)  # weights of the kernels' own, and matrices in bfloat16 (`frozen.keep_narrow`)
+        narrow = packs and lora and width == 4 and counts.whole >= LARGE and train.precision != "float32"
         # Models beside the policy in searches, each with an engine of its own: the frozen student, a value network, a PRM.
         others = (not sft and measures_perplexity(config)) + (config.search.value is not None) + train.process
-        # Trained: the policy or an adapter, and PPO's critic beside it: a copy with a layer more, or an adapter too.
-        policy = counts.adapters if lora else counts.whole
-        layer = counts.linear // shape.layers + 2 * shape.hidden
-        critic = (policy if lora else policy + layer) if train.method == "ppo" and not sft else 0
-        states = EIGHT_BIT_STATES if train.in_eight_bits(cuda, quantised) else 2 * trained_width
-        self.policy_bytes: float = counts.whole * self.width  # as it is loaded
-        if quantised:  # on a CPU the rest are views of the file, which stays as it was read
-            self.policy_bytes = counts.linear * NF4_BYTES + (counts.other if cuda else counts.whole) * self.width
-        narrow = lora and self.width == 4 and not (cuda or quantised)
-        narrow = narrow and counts.whole >= LARGE and train.precision != "float32"  # `frozen.keep_narrow`
-        always = {
-            "weights": self.policy_bytes,
-            "its matrices in bfloat16": 2 * narrow * (counts.linear + shape.vocabulary * shape.hidden),
-            "models beside it": 0 if lora else others * counts.whole * self.width,
-            "adapters" if lora else "critic": (policy * lora + critic) * trained_width,
-            "optimiser": (policy + critic) * states,
-        }
-        parts: dict[str, tuple[float, float]] = {name: (size, size) for name, size in always.items()}
-        parts |= self.engines(others, counts.whole)
+        engines = others + (engine.backend == "inprocess")
+        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width  # bytes of its keys and values
+        cached = max(min(engine.cache_tokens, engine.cache(memory) // token), 4 * context)
+        wanted = max(config.search.concurrent * config.search.samples, train.validation_size)
+        rows = min(engine.rows(token * context, memory), wanted)
+        memo = cached * shape.vocabulary * 4  # next-token distributions of every cached token, where they fit
+        own = counts.whole * 4 if packs and engine.native == "auto" and shape.plain else 0
+        # Slots grow by doubling: between the tokens of all live rows and four times as many.
+        decoding = engines * (2 * rows * length * token + memo * (memo <= MEMO_BYTES) + own)
         # A layer keeps of a token what its norms, attention and MLP multiply by; each adapter its own input and the mask of
         # its dropout: fp32, under autocast bf16 and bytes.
-        number, mask = (2, 1) if cuda and self.width == 2 else (4, 4)
+        number, mask = (2, 1) if cuda and width == 2 else (4, 4)
         of_adapters = counts.inputs * (number + mask * (spec.lora.dropout > 0)) if lora else 0
-        self.layer_bytes = (10.0 * shape.hidden + 4 * shape.intermediate) * self.width + of_adapters
-        tokens = self.rows * self.length
-        kept = shape.layers * tokens * self.layer_bytes
+        self.layer_bytes = (10.0 * shape.hidden + 4 * shape.intermediate) * width + of_adapters
+        tokens = self.rows * length
+        kept = shape.layers * self.layer_bytes
         if train.recomputes(cuda, quantised):
-            kept = tokens * (shape.layers * shape.hidden * self.width + self.layer_bytes)
-        kept += tokens * shape.hidden * 2 * 4  # embedding and last norm
-        logits = self.rows * (self.length - prompt) * shape.vocabulary * self.width
+            kept = shape.layers * shape.hidden * width + self.layer_bytes
+        kept += shape.hidden * 2 * 4  # embedding and last norm
+        logits = self.rows * (length - prompt) * shape.vocabulary * width
         if cuda:
-            logits = (min(tokens, HEAD_TOKENS) + shape.hidden) * HEAD_WORDS * self.width
+            logits = (min(tokens, HEAD_TOKENS) + shape.hidden) * HEAD_WORDS * width
         # Gradients come as activations go, so that the larger of both ends counts.
         gradients = (policy + critic) * trained_width + tokens * self.layer_bytes
-        parts["activations and logits, or gradients"] = 0, max(kept * (1 + (critic > 0)) + logits, gradients)
-        self.parts = {name: sizes for name, sizes in parts.items() if any(sizes)}
+        always = {
+            "weights": self.weights + 2 * narrow * (counts.linear + shape.vocabulary * shape.hidden),
+            "models beside it": 0 if lora else others * counts.whole * width,
+            "adapters" if lora else "critic": (policy * lora + critic) * trained_width,
+            "optimiser": (policy + critic) * states,
+            "decoding": decoding,
+        }
+        # The policy's cache is empty while it is trained, and vLLM sleeps (`Engine.sleep`).
+        self.parts: dict[str, tuple[float, float]] = {name: (size, size) for name, size in always.items()} | {
+            "prefix cache": (engines * cached * token, others * cached * token),
+            "vLLM": (engine.vllm.gpu_memory * memory * (engine.backend == "vllm" and cuda), 0),
+            "activations and logits, or gradients": (0, max(tokens * kept * (1 + (critic > 0)) + logits, gradients)),
+        }
+        self.parts = {name: sizes for name, sizes in self.parts.items() if any(sizes)}
         if cuda:
             spare = CONTEXT + FRAGMENTATION * self.peak
             self.parts["CUDA's context, fragmentation"] = (spare, spare)
@@ -158,22 +167,3 @@ class Forecast:
             return min(train.micro_batch or PLENTY, train.optimizer.batch_size)
         length = PROMPT + self.config.search.max_tokens
         return rows_of_a_forward(train.optimizer.batch_size, length, shape.layers, shape.hidden, shape.intermediate)
-
-    def engines(self, others: int, weights: int) -> dict[str, tuple[float, float]]:
-        """What each engine keeps. The policy's cache is empty while it is trained (`Engine.sleep`)."""
-        config, shape, engine = self.config, self.shape, self.config.engine
-        own = int(engine.backend == "inprocess")
-        vllm = engine.vllm.gpu_memory * self.memory if engine.backend == "vllm" and self.cuda else 0
-        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.width  # bytes of its keys and values
-        capacity = max(min(engine.cache_tokens, engine.cache(self.memory) // token), 4 * engine.max_context)
-        wanted = max(config.search.concurrent * config.search.samples, config.train.validation_size)
-        rows = min(engine.rows(token * engine.max_context, self.memory), wanted)
-        memo = capacity * shape.vocabulary * 4  # next-token distributions of every cached token, where they fit
-        packed = engine.native == "auto" and not (self.cuda or self.quantised) and shape.plain
-        # Slots grow by doubling: between the tokens of all live rows and four times as many.
-        each = 2 * rows * self.length * token + memo * (memo <= MEMO_BYTES) + packed * weights * 4
-        return {
-            "vLLM": (vllm, 0),
-            "prefix cache": ((own + others) * capacity * token, others * capacity * token),
-            "decoding": ((own + others) * each, (own + others) * each),
-        }

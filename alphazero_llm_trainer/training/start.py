@@ -228,7 +228,7 @@ class Fit:
     def check(self, name: str) -> None:
         """Warn on standard error where a training of student `name` will outgrow its memory. Raises ConfigError where the
         weights alone do."""
-        peak, weights = (size / GIB for size in (self.forecast.peak, self.forecast.policy_bytes))
+        peak, weights = (size / GIB for size in (self.forecast.peak, self.forecast.weights))
         free = self.free / GIB
         if weights > free:
             raise ConfigError(

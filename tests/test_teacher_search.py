@@ -1,34 +1,25 @@
-"""Teachers in searches and in training: when they are asked, what they are told, and where their tokens go."""
+"""Teachers in searches and in a run: when they are asked, what they learn of their steps, and what they may take."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from fault_server import FaultServer
-from support import ScriptedPolicy, Source, a_problem, grpo_config, run, scripted_evaluate
+from support import ScriptedPolicy, a_problem, grpo_config, run, scripted_evaluate
 
-from alphazero_llm_trainer.cli.base import EXIT_STOPPED
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training.credit import group_advantages
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder, new_run
 from alphazero_llm_trainer.training.start import prepare
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
-
-QUESTIONS = 16
 
 
 class Listening:
@@ -116,80 +107,6 @@ def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade(
     assert best == (1.0 if " 1" in answers else 0.0)
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def source_with_teachers(folder: Path, *overrides: str) -> Source:
-    config = grpo_config(
-        [
-            "student=embedded",
-            "teachers.tier=embedded",
-            "rewards.use_student_model=false",
-            f"train.questions_per_round={QUESTIONS}",
-            "train.demonstration_share=0",
-            "train.negative_weight=1.0",
-            "train.rows_per_round=400",
-            "problems.levels=[2,3]",
-            *overrides,
-        ]
-    )
-    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1000)
-    return Source.of(config, tasks, folder)
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}")
-    rows = {(row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)}
-    trees = source.trees()
-    expected, taught = {}, 0
-    for tree in trees:
-        prompt = source.prompt(tree)
-        found = [t for t in trajectories(tree.tree) if keep or t.student]
-        rewards = [float(t.hre or 0.0) for t in found]
-        if len(set(rewards)) < 2:
-            continue
-        # The baseline is the group's own: a teacher's rewards are in it only where its rows are.
-        whole = [
-            t.samples * a for t, a in zip(found, group_advantages(rewards, [t.samples for t in found]), strict=True)
-        ]
-        for t, advantage in zip(found, whole, strict=True):
-            if advantage:
-                expected[prompt, t.token_ids] = (advantage, t.source)
-                taught += not t.student
-    assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
-    assert (taught > 0) is keep
-    assert {row.source for row in rows.values()} == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
-    # Taken in with the student's own log-probabilities, one a token.
-    for row in rows.values():
-        assert len(row.old_logprobs) == len(row.completion_ids) and max(row.old_logprobs) <= 0.0
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_the_same_switch_holds_for_ppo(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}", "train.method=ppo", "train.groups=chain")
-    sources = {row.source for row in source.rows()}
-    assert sources == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
-
-
-def test_legacy_training_and_exports_take_them(tmp_path):
-    source = source_with_teachers(tmp_path, "train.method=legacy")
-    assert "teacher:scripted" in {row.source for row in source.rows()}
-    exported = [row for tree in source.trees() for row in trajectories(tree.tree) if row.right]
-    assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_what_is_flat_goes_by_the_responses_that_are_learned_from(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}", "train.requeue_limit=0")
-    trees, stats = source.rounds.search(0)
-    counted = {tree.key: [t for t in trajectories(tree.tree) if keep or t.student] for tree in trees}
-    flat = [key for key, found in counted.items() if len({t.hre for t in found}) < 2]
-    assert stats.flat == len(flat)
-    # The teachers' wrong steps make the difference.
-    assert keep or len(flat) > sum(len({t.hre for t in trajectories(one.tree)}) < 2 for one in trees)
-
-
 def test_a_line_that_spells_an_end_token_ends_nothing():
     student = load_student(grpo_config(["student=embedded"]))
     policy, end = EngineSteps(student, 1.0), student.tokenizer.eos_token
@@ -209,6 +126,10 @@ CALLS = 45
 
 def settings_at(url: str) -> list[str]:
     teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
+    train = (
+        "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 keep_best=false rows_per_round=4"
+        " demonstrations=8 requeue_limit=0 optimizer.batch_size=5 optimizer.epochs=1"
+    )
     return [
         "student=embedded",
         "teachers.tier=local",
@@ -219,19 +140,9 @@ def settings_at(url: str) -> list[str]:
         f"teachers.budget.calls={CALLS}",
         "teachers.max_retries=0",
         "search.max_depth=2",  # most responses are cut, and the checker is asked about those
-        "train.num_examples=12",
-        "train.questions_per_round=4",
-        "train.save_every=4",
-        "train.eval_size=4",
-        "train.validation_size=0",
-        "train.keep_best=false",
-        "train.rows_per_round=4",
-        "train.demonstrations=8",
         "search.simulations=1",
-        "train.requeue_limit=0",
-        "train.optimizer.batch_size=5",
-        "train.optimizer.epochs=1",
         "rewards.use_student_model=false",
+        *(f"train.{setting}" for setting in train.split()),
     ]
 
 
@@ -270,4 +181,3 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
     # No tree was lost to it.
     records = list(read(folder.journal))
     assert len(records) == 12 and all(Tree.from_dict(record["tree"]).N[0] > 0 for record in records)
-    assert EXIT_STOPPED != 0 and json.dumps(card)
