@@ -182,7 +182,6 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
         (["--source", "60.jsonl", "--reward", "reward.py:reward"], ["rewards.custom is set", "--use-grpo"]),
         (["--set", "teachers.tier=embedded"], ["teachers.tier is set", "--use-grpo"]),
         (["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"], ["no scripted teacher"]),
-        (["--set", "train.micro_batch=3"], ["train.micro_batch is 3"]),
         (["--set", "search.rollout=none"], ["needs a value network"]),
         (["--set", "search.value=nowhere", "--use-grpo"], ["search.value nowhere is no folder"]),
         (["--use-grpo", "--set", "train.credit=process"], ["train.prm is null"]),

@@ -28,23 +28,23 @@ def attend(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """`[B, N, H, D]` of queries `[B, H, N, D]`, keys and values `[B, K, N, D]`; the mask is `[B or 1, 1, N, N]`, bool (seen)
     or additive. transformers' `sdpa` for what isn't a short whole sequence under a CPU's autocast."""
     count, heads, length, width = query.shape
     plain = length == key.shape[2] <= LONGEST and not dropout
     plain = plain and query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    causal = given.get("is_causal")
+    causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if (
         not plain
         or scaling is None
-        or given.get("position_bias") is not None
+        or options.get("position_bias") is not None
         or (attention_mask is None and not causal)
     ):
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **given
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
     groups = key.shape[1]
     # The heads that share a key are one longer sequence of queries: nothing is repeated.

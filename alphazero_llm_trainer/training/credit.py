@@ -1,4 +1,4 @@
-"""Credit assignment: what each token of each response is worth to the policy. Pure functions over numbers."""
+"""Credit assignment: how much each token of each response is to be encouraged. Pure functions over numbers."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def process_advantages(
     if zero_variance([score for score, _ in steps]):
         return [[0.0] * sum(row) for row in lengths]
     mean, std = mean_and_std([score for score, _ in steps], [count for _, count in steps])
-    found = []
+    made = []
     for row, tokens in zip(scores, lengths, strict=True):
         advantages: list[list[float]] = []
         left = 0.0  # the sum from here to the end: a step answers for what comes after it
         for score, length in zip(reversed(row), reversed(tokens), strict=True):
             left += (score - mean) / (std + EPSILON)
             advantages.append([clamp(left, ADVANTAGE_CLIP)] * length)
-        found.append([a for step in reversed(advantages) for a in step])
-    return found
+        made.append([a for step in reversed(advantages) for a in step])
+    return made
 
 
 def gae(

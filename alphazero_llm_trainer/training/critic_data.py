@@ -28,7 +28,7 @@ from ..rollouts import Collector
 from ..types import Task
 from .packing import ValueRow, pack_values
 from .preferences import Preference, has_preferences, read_preferences
-from .progress import tell_tree
+from .progress import show_tree
 
 Ids = tuple[int, ...]
 HELD_OUT = 0.1  # of the questions, for validation and for the test each
@@ -66,7 +66,7 @@ def collect_trees(
         async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
             if tree.ended_by != "stopped":
                 journal.append(tree.record(policy=policy))
-                tell_tree(progress, tree, 1)
+                show_tree(progress, tree, 1)
 
     progress.start(len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost)
     try:

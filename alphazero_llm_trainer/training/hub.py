@@ -78,8 +78,8 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
 
 def results(run: Mapping[str, Any]) -> str:
     """Greedy accuracy before and after with 95% intervals, or that there is none."""
-    found = {"before": run["before"]["accuracy"], "after": run["after"]["accuracy"], "paired gain": run["gain"]}
-    if None in found.values():
+    shares = {"before": run["before"]["accuracy"], "after": run["after"]["accuracy"], "paired gain": run["gain"]}
+    if None in shares.values():
         return "none were evaluated"
-    shown = [f"{name} {one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for name, one in found.items()]
+    shown = [f"{name} {share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" for name, share in shares.items()]
     return f"greedy accuracy on {run['after']['problems']:,}: {', '.join(shown)}"

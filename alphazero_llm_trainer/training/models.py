@@ -73,16 +73,10 @@ class MemoryOptions:
         )
 
     def rows(self, batch: int) -> int:
-        """Rows of one forward. Raises ConfigError where they don't make a minibatch."""
+        """Rows of one forward of a minibatch of `batch`."""
         if self.micro_batch is not None:
-            size = min(self.micro_batch, batch)
-        else:
-            size = batch if self.shape is None else rows_of_a_forward(batch, *self.shape)
-        if batch % size:
-            raise ConfigError(
-                f"train.micro_batch is {size} and a process's minibatch {batch}: give a divisor of {batch}"
-            )
-        return size
+            return min(self.micro_batch, batch)
+        return batch if self.shape is None else rows_of_a_forward(batch, *self.shape)
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:

@@ -141,8 +141,8 @@ def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
                 # A token is predicted at the one before it.
                 before, labels = path[len(rows[r].prompt_ids) - 1 : -1], rows[r].completion_ids
                 pairs = [(g * width + place, label) for place, label in zip(before, labels, strict=True)]
-                found = [start + predictions.setdefault(pair, len(predictions)) for pair in pairs]
-                where[r, : len(found)] = torch.tensor(found)
+                indices = [start + predictions.setdefault(pair, len(predictions)) for pair in pairs]
+                where[r, : len(indices)] = torch.tensor(indices)
         start += len(predictions)
         at, of = (torch.tensor(column) for column in zip(*predictions, strict=True))
         forwards.append(Forward([tries[i] for i in batch], width, at, of, work is not None))

@@ -57,9 +57,9 @@ class Critic(torch.nn.Module):
         """`[B, T]` of rows' response tokens; padding is 0. Rows that share their beginnings are computed together."""
         made, weight = plan(rows, Work.of(self.config)), self.score.weight
         values = []
-        for one in made.forwards:
-            inputs = one.inputs(self.config, self.backbone.dtype, weight.device)
+        for forward in made.forwards:
+            inputs = forward.inputs(self.config, self.backbone.dtype, weight.device)
             hidden = self.backbone(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-            states = hidden.index_select(0, one.at.to(weight.device))  # [M, H], of the tokens before
+            states = hidden.index_select(0, forward.at.to(weight.device))  # [M, H], of the tokens before
             values.append(self.score(states.to(weight.dtype))[:, 0])
         return made.spread(values)

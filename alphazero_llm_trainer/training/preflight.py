@@ -21,8 +21,8 @@ SAMPLES = 4  # responses to a question
 def preflight(
     student: Student, config: Config, tasks: Sequence[Task], progress: Progress, stop: Callable[[], bool]
 ) -> str:
-    """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone. Returns what was found."""
-    found = answer(
+    """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone. Returns a line of figures."""
+    answers = answer(
         student,
         tasks,
         max_tokens=config.search.max_tokens,
@@ -35,14 +35,14 @@ def preflight(
     )
     student.engine.reset_prefix_cache()
     student.engine.sleep()
-    responses = [(task, text) for task, texts in zip(tasks, found.responses, strict=True) for text in texts]
+    responses = [(task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts]
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
     known = any(task.gold or source_of(task.problem).gold_free for task in tasks)
-    right = sum(map(sum, found.correct)) if known else None
-    check(config, len(responses), right, unstated, found.tokens)
+    right = sum(map(sum, answers.correct)) if known else None
+    check(config, len(responses), right, unstated, answers.tokens)
     return (
         f"pre-flight, {len(responses)} responses: {'' if right is None else f'{right} right, '}{unstated} without an answer,"
-        f" {found.tokens / len(responses):,.0f} tokens each, {found.tokens / found.seconds:,.0f} tokens a second"
+        f" {answers.tokens / len(responses):,.0f} tokens each, {answers.tokens / answers.seconds:,.0f} tokens a second"
     )
 
 

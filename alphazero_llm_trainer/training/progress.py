@@ -10,7 +10,7 @@ from ..live import Progress, last_tree
 from ..rollouts import GradedTree
 
 
-def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
+def show_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
     """Advance the bar by `counted` and show this tree's result."""
     right = sum(response.samples for response in tree.responses if response.right)
     count = sum(response.samples for response in tree.responses)
@@ -21,7 +21,7 @@ def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
         progress.trouble(f"{tree.key} is left out: {tree.failed_reward}")
 
 
-def tell_round(progress: Progress, line: dict[str, Any], name: str, compares: bool) -> None:
+def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bool) -> None:
     """One round's figures: below the bar, or as a line with the pace. `compares`: the method learns from how the responses
     to a question differ."""
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""

@@ -21,7 +21,7 @@ from ..rollouts import Collector, GradedTree
 from .evaluation import Measured
 from .learner import Learner
 from .models import learning_rate
-from .progress import tell_round, tell_tree
+from .progress import show_round, show_tree
 from .ranks import Ranks
 from .rounds import RoundStats
 from .run import RunFolder, write_manifest
@@ -125,7 +125,7 @@ class Recorder(Measured):
     def tree(self, tree: GradedTree) -> None:
         """Show a tree that is in the journal now."""
         self.ends += endings(tree.tree)
-        tell_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
+        show_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
         assert self.journal is not None
         every = self.config.train.log_interval
         if every is not None and len(self.journal) % every == 0:
@@ -138,7 +138,7 @@ class Recorder(Measured):
             line = asdict(stats) | figures
             self.write_metrics(line)
             compares = self.config.train.method in ("grpo", "legacy")
-            tell_round(self.progress, line, self.size.name(stats.round), compares)
+            show_round(self.progress, line, self.size.name(stats.round), compares)
         self.since = time.perf_counter()
 
     def checkpoint(self, learner: Learner, rounds_done: int, share: float) -> None:

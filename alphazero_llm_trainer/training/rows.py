@@ -181,7 +181,9 @@ class RowBuilder:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor in a baseline.
         groups = [(tree, self.collector.counted(tree.responses)) for tree in trees]
-        groups = [group for group in groups if not zero_variance([self.collector.reward(one) for one in group[1]])]
+        groups = [
+            group for group in groups if not zero_variance([self.collector.reward(response) for response in group[1]])
+        ]
         queues = []
         for (tree, responses), advantages in zip(groups, self.advantages(groups, stats), strict=True):
             weighed = [asymmetric(tokens, self.config.train.negative_weight) for tokens in advantages]
@@ -203,7 +205,7 @@ class RowBuilder:
             rewards = [self.collector.reward(response) for response in responses]
             counts = [response.samples for response in responses]
             outcomes = group_advantages(rewards, counts)
-            steps = [[0.0] * len(one.token_ids) for one in responses] if processes is None else processes[g]
+            steps = [[0.0] * len(response.token_ids) for response in responses] if processes is None else processes[g]
             # The sum of both is clipped, and repeats weigh it afterwards.
             made.append([
                 [samples * clamp(outcome + train.process_weight * step, ADVANTAGE_CLIP) for step in tokens]
@@ -216,11 +218,11 @@ class RowBuilder:
         values = []  # (Q(child), V(parent)) of each step of each response of each group
         for tree, responses in groups:
             counts, sums = self.collector.node_values(tree.tree)
-            values.append([step_values(one, self.collector.reward(one), counts, sums) for one in responses])
+            values.append([step_values(t, self.collector.reward(t), counts, sums) for t in responses])
         differences = [q - v for group in values for steps in group for q, v in steps]
         scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
         return [
-            [step_advantages(steps, one.lengths, scale=scale) for one, steps in zip(responses, group, strict=True)]
+            [step_advantages(steps, t.lengths, scale=scale) for t, steps in zip(responses, group, strict=True)]
             for (_, responses), group in zip(groups, values, strict=True)
         ]
 

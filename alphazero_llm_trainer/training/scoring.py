@@ -57,7 +57,7 @@ class LabelLogProbs(torch.autograd.Function):
                 entropy[rows] = mass.log() - masses.mul_(tile).sum(1) / mass
                 normalizer[rows] = most + mass.log()
         ctx.save_for_backward(narrow, matrix, targets, normalizer)
-        ctx.logits, ctx.given = logits, (hidden.dtype, weight.dtype)
+        ctx.logits, ctx.dtypes = logits, (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -70,8 +70,8 @@ class LabelLogProbs(torch.autograd.Function):
             chances.mul_(-gradient[rows, None])
             chances.scatter_add_(1, targets[rows, None], gradient[rows, None])
             logits[rows] = chances
-        of_hidden = (logits @ matrix).to(ctx.given[0]) if ctx.needs_input_grad[0] else None
-        of_weight = (logits.T @ narrow).to(ctx.given[1]) if ctx.needs_input_grad[1] else None
+        of_hidden = (logits @ matrix).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        of_weight = (logits.T @ narrow).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
         return of_hidden, of_weight, None
 
 
@@ -162,7 +162,8 @@ def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: 
 def computed(scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: Any, packed: float = 1.0) -> Scores:
     """The scores of rows as planned."""
     scores = [
-        scorer(one.at.to(device), one.labels.to(device), **one.inputs(config, dtype, device)) for one in made.forwards
+        scorer(forward.at.to(device), forward.labels.to(device), **forward.inputs(config, dtype, device))
+        for forward in made.forwards
     ]
     logprobs, entropy = (made.spread(column) for column in zip(*scores, strict=True))
     return Scores(logprobs, entropy, packed)

@@ -30,7 +30,7 @@ from ..teachers.build import checker_model, is_remote, open_remote
 from ..types import Task
 from .hub import check_hub
 from .memory import GIB, Forecast
-from .size import RunSize, rank_and_size, replayed
+from .size import RunSize, replayed
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +92,6 @@ def check_run(config: Config) -> None:
     check_method(config)
     if train.process and train.prm is None:
         raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
-    rows = max(train.optimizer.batch_size // rank_and_size()[1], 1)
-    if train.micro_batch is not None and rows % min(train.micro_batch, rows):
-        raise ConfigError(
-            f"train.micro_batch is {train.micro_batch} and train.optimizer.batch_size {rows}: give a divisor of {rows}"
-        )
     for key, kind, folder in (("train.prm", "prm", train.prm), ("search.value", "value", config.search.value)):
         if folder is not None:
             check_critic(Path(folder), kind, f"{key} {folder}")
@@ -154,20 +149,20 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
 # -- the student's shape -----------------------------------------------------------------------------------------------
 
 
-def read_shape(given: dict[str, Any]) -> ModelShape | None:
+def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape in what a model's config.json says; None where it says none: some families name its numbers otherwise."""
     try:
-        heads = given["num_attention_heads"]
+        heads = config["num_attention_heads"]
         return ModelShape(
-            layers=given["num_hidden_layers"],
-            hidden=given["hidden_size"],
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
             heads=heads,
-            kv_heads=given.get("num_key_value_heads") or heads,
-            head_dim=given.get("head_dim") or given["hidden_size"] // heads,
-            intermediate=given["intermediate_size"],
-            vocabulary=given["vocab_size"],
-            tied=given.get("tie_word_embeddings", False),
-            plain=uncovered(given) is None,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=config.get("tie_word_embeddings", False),
+            plain=uncovered(config) is None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
@@ -178,11 +173,10 @@ def cached(repository: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        found = try_to_load_from_cache(repository, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
+    with suppress(HFValidationError):
+        path = try_to_load_from_cache(repository, "config.json")
+        return Path(path) if isinstance(path, str) else None
+    return None
 
 
 def start_of(config: Config, spec: StudentModel) -> str:
