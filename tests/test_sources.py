@@ -1,92 +1,93 @@
-"""Sources: what each gives, how one is found, and that nothing outside `problems` and `environment` names one."""
+"""Sources: what each gives, how rows of every format become tasks and splits, and what is refused in one sentence."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+import verifiers.v1 as vf
 
+from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import ProblemsConfig
+from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
+from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL
+from alphazero_llm_trainer.environment.harness import TOO_LONG
+from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems import files
-from alphazero_llm_trainer.problems.grading import Grade, Verdict
-from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, guess_grader
+from alphazero_llm_trainer.problems.load import load_tasks, tasks_of
 from alphazero_llm_trainer.problems.source import (
     SPLITS,
     Source,
     TaskList,
+    check_reads,
     open_one_of,
     open_problems,
     open_source,
-    register,
     source_of,
+    split_of,
 )
-from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.types import Problem, Step, Task
+from alphazero_llm_trainer.types import Problem, Task
+from tests.support import check_solution
 
-GENERATED = ("embedded", "numbers", "numbers:24")
-
-
-def open_named(source: str, **settings: object) -> Source:
-    return open_problems(ProblemsConfig.model_validate({"source": source, **settings}), None)
+PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 
-# -- every source ------------------------------------------------------------------------------------------------------
+def opened(address: object, path: str | None = None, **settings: object) -> Source:
+    return open_problems(ProblemsConfig.model_validate({"source": str(address), **settings}), path)
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_generated_sources_are_repeatable_and_their_splits_disjoint(name: str) -> None:
-    source = open_named(name)
+def everything(source: Source) -> list[Task]:
+    return [task for split in SPLITS for task in source.load(split, 10_000)]
+
+
+def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+# -- generated ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["embedded", "numbers", "numbers:24"])
+def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
+    source = opened(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
-    questions = [task.problem.question for tasks in by_split.values() for task in tasks]
-    assert len(set(questions)) > 0.9 * len(questions)  # small numbers repeat within a split
-    for one, tasks in by_split.items():
-        texts = {task.problem.question for task in tasks}
-        assert all(not texts & {t.problem.question for t in others} for two, others in by_split.items() if two != one)
-        assert tasks == load_tasks(open_named(name), one, 60)
-        assert tasks[40:] == load_tasks(source, one, 20, start=40)
-        assert all(task.problem.source == source.name for task in tasks)
-
-
-@pytest.mark.parametrize("name", GENERATED)
-def test_worked_solutions_are_right_step_by_step(name: str) -> None:
-    source = open_named(name)
-    for task in load_tasks(source, "train", 40):
-        assert task.solution is not None
-        grade = source.grade(task.solution, task)
-        assert grade.correct and grade.score == 1.0, task
+    seen = Counter(question for tasks in by_split.values() for question in {task.problem.question for task in tasks})
+    assert set(seen.values()) == {1}
+    for split, tasks in by_split.items():
+        assert tasks[40:] == load_tasks(opened(name), split, 20, start=40)
+    for task in by_split["train"]:
+        assert task.solution is not None and task.problem.source == source.name
+        assert source.grade(task.solution, task).score == 1.0 and source.vote_key(task.solution) == task.gold
         lines = task.solution.split("\n")
         assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
         assert source.check_step(task.problem, lines) is not False
-        assert source.vote_key(task.solution) == task.gold
 
 
-def test_a_problem_finds_its_source_again() -> None:
-    source = open_named("numbers:24")
-    [task] = load_tasks(source, "test", 1)
-    assert source_of(task.problem) is source
-    assert source_of(Problem("p", "q", "gsm8k")).grader == "numbers"
-    assert source_of(Problem("p", "q", "hotpotqa")).grader == "words"
-    assert source_of(Problem("p", "q", "math")).reader.waits
-    assert source_of(Problem("p", "q", "a name that nobody opened")).grader == "any"
-
-
-# -- the game of numbers -----------------------------------------------------------------------------------------------
+GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
 
 
 @pytest.mark.parametrize(
     ("response", "right"),
     [
         ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
+        ("<think>\n6 + 4 = 10\n#### 10\n</think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
         ("6 * 4 = 24, 24 1\n24 / 1 = 24, 24\n#### 24", True),  # the numbers left, in any order
+        ("<think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", False),
         ("6 * 4 = 24, 1 24\n#### 24", False),  # 1 is left over
         ("#### 24", False),
         ("6 * 4 = 25, 1 25\n25 - 1 = 24, 24\n#### 24", False),  # wrong arithmetic
@@ -94,201 +95,395 @@ def test_a_problem_finds_its_source_again() -> None:
         ("6 * 6 = 36, 1 36\n36 * 1 = 36, 36\n#### 24", False),  # 6 twice
         ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 25", False),
         ("4 - 6 = -2, 1 -2\n#### 24", False),
-        ("24 + 0 = 24, 24\n#### 24", False),
         ("", False),
     ],
 )
 def test_only_legal_play_reaches_the_target(response: str, right: bool) -> None:
-    source = open_named("numbers")
-    task = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
-    grade = source.grade(response, task)
-    assert grade.correct is right
-    assert (grade.verdict is Verdict.UNPARSED) is (response == "")
+    grade = opened("numbers").grade(response, GAME)
+    assert grade.correct is right and (grade.verdict is Verdict.UNPARSED) is (not answers.spoken(response))
 
 
-def test_steps_are_checked_without_gold() -> None:
-    source = open_named("numbers")
-    problem = Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers")
-    assert source.check_step(problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
-    assert not source.check_step(problem, ["6 * 4 = 24, 24\n"])
-    assert not source.check_step(problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
-    assert not source.check_step(problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"])  # the step before was wrong
+def test_steps_of_the_game_are_checked_without_gold() -> None:
+    source = opened("numbers")
+    assert source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
+    assert not source.check_step(GAME.problem, ["6 * 4 = 24, 24\n"])
+    assert not source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
+    assert not source.check_step(GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"])  # the step before was wrong
 
 
-# -- rows of one's own -------------------------------------------------------------------------------------------------
+PINNED = {
+    "embedded/train/1/0": (
+        "Zoe owns 22 books and Ben owns 9 fewer than that. Mia has 2 fewer books than Ben. How many "
+        "books does Mia have?",
+        "22 - 9 = 13\n13 - 2 = 11\n#### 11",
+    ),
+    "embedded/test/4/42": (
+        "There are 6 shells in each of the 4 bags of Zoe. She sells half of the shells. Max takes 2 bags "
+        "with 4 shells in each from her. She splits the shells equally into 2 bags and keeps only one "
+        "bag. What is the number of shells that Zoe has now?",
+        "4 * 6 = 24\n24 / 2 = 12\n2 * 4 = 8\n12 - 8 = 4\n4 / 2 = 2\n#### 2",
+    ),
+}
 
 
-def rows(path: Path, count: int = 100, **extra: str) -> Path:
-    file = path / "rows.jsonl"
-    lines = [json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1), **extra}) for i in range(count)]
-    file.write_text("\n".join(lines) + "\n")
-    return file
+@pytest.mark.parametrize("task_id", PINNED)
+def test_the_generator_still_writes_what_it_wrote(task_id: str) -> None:
+    """Saved trees and the shipped student's card name tasks by id."""
+    task = embedded.from_id(task_id)
+    assert (task.problem.question, task.solution) == PINNED[task_id]
 
 
-def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
-    source = open_named(str(rows(tmp_path)))
-    assert isinstance(source, TaskList) and source.grader == "numbers" and "number that answers" in source.system_prompt
-    sizes = {split: len(tasks) for split, tasks in source.tasks.items()}
-    assert sizes == {"train": 80, "validation": 5, "arena": 5, "test": 10}
-    ids = [task.problem.id for tasks in source.tasks.values() for task in tasks]
-    assert len(set(ids)) == 100
-    again = open_named(str(rows(tmp_path)))
-    assert isinstance(again, TaskList) and again.tasks == source.tasks
-    [task] = load_tasks(source, "test", 1)
-    assert source.grade(f"so it is\n#### {task.gold}.0", task).correct
-    assert not source.grade("#### 0", task).correct
+def test_embedded_solutions_follow_from_their_questions_and_are_in_one_split() -> None:
+    tasks = {split: embedded.load(split, 1000, (1, 2, 3, 4)) for split in SPLITS}
+    for task in [task for of_split in tasks.values() for task in of_split]:
+        assert check_solution(task.solution or "", task.problem.question), task
+        assert task.solution is not None and task.solution.endswith(f"\n#### {task.gold}")
+        assert task.solution.count("\n") in embedded.LEVELS[task.problem.level]
+    assert set(Counter(s for split in SPLITS for s in {t.solution for t in tasks[split]}).values()) == {1}
 
 
-def test_columns_are_named_or_found(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    row = {"text": "2 + 2?", "key": "4", "rationale": "2 + 2 = 4", "split": "test"}
-    file.write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=r"has no column 'question', it has text, key, rationale, split"):
-        open_named(str(file))
-    with pytest.raises(DataError, match=r"no column 'keys'.*problems.answer_column"):
-        open_named(str(file), question_column="text", answer_column="keys")
-    source = open_named(str(file), question_column="text", answer_column="key")
-    [task] = source.load("test", 9)
-    assert (task.problem.question, task.gold, task.solution) == ("2 + 2?", "4", "2 + 2 = 4\n#### 4")
-    assert source.load("train", 9) == []
-    with pytest.raises(DataError, match="has no train problems"):
-        load_tasks(source, "train", 1)
+def test_held_out_structures_are_in_one_split_alone() -> None:
+    config = load_config(overrides=["problems.hold_out=structures"])
+    for split in SPLITS:
+        tasks = tasks_of(config, split, 60, 3)
+        assert {embedded.split_of_structure(embedded.structure_of(task.problem.id)) for task in tasks} == {split}
+        assert {embedded.split_of(task.solution or "") for task in tasks} == {split}
+        assert embedded.from_id(tasks[5].problem.id) == tasks[5]
+    usual = {embedded.structure_of(task.problem.id) for task in tasks_of(load_config(), "test", 120)}
+    assert {embedded.split_of_structure(structure) for structure in usual} == set(SPLITS)
 
 
-@pytest.mark.parametrize(
-    ("golds", "rule", "response"),
-    [
-        (["1", "2.5", "1,000"], "numbers", "#### 1"),
-        (["A", "C"], "choice", "The answer is (A)."),
-        ([r"\frac{1}{2}", "x^2"], "math", r"so \boxed{\frac12}"),
-        (["Paris", "the Seine"], "words", "#### paris"),
-    ],
-)
-def test_the_rule_is_read_off_the_gold_answers(golds: list[str], rule: str, response: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
-        "".join(json.dumps({"question": f"q{i}?", "answer": g, "split": "test"}) + "\n" for i, g in enumerate(golds))
-    )
-    source = open_named(str(file))
-    assert source.grader == rule
-    task = source.load("test", 1)[0]
-    assert source.grade(response, task).correct
-    assert open_named(str(file), grade="exact").grader == "exact"
+def test_reasoning_gym_grades_by_its_own_rule() -> None:
+    pytest.importorskip("reasoning_gym")
+    source = opened("reasoning-gym:chain_sum")
+    tasks = load_tasks(source, "test", 20)
+    assert not {t.problem.question for t in tasks} & {t.problem.question for t in load_tasks(source, "train", 20)}
+    for task in tasks:
+        assert source.grade(f"thinking\n#### {task.gold}", task).score == 1.0
+        assert source.grade("#### 123456789", task).score < 1.0
+    assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
 
 
-def test_choices_are_values_first_and_labelled_as_the_row_says(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    arc = {"text": ["ice", "fog"], "label": ["1", "2"]}
-    given = (("How many?", ["1", "2", "3"], "2"), ("Cold?", arc, "1"), ("Sky? A) blue", "B) red", "A"))
-    lines = [{"question": q, "choices": c, "answerKey": a, "split": "test"} for q, c, a in given]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tasks = open_named(str(file)).load("test", 3)
-    assert [task.gold for task in tasks] == ["B", "A", "A"]
-    assert [task.problem.question for task in tasks[1:]] == ["Cold?\nA. ice\nB. fog", "Sky? A) blue\nB) red"]
+def test_gsm_symbolic_holds_out_whole_templates() -> None:
+    pytest.importorskip("reasoning_gym")
+
+    def templates(source: Any, split: str) -> set[str]:
+        numbers = [int(task.problem.id.rpartition("/")[2]) for task in load_tasks(source, split, 60)]
+        return {str(sorted(source.data[number]["metadata"]["variables"])) for number in numbers}
+
+    held, shared = opened("gsm-symbolic", hold_out="templates"), opened("gsm-symbolic")
+    assert not templates(held, "train") & templates(held, "test")
+    assert templates(shared, "train") & templates(shared, "test")
+    [task] = load_tasks(shared, "train", 1)
+    assert task.solution is not None and shared.grade(task.solution, task).correct
 
 
-def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+# -- formats and splits ------------------------------------------------------------------------------------------------
+
+LINES = "".join(json.dumps(row) + "\n" for row in PLAIN)
+TABLE = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in PLAIN)
+TEXTS = {
+    "rows.jsonl": LINES,
+    "ROWS.NDJSON": LINES,
+    "lines.json": LINES,
+    "list.json": json.dumps(PLAIN, indent=2),
+    "windows.jsonl": "\ufeff" + LINES.replace("\n", "\r\n\r\n"),
+    "rows.csv": TABLE,
+    "Rows.TSV": TABLE.replace(",", "\t"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = everything(opened(written(tmp_path, *PLAIN, name="expected.jsonl")))
+    for file in (tmp_path / "in" / name, tmp_path / "packed" / f"{name}.gz"):
+        file.parent.mkdir()
+        content = TEXTS[name].encode()
+        file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+        before = sorted(tmp_path.rglob("*"))
+        same = [(task.problem.question, task.gold) for task in everything(opened(file))]
+        assert same == [(task.problem.question, task.gold) for task in expected]
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_texts_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """No date, number or missing value is guessed, in a column of one type or of several."""
+    golds = ["2021-03-04", "NA", "None", "007 Bond", "True", "123456789012345678901234567890", "a\u2028b\u0085c"]
+    for count in (1, len(golds)):
+        table = written(tmp_path, name=f"{count}.csv")
+        table.write_text("question,answer\n" + "".join(f"{i}?,{gold}\n" for i, gold in enumerate(golds[:count])))
+        rows = [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds[:count])]
+        for file in (table, written(tmp_path, *rows, name=f"{count}.jsonl")):
+            assert sorted(task.gold for task in everything(opened(file))) == sorted(golds[:count])
+    rows = [{"question": "a?", "answer": 123456789012345678901234567890}, {"question": "b?", "answer": "x"}]
+    assert {task.gold for task in everything(opened(written(tmp_path, *rows)))} == {golds[5], "x"}
+
+
+def test_floats_compare_within_their_own_precision(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    expected = open_named(str(rows(tmp_path, 20)))
-    table = pyarrow.table({"question": [f"What is {i} + 1?" for i in range(20)], "answer": [i + 1 for i in range(20)]})
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    lines = ["question,answer", *(f"What is {i} + 1?,{i + 1}" for i in range(20))]
-    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
-    for name in ("rows.parquet", "rows.csv"):
-        found = open_named(str(tmp_path / name))
-        assert isinstance(found, TaskList) and isinstance(expected, TaskList)
-        for split in SPLITS:
-            same = [(t.problem.question, t.gold) for t in expected.tasks[split]]
-            assert [(t.problem.question, t.gold) for t in found.tasks[split]] == same
+    values = [0.1, 1 / 3, 2.5, 100 / 7, 3.0, 0.1 + 0.2]
+    for kind in (pyarrow.float32(), pyarrow.float64()):
+        columns = {"question": [f"{i}?" for i in range(6)], "answer": pyarrow.array(values, kind)}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{kind}.parquet")
+        source = opened(tmp_path / f"{kind}.parquet")
+        tasks = sorted(everything(source), key=lambda task: task.problem.question)
+        assert tasks[4].gold == "3"
+        for task, right, wrong in zip(
+            tasks,
+            ("0.1", "1/3", "2.5", "100/7", "3", "0.3"),
+            ("0.11", "0.3334", "2.51", "14.2858", "3.1", "0.31"),
+            strict=True,
+        ):
+            assert source.grade(f"#### {right}", task).correct, (right, task.gold)
+            assert not source.grade(f"#### {wrong}", task).correct, (wrong, task.gold)
+
+
+@pytest.mark.parametrize("address", ["data", "data/*.jsonl", "data/**/*.json*", "folders"])
+def test_names_of_files_and_folders_keep_their_splits(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, count in (("train", 9), ("dev", 2), ("test", 3)):
+        rows = [{"question": f"{split} {i}?", "answer": str(i)} for i in range(count)]
+        written(tmp_path, *rows, name=f"data/{split}-00000-of-00001.jsonl")
+        written(tmp_path, *rows, name=f"folders/{split}/0.jsonl")
+    (tmp_path / "data" / "README.md").write_text("# no rows")
+    monkeypatch.chdir(tmp_path)
+    source = opened(address)
+    assert [task.problem.question[:3] for task in source.load("validation", 99)] == ["dev"] * 2
+    assert len(source.load("test", 99)) == 3
+    # Of the rows to train on some are cut off for the arena, which is missing.
+    assert {task.problem.question[:5] for s in ("train", "arena") for task in source.load(s, 99)} == {"train"}
+
+
+def test_the_one_split_is_a_hash_of_the_question() -> None:
+    shares = Counter(split_of(f"question {i}") for i in range(4000))
+    assert all(abs(shares[split] / 40 - share) < 2 for split, share in (("test", 15), ("arena", 5), ("train", 75)))
+    assert {split_of(f"question {i}", SPLITS[1:]) for i in range(100)} == {"train"}
+    tasks = [Task(Problem(str(i), f"question {i}", "x"), "1") for i in range(200)]
+    small, large = TaskList(tasks[:50], "x"), TaskList(tasks, "x")  # more rows move none to another split
+    assert all(set(small.tasks[split]) <= set(large.tasks[split]) for split in SPLITS)
+
+
+def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("train", 1), ("train", 2), ("test", 2), ("validation", 1), ("train", 3), ("arena", 4)]
+    hub: dict[str, Any] = {split: [] for split in SPLITS}
+    for split, n in rows:
+        hub[split].append({"question": f"{n}?", "answer": n})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
+    from_hub = opened("hub:x/rows")
+    monkeypatch.undo()
+    own = opened(written(tmp_path, *({"question": f"{n}?", "answer": n, "split": s} for s, n in rows)))
+    for source in (own, from_hub):
+        assert [[task.gold for task in source.load(split, 9)] for split in SPLITS] == [["3"], ["1"], ["4"], ["2"]]
+    assert "2 of its rows repeat others" in caplog.text
+    assert "train 1, validation 1, arena 1, test 1; question is `question`, answer is `answer`; graded" in caplog.text
+    with pytest.raises(DataError, match="twice, with the answer '4' and with '3'"):
+        opened(
+            written(tmp_path, {"question": "3?", "answer": "4"}, {"question": "3?", "answer": "3"}, name="two.jsonl")
+        )
+
+
+BROKEN = {
+    "empty.jsonl": ("", "has no rows"),
+    "list.json": ("[]", "has no rows"),
+    "head.csv": ("question,answer\n", "can't be read"),
+    "cut.json": ("[{", "not valid JSON"),
+    "line.jsonl": ('{"question": "q", "answer": 1}\n{\n', "line 2 is not valid JSON"),
+    "number.jsonl": ("1\n", "line 1 is not a JSON object"),
+    "packed.jsonl.gz": ("no gzip", "can't be read"),
+    "no.parquet": ("no parquet", "can't be read"),
+    "wide.csv": ("question,answer\na,b,c\n", "more fields"),
+    "wider.csv": ("question,answer\na,b\na,b,c\n", "can't be read"),
+    "null.jsonl": ('{"question": "q", "answer": null}\n', "has None as `answer`"),
+    "blank.jsonl": ('{"question": " ", "answer": "1"}\n', "`question` is empty"),
+    "half.jsonl": ('{"question": "\\ud800 a", "answer": "1"}\n', "no valid Unicode"),
+    "ids.jsonl": ('{"id": 1, "question": "q", "answer": "1"}\n{"id": 1, "question": "r", "answer": "1"}\n', "the id of"),
+    "split.jsonl": ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
+    "columns.jsonl": ('{"text": "q", "key": "1"}\n', "no column 'question', it has text, key.*problems.question_column"),
+    "answers.jsonl": ('{"question": "q", "key": "1"}\n', "no column 'answer'"),
+    "solution.jsonl": ('{"problem": "q", "solution": "it is 2"}\n', "states no answer in `solution`"),
+    "mark.jsonl": ('{"problem": "q", "answer": "####"}\n', "states no answer in `answer`"),
+    "turns.jsonl": ('{"prompt": [{"role": "assistant", "content": "2"}], "answer": 2}', "messages of assistant as `prompt`"),
+    **{
+        f"gold-{number}.jsonl": (f'{{"question": "q", "answer": {gold}}}', "answer")
+        for number, gold in enumerate(("NaN", '"-Inf"', '"N/A"', "[]", "true"))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_read_is_one_sentence_with_its_place(name: str, tmp_path: Path) -> None:
+    text, reason = BROKEN[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=reason) as caught:
+        opened(tmp_path / name)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path: Path) -> None:
+    (tmp_path / "wide.jsonl").write_text(LINES, encoding="utf-16")
+    for address in ("wide.jsonl", "nothing.jsonl", "*.csv", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(DataError, match=r"utf-8|no file of rows"):
+            opened(tmp_path / address)
+
+
+# -- columns, choices, rules -------------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "1 + 1?"}
+BARKS = "Barks?\nA. cat\nB. dog"
+COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "verl": ({"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}}, "1 + 1?", "2"),
+    "dapo": ({"prompt": json.dumps([USER]), "reward_model": json.dumps({"ground_truth": "2"})}, "1 + 1?", "2"),
+    "trl": (
+        {"prompt": [{"role": "system", "content": "Be brief."}, USER], "ground_truth": 2},
+        "Be brief.\n\n1 + 1?",
+        "2",
+    ),
+    "trl's chat": (
+        {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 2."}], "answer": "2"},
+        "1 + 1?",
+        "2",
+    ),
+    "openbookqa": (
+        {"question_stem": "Barks?", "choices": {"text": ["cat", "dog"], "label": ["A", "B"]}, "answerKey": "B"},
+        BARKS,
+        "B",
+    ),
+    "arc": (
+        {
+            "question": {"stem": "Barks?", "choices": [{"text": "cat", "label": "1"}, {"text": "dog", "label": "2"}]},
+            "answerKey": "2",
+        },
+        BARKS,
+        "B",
+    ),
+    "math": ({"problem": "1 + 1?", "solution": r"So it is $\boxed{2}$."}, "1 + 1?", "2"),
+    "gsm8k": ({"question": "1 + 1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}, "1 + 1?", "2"),
+    "svamp": ({"Body": "Tom has 2.", "Question": "How many?", "Answer": 2.0}, "Tom has 2. How many?", "2"),
+    "alpaca": ({"instruction": "Add.", "input": "1 and 1", "output": "2"}, "Add.\n1 and 1", "2"),
+    "alpaca alone": ({"instruction": "1 + 1?", "input": "", "output": "2"}, "1 + 1?", "2"),
+    "list": ({"question": "Who?", "answers": ["Ann", "Anne"]}, "Who?", "Ann"),
+    "squad": ({"question": "Who?", "answers": {"text": ["Ann"], "answer_start": [3]}}, "Who?", "Ann"),
+    "trivia": ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}}, "Who?", "Ann"),
+    "mmlu": ({"question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}, BARKS, "B"),
+    "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "cop": 1}, BARKS, "B"),
+    "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_rows_of_other_trainers_are_read(case: str, tmp_path: Path) -> None:
+    row, question, gold = COLUMNS[case]
+    [task] = everything(opened(written(tmp_path, row)))
+    assert (task.problem.question, task.gold) == (question, gold)
+    assert task.solution is None or (task.solution.endswith(f"#### {gold}") and "<<" not in task.solution)
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    row = {"task": {"text": "1 + 1?"}, "meta": {"key": "2"}, "answer": "3", "why": "1 + 1 = 2"}
+    named = {"question_column": "task.text", "answer_column": "meta.key", "solution_column": "why"}
+    [task] = everything(opened(written(tmp_path, row), **named))
+    assert (task.problem.question, task.gold, task.solution) == ("1 + 1?", "2", "1 + 1 = 2\n#### 2")
+    for key in named:
+        with pytest.raises(DataError, match=rf"no column 'other', it has task, meta.*problems\.{key}"):
+            opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("choices", "answer", "letter"),
     [
-        ("", "has no rows"),
-        ("{\n", "line 1 is not valid JSON"),
-        ("[1]\n", "line 1 is not a JSON object"),
-        ('{"question": "q", "answer": null}\n', "has None as `answer`"),
-        ('{"question": " ", "answer": "1"}\n', "line 1, `question` is empty"),
-        (
-            '{"id": "a", "question": "q", "answer": "1"}\n{"id": "a", "question": "r", "answer": "1"}\n',
-            "two tasks with the id .*, one asks 'r'",
-        ),
-        ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
+        (["cat", "Dog", "cow"], "dog.", "B"),
+        (["cat", "dog", "cow"], "B. dog", "B"),
+        (["cat", "dog", "cow"], "(c)", "C"),
+        (["cat", "dog", "cow"], 0, "A"),
+        (["3", "2", "1"], "1", "C"),
+        ([3, 2, 1], 1, "B"),
+        ({"A": "cat", "B": "dog", "C": None}, "dog", "B"),
+        ({"text": ["cat", "dog"], "label": ["1", "2"]}, "2", "B"),
+        ([{"key": "A", "value": "cat"}, {"key": "B", "value": "dog"}], "B", "B"),
+        ([f"c{i}" for i in range(26)], "c25", "Z"),
+        *((["cat", "dog", "hen"], answer, None) for answer in ("D", "cow", 3, "(D)", "5", "B. cat", "Dogs")),
+        ([str(i) for i in range(27)], "3", None),
+    ],
+)  # fmt: skip
+def test_a_gold_answer_finds_its_choice_or_is_refused(
+    choices: Any, answer: Any, letter: str | None, tmp_path: Path
+) -> None:
+    file = written(tmp_path, {"question": "q?", "options": choices, "answer": answer})
+    if letter is None:
+        with pytest.raises(DataError, match=r"none of its 3 choices|1 to 26"):
+            opened(file)
+        return
+    [task] = everything(opened(file))
+    lines = task.problem.question.split("\n")[1:]
+    assert task.gold == letter and [line[:2] for line in lines] == [f"{chr(65 + i)}." for i in range(len(lines))]
+
+
+@pytest.mark.parametrize(
+    ("golds", "rule"),
+    [
+        (["1", "2.5", "1,000", "5 000", "18g", "No. 3"], "numbers"),
+        (["A", "c"], "choice"),
+        (["1", r"\frac12", "(3, 4)", "x = 2"], "math"),
+        (["Paris", "Apollo 11", "21 Jump Street", "2021-03-04", "C++"], "words"),
+        (["1", "2", "no solution"], "mixed"),
+        (["Paris", "A"], "mixed"),
+        (["x + 1"] + ["no solution"] * 300, "mixed"),
+        ([], "numbers"),
     ],
 )
-def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(text)
-    with pytest.raises(DataError, match=words):
-        open_named(str(file))
+def test_gold_answers_decide_the_rule(golds: list[str], rule: str) -> None:
+    assert guess_grader(golds)[0] == rule
 
 
-def test_the_first_five_broken_rows_are_named_at_once(tmp_path: Path) -> None:
-    """Those that are no JSON, then those whose columns lack something."""
-    good, broken = '{"question": "q", "answer": "1"}', '{"question": "q", "answer": null}'
-    file = tmp_path / "rows.jsonl"
-    for bad, fault in (("{", "is not valid JSON"), (broken, "has None as `answer`")):
-        file.write_text("\n".join([good, *[bad] * 7]))
-        with pytest.raises(DataError) as raised:
-            open_named(str(file))
-        first, *told = str(raised.value).splitlines()
-        assert first == "7 rows are broken, the first of them:"
-        assert [line.split(":")[0].split("rows.jsonl ")[1] for line in told] == [
-            f"line {i} {fault}" for i in range(2, 7)
-        ]
-        file.write_text("\n".join([good, bad, bad]))
-        with pytest.raises(DataError, match=r"^2 rows are broken:\n  .* line 2 .*\n  .* line 3 "):
-            open_named(str(file))
+def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path: Path) -> None:
+    golds = ["18", "no solution", r"\frac12", "B"]
+    rows = [{"question": f"{i}?", "answer": gold, "split": "test"} for i, gold in enumerate(golds)]
+    source = opened(written(tmp_path, *rows))
+    right = ["#### $18.00", "#### No solution.", r"so \boxed{0.5}", "#### (b)"]
+    wrong = ["#### 19", "#### one solution", r"\boxed{2}", "#### A or B"]
+    for responses, expected in ((right, True), (wrong, False)):
+        grades = source.grade_many(list(zip(responses, source.load("test", 4), strict=True)))
+        assert [grade.correct for grade in grades] == [expected] * 4
+    assert opened(tmp_path / "rows.jsonl", grade="words").grader == "words"
+    for grade in ("numbers", "choice"):
+        with pytest.raises(DataError, match=f"problems.grade is '{grade}' and .* has the gold answer"):
+            opened(tmp_path / "rows.jsonl", grade=grade)
 
 
-def test_a_row_that_stands_twice_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = rows(tmp_path, 20)
-    lines = file.read_text().splitlines()
-    lines += [lines[3], json.dumps({"id": "other", "question": "What is 5 + 1?", "answer": "6.0"}), "", lines[3]]
-    file.write_text("\n".join(lines) + "\n")
-    source = open_named(str(file))
-    asked = [task.problem.question for split in SPLITS for task in source.load(split, 100)]
-    assert sorted(asked) == sorted(f"What is {i} + 1?" for i in range(20))
-    assert caplog.messages[0] == f"{file}: 3 of its rows repeat others, and were left out"
+def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:
+    source = TaskList(
+        [Task(Problem(f"poems/{i}", f"Write {i} lines.", "poems"), "") for i in range(40)], "poems", "words"
+    )
+    assert len(load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f", hre_weight=0))) == 5
+    with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.4, a reward that needs gold"):
+        load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f"))
+    with pytest.raises(DataError, match="source poems has no gold answer for task 'poems/"):
+        load_tasks(source, "train", 5)
 
 
-def test_a_row_of_two_splits_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [("train", 1), ("train", 2), ("test", 2), ("validation", 1), ("train", 3)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"question": f"{n}?", "answer": n, "split": s}) + "\n" for s, n in given))
-    hub: dict[str, Any] = {"train": [], "validation": [], "test": []}
-    for split, n in given:
-        hub[split].append({"question": f"{n}?", "answer": n})
-    monkeypatch.setattr(files, "load_hub", lambda name, configuration, split, fix: hub)
-    for source in (open_named(str(file)), open_named("hub:x/rows")):
-        found = [source.load(split, 9) for split in ("train", "validation", "test")]
-        assert [[task.gold for task in tasks] for tasks in found] == [["3"], ["1"], ["2"]]
-    hub["test"].append({"question": "3?", "answer": "4"})
-    with pytest.raises(DataError, match=r"asks '3\?' twice, with the answer '4' and with '3': keep the right one"):
-        open_named("hub:x/rows", grade="numbers")
-
-
-# -- code of one's own -------------------------------------------------------------------------------------------------
+# -- code of one's own, and addresses ----------------------------------------------------------------------------------
 
 CODE = """
-from alphazero_llm_trainer.problems.source import Source, TaskList
-from alphazero_llm_trainer.types import Problem, Step, Task
+from alphazero_llm_trainer.problems.source import Source
+from alphazero_llm_trainer.types import Problem, Task
 
 PAIRS = [(f"{i} + 1?", str(i + 1)) for i in range(40)]
+TASKS = [Task(Problem(f"own/{i}", question, "own"), gold) for i, (question, gold) in enumerate(PAIRS)]
 
 def tasks():
     return PAIRS
 
-def by_split(split):
-    if split == "arena":
-        raise ValueError("there is none")
-    return [{"question": f"{split} {i}?", "answer": str(i), "solution": f"#### {i}"} for i in range(3)]
-
-TWICE = [("one?", "1")] * 3
+def rows():
+    return [{"question": f"{split} {i}?", "answer": i, "solution": f"#### {i}", "split": split}
+            for split in ("train", "validation", "arena", "test") for i in range(3)]
 
 class Parity(Source):
     name = "parity"
@@ -296,86 +491,230 @@ class Parity(Source):
         return [Task(Problem(f"{split}/{i}", f"Is {i} even? ({split})", "parity"), "no" if i % 2 else "yes")
                 for i in range(start, start + count)]
 
-BROKEN = [("only a question",)]
-NUMBER = 3
+class Strange(Source):
+    def load(self, split, count, start=0):
+        return ["no task"] * count
+
+BROKEN, NUMBER = [("only a question",)], 3
 """
 
 
 def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(CODE)
-    listed = open_named(f"{file}:PAIRS")
-    called = open_named(f"{file}:tasks")
-    assert [t.gold for t in listed.load("train", 99)] == [t.gold for t in called.load("train", 99)]
-    split = open_named(f"{file}:by_split")
-    assert [len(split.load(name, 9)) for name in SPLITS] == [3, 3, 0, 3]
-    assert split.load("test", 1)[0].solution == "#### 0"
-    parity = open_named(f"{file}:Parity", grade=None)
+    golds = [[t.gold for t in everything(opened(f"{file}:{name}"))] for name in ("PAIRS", "tasks", "TASKS")]
+    assert golds[0] == golds[1] == golds[2] and len(golds[0]) == 40
+    rows = opened(f"{file}:rows")
+    assert [len(rows.load(split, 9)) for split in SPLITS] == [3] * 4 and rows.load("test", 1)[0].solution == "#### 0"
+    parity = opened(f"{file}:Parity")
     assert parity.name == "parity" and len(load_tasks(parity, "train", 7)) == 7
-    for name, words in (
-        ("BROKEN", "task 0 has None as `answer`"),
-        ("NUMBER", "is a int"),
-        ("missing", "has no missing: it has"),
-    ):
-        with pytest.raises(AlphaZeroError, match=words):
-            open_named(f"{file}:{name}")
-    assert len(open_named(f"{file}:TWICE").load("train", 9)) == 1
+    for name, reason in (("BROKEN", "has no column 'answer'"), ("NUMBER", "is a int"), ("missing", "has no missing")):
+        with pytest.raises(AlphaZeroError, match=reason):
+            opened(f"{file}:{name}")
+    with pytest.raises(DataError, match="loads 'no task', which is no Task"):
+        load_tasks(opened(f"{file}:Strange"), "train", 2)
     (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
-    with pytest.raises(
-        ConfigError, match=r"can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"
-    ):
-        open_named(f"{tmp_path}/bad.py:x")
+    with pytest.raises(ConfigError, match=r"can't be imported .ModuleNotFoundError"):
+        opened(f"{tmp_path}/bad.py:x")
 
 
-def test_what_is_no_source_is_said_in_one_sentence() -> None:
-    for address in (
-        "nope",
-        "no.module.of_this:name",
-        "missing.py:x",
-        "hub:x",
-        "numbers:0",
-        "gsm8k:train",
-        "missing.jsonl",
-    ):
-        with pytest.raises(AlphaZeroError) as caught:
-            open_named(address)
-        assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="has no levels to choose"):
-        open_named("gsm8k", levels=(1,))
+@pytest.mark.parametrize(
+    "address", ["nope", "module:name", "missing.py:x", "missing.py", "hub:x", "numbers:0", "gsm8k:train", "missing.jsonl",
+                "reasoning-gym:", "reasoning-gym:no_such_task", ""]
+)  # fmt: skip
+def test_what_is_no_source_is_said_in_one_sentence(address: str) -> None:
+    with pytest.raises(AlphaZeroError) as caught:
+        opened(address)
+    assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:
-    file = rows(tmp_path, 20)
-    first = open_named(str(file))
-    assert open_named(str(file)) is first
+    file = written(tmp_path, *PLAIN)
+    first = opened(file)
+    assert opened(file) is first is source_of(Problem("p", "q", str(file)))
     file.write_text(json.dumps({"question": "another?", "answer": "1"}) + "\n")
     os.utime(file, ns=(1, 1))
-    again = open_named(str(file))
-    assert isinstance(again, TaskList) and sum(map(len, again.tasks.values())) == 1
+    assert len(everything(opened(file))) == 1
 
 
-def test_one_of_several_sources_takes_the_settings_it_knows() -> None:
+def test_a_problem_finds_its_source_again() -> None:
+    for name, grader in (("numbers:24", "numbers"), ("hotpotqa", "words"), ("math", "math"), ("nobody's", "any")):
+        assert source_of(Problem("p", "q", name)).grader == grader
+    assert source_of(Problem("p", "q", "numbers:24")).name == "numbers:24"
+
+
+def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
     config = load_config(overrides=["problems.levels=[3]", "problems.hold_out=structures"])
-    assert open_one_of(config, "embedded").load("test", 4)[0].problem.level == 3
-    assert open_one_of(config, "numbers").load("test", 4)[0].problem.level == 3
-    assert open_one_of(config, "gsm8k").levels == ()
-    with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures' and source numbers knows questions"):
+    both = [open_one_of(config, name) for name in ("embedded", "numbers")]
+    assert [source.load("test", 4)[0].problem.level for source in both] == [3, 3]
+    check_reads(config.problems, None, both)  # what one of several doesn't read is for the others
+    with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures', which source numbers doesn't know"):
         open_source(config, "numbers")
+    rows = str(written(tmp_path, *PLAIN))
+    for source, setting in (
+        (rows, "problems.levels=[1]"),
+        (rows, f"problems.path={tmp_path}"),
+        ("embedded", "problems.grade=words"),
+        ("gsm8k", "problems.answer_column=x"),
+    ):
+        with pytest.raises(ConfigError, match="doesn't know: leave it out"):
+            open_source(load_config(overrides=[{"problems": {"source": source}}, setting]))
+
+
+# -- GSM8K, MATH and HotpotQA ------------------------------------------------------------------------------------------
+
+
+def gsm8k(n: int = 1, **columns: Any) -> dict[str, Any]:
+    return {
+        "question": f"What is {n} + {n}?",
+        "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
+    } | columns
+
+
+def math(n: int = 1, **columns: Any) -> dict[str, Any]:
+    answer = rf"\frac{{{n}}}{{2}}"
+    row = {"problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ", "solution": rf"We divide: $\boxed{{{answer}}}$."}
+    return row | {"answer": answer, "subject": "Algebra", "level": n % 5 + 1, "unique_id": f"test/{n}.json"} | columns
+
+
+def hotpotqa(n: int = 1, **columns: Any) -> dict[str, Any]:
+    return {
+        "id": f"5a{n:04d}",
+        "question": f"Who wrote book {n}?",
+        "answer": f"Writer {n}",
+        "supporting_facts": {"title": ["Book", "Book", "Play"], "sent_id": [0, 9, 0]},
+        "context": {"title": ["Book", "Film"], "sentences": [["It is a book. ", " By a writer."], ["A film."]]},
+    } | columns
+
+
+DATA_SETS: dict[str, tuple[Any, str, str, Task]] = {  # a row's maker, folder, hub's split, and row number 2 as a task
+    "gsm8k": (
+        gsm8k,
+        "gsm8k",
+        "test",
+        Task(Problem("gsm8k/test/2", "What is 2 + 2?", "gsm8k"), "4", "2 + 2 = 4\n#### 4"),
+    ),
+    "math": (
+        math,
+        "math500",
+        "test",
+        Task(
+            Problem("math/test/2.json", r"Simplify $\frac{4}{4}$.", "math", 3),
+            r"\frac{2}{2}",
+            "We divide: $\\boxed{\\frac{2}{2}}$.\n#### \\frac{2}{2}",
+        ),
+    ),
+    "hotpotqa": (
+        hotpotqa,
+        "hotpotqa",
+        "validation",
+        Task(
+            Problem(
+                "hotpotqa/validation/5a0002",
+                "Book: It is a book.  By a writer.\nFilm: A film.\nQuestion: Who wrote book 2?",
+                "hotpotqa",
+            ),
+            "Writer 2",
+            "Book: It is a book.\n#### Writer 2",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_rows_become_tasks_from_a_folder_and_from_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, folder, split, expected = DATA_SETS[name]
+    rows = [make(n) for n in range(7)]
+    for place in ("", f"{folder}/"):
+        written(tmp_path / (place or "flat"), *rows, name=f"{place}{split}.jsonl")
+        monkeypatch.setenv("ALPHAZERO_DATA_DIR", str(tmp_path / (place or "flat")))
+        tasks = opened(name, str(tmp_path / (place or "flat"))).load("test", 100)
+        assert len(tasks) == 7 and tasks[2] == expected
+        assert opened(name).load("test", 2, 2)[0] == expected  # by the variable
+        opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
+    monkeypatch.delenv("ALPHAZERO_DATA_DIR")
+    asked: list[Any] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows)
+    assert opened(name).load("test", 5)[2] == expected
+    assert [(args[0].lower().rpartition("/")[0] != "", more) for args, more in asked] == [(True, {"split": split})]
+    assert source_of(expected.problem).grade(expected.solution or "", expected).correct
+
+
+def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
+    for split, count in (("train", 200), ("test", 7)):
+        written(tmp_path, *(gsm8k(n, question=f"{split} {n}?") for n in range(count)), name=f"{split}.jsonl")
+    loaded = {split: load_tasks("gsm8k", split, 1000, path=str(tmp_path)) for split in SPLITS}
+    assert len(loaded["test"]) == 7 and len({t.problem.id for split in SPLITS for t in loaded[split]}) == 207
+    assert all(split_of(t.problem.question, ("test",)) == split for split in SPLITS[:3] for t in loaded[split])
+    rows = [
+        {"problem": f"Halve {i}.", "level": "Level 2", "solution": rf"It is $\boxed{{\frac{{{i}}}{{2}}}}$."}
+        for i in range(40)
+    ]
+    written(tmp_path / "old", *rows, name="math500/train.json")
+    tasks = [task for split in SPLITS[:3] for task in opened("math", str(tmp_path / "old")).load(split, 99)]
+    assert {(task.gold, task.problem.level) for task in tasks} == {(rf"\frac{{{i}}}{{2}}", 2) for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        ("gsm8k", gsm8k(answer="so 72"), "line 1: gold answer 'so 72' has no number after '####'"),
+        ("math", {"problem": "p"}, "line 1 has None as `solution`"),
+        ("math", math(answer="1" * (LONGEST_ANSWER + 1)), "line 1 has an `answer` of 1001 characters"),
+        ("hotpotqa", hotpotqa(context=None), "line 1 has no `context` with a list"),
+        ("hotpotqa", hotpotqa(context={"title": ["a", "b"], "sentences": [["c"]]}), "as many lists of texts"),
+    ],
+)
+def test_broken_rows_name_file_and_line(name: str, row: Any, reason: str, tmp_path: Path) -> None:
+    file = written(tmp_path, row, name=f"{DATA_SETS[name][2]}.jsonl")
+    with pytest.raises(DataError) as caught:
+        load_tasks(name, "test", 9, path=str(tmp_path))
+    assert reason in str(caught.value) and str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_missing_says_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point problems\.path"):
+        load_tasks("math", "arena", 1, path=str(tmp_path))
+    with pytest.raises(ConfigError, match="split is 'dev': choose one of train"):
+        load_tasks("gsm8k", "dev", 1)
+    with pytest.raises(DataError, match="no train problems from number 99 on"):
+        load_tasks(opened(written(tmp_path, *PLAIN)), "train", 1, start=99)
+    monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
+    for error in (ConnectionError("no route"), ValueError("no such split")):
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        with pytest.raises(DataError, match=r"openai/gsm8k can't be loaded from the hub .* set ALPHAZERO_DATA_DIR"):
+            load_tasks("gsm8k", "test", 1)
+
+
+@pytest.mark.data
+def test_every_real_row_loads(data_dir: Path) -> None:
+    sizes = {}
+    for name in DATA_SETS:
+        tasks = [
+            t
+            for split in (SPLITS if name == "gsm8k" else ["test"])
+            for t in load_tasks(name, split, 10_000, path=str(data_dir))
+        ]
+        sizes[name] = len(tasks)
+        assert len({task.problem.id for task in tasks}) == len(tasks)
+        for task in tasks if name == "gsm8k" else ():
+            assert task.solution is not None and "<<" not in task.solution
+            assert answers.equal(answers.extract(task.solution, strict=True) or "", task.gold)
+            assert task.gold == str(int(task.solution.rpartition("####")[2].replace(",", "")))
+    assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"}) for i in range(40)]
-    file.write_text("\n".join(lines) + "\n")
+    file = written(tmp_path, *({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"} for i in range(40)))
     flags = ["--source", str(file), "--question-column", "text", "--answer-column", "key", "--grade", "exact"]
     assert main(["search", "--model", "embedded", *flags, "--simulations", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["question"].startswith("What is")
     assert source_of(Problem("p", "q", str(file))).grader == "exact"
-    assert main(["train", *flags, "--model", "embedded", "--num", "500"]) == 2
-    assert "has 32 training questions from number 0 on: ask for --num 32" in capsys.readouterr().err
     assert main(["train", *flags[:4], "--answer-column", "keys"]) == 2
     message = capsys.readouterr().err
     assert "has no column 'keys', it has text, key: name the right one" in message and message.count("\n") == 1
@@ -383,14 +722,12 @@ def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "student")
-    sizes = ["train.sft_steps=40", "train.evaluate_every=40", "train.validation_size=4"]
     shape = {"layers": 2, "hidden": 48, "heads": 4, "kv_heads": 2, "head_dim": 12, "intermediate": 64, "vocabulary": 1}
-    sizes.append(f"models.small.shape={json.dumps(shape)}")
-    small = [part for size in sizes for part in ("--set", size)]
+    sizes = ["train.sft_steps=40", "train.evaluate_every=40", "train.validation_size=4"]
+    small = [part for size in [*sizes, f"models.small.shape={json.dumps(shape)}"] for part in ("--set", size)]
     base = ["sft", "--source", "numbers", "--model", "small", "--num", "60", "--eval-size", "4", "--out", out]
     assert main([*base, *small, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["demonstrations"] == "numbers train 0..59" and facts["student"] == "small"
+    assert json.loads(capsys.readouterr().out)["demonstrations"] == "numbers train 0..59"
     student = load_student(load_config(), path=Path(out))
     tokenizer, made = student.tokenizer, student.model.config
     assert (made.num_hidden_layers, made.hidden_size, made.num_key_value_heads, made.intermediate_size) == (
@@ -399,82 +736,52 @@ def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, caps
         2,
         64,
     )
-    [task] = open_named("numbers").load("test", 1)
+    [task] = opened("numbers").load("test", 1)
     ids = tokenizer(f"{task.problem.question}\n{task.solution}").input_ids
     assert tokenizer.unk_token_id not in ids and len(tokenizer) < 60
     assert tokenizer.decode(ids) == f"{task.problem.question}\n{task.solution}"
-    assert main(["search", "--model", out, "--source", "numbers", "--simulations", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["question"].startswith("Use ")
-
-
-def test_what_cannot_be_trained_from_scratch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--model", "small", "--source", "numbers"]) == 2
     assert "student small has no weights yet" in capsys.readouterr().err
     assert main(["sft", "--model", "small", "--source", "hotpotqa", "--out", str(tmp_path / "s")]) == 2
     assert "its words don't fit a small vocabulary" in capsys.readouterr().err
 
 
-# -- scores between right and wrong ------------------------------------------------------------------------------------
+# -- in the environment ------------------------------------------------------------------------------------------------
 
 
-class Halves(Source):
-    """Half the credit for an answer that is one off."""
+@pytest.mark.parametrize("search", ["none", "mcts"])
+def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, search: str) -> None:
+    long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
+    written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
+    taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
+    raw: dict[str, Any] = {"taskset": taskset, "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}}}
+    env = vf.load_environment(vf.resolve_env_config(raw))
+    ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
-    name = "halves"
+    async def main() -> list[Any]:
+        async with env.serving():
+            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
 
-    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        return [Task(Problem(f"halves/{split}/{i}", f"{i}?", "halves"), str(i)) for i in range(start, start + count)]
-
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        def one(answer: str | None, gold: str) -> Grade:
-            off = 9 if answer is None else abs(int(answer) - int(gold))
-            verdict = Verdict.CORRECT if off == 0 else Verdict.WRONG
-            return Grade(verdict, answer, partial=max(0.0, 1 - off / 2))
-
-        return [one(self.final_answer(response, strict), task.gold) for response, task in pairs]
-
-
-def test_a_graded_score_is_the_hard_reward() -> None:
-    source = register(Halves())
-    [task] = source.load("train", 1, start=5)
-    grades = source.grade_many([(f"#### {n}", task) for n in (5, 6, 7)])
-    assert [(grade.correct, grade.score) for grade in grades] == [(True, 1), (False, 0.5), (False, 0)]
-    evaluate = make_evaluate(load_config().rewards, None, {task.problem.id: task})
-    steps = [[Step((1,), (0.0,), f"#### {n}")] for n in (5, 6, 7)]
-    found = [asyncio.run(evaluate(task.problem, one, [], "answer")) for one in steps]
-    assert [parts.hre for parts in found] == [1.0, 0.5, 0.0]
-    # The step costs 0.01; correctness is the only other part.
-    assert [parts.total for parts in found] == pytest.approx([0.99, 0.49, 0.0])
+    fits, too_long = asyncio.run(main())
+    assert fits.ok and too_long.ok
+    assert fits.traces[0].last_reply and "skipped" not in fits.traces[0].info
+    assert too_long.traces[0].info["skipped"] == TOO_LONG
+    assert too_long.traces[0].reward == 0.0
+    (tmp_path / "traces.jsonl").write_text("\n".join(one.model_dump_json() for one in (fits, too_long)))
+    summary = summarise(tmp_path)
+    assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
-# -- reasoning-gym -----------------------------------------------------------------------------------------------------
+def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
+    written(tmp_path, hotpotqa(1, answer="The 70 Countries"), name="validation.jsonl")
+    raw: dict[str, Any] = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}}
+    [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
+    assert (task.data.source, task.data.gold) == ("hotpotqa", "The 70 Countries")
+    assert "one line" in task.data.system_prompt and "paragraph" in task.data.system_prompt
+    assert asyncio.run(task.validate(None))
 
+    def scored(reply: str) -> float:
+        trace = type("Trace", (), {"info": {}, "last_reply": reply, "calls": []})()
+        return asyncio.run(task.correctness_reward(trace))
 
-def test_reasoning_gym_grades_by_its_own_rule() -> None:
-    pytest.importorskip("reasoning_gym")
-    source = open_named("reasoning-gym:chain_sum")
-    tasks = load_tasks(source, "test", 20)
-    assert not {t.problem.question for t in tasks} & {t.problem.question for t in load_tasks(source, "train", 20)}
-    for task in tasks:
-        assert source.grade(f"thinking\n#### {task.gold}", task).score == 1.0
-        assert source.grade("#### 123456789", task).score < 1.0
-    assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
-    with pytest.raises(ConfigError, match=r"none of its .* tasks"):
-        open_named("reasoning-gym:no_such_task")
-
-
-def test_gsm_symbolic_holds_out_whole_templates() -> None:
-    pytest.importorskip("reasoning_gym")
-
-    def templates(source: Source, split: str) -> set[tuple[str, ...]]:
-        entries = [source.data[int(t.problem.id.rpartition("/")[2])] for t in load_tasks(source, split, 60)]  # type: ignore[attr-defined]
-        return {tuple(sorted(entry["metadata"]["variables"])) for entry in entries}
-
-    held = open_named("gsm-symbolic", hold_out="templates")
-    assert not templates(held, "train") & templates(held, "test")
-    shared = open_named("gsm-symbolic")
-    assert templates(shared, "train") & templates(shared, "test")
-    [task] = load_tasks(shared, "train", 1)
-    assert task.solution is not None and shared.grade(task.solution, task).correct
-    with pytest.raises(ConfigError, match="knows questions: use one of these"):
-        open_named("reasoning-gym:chain_sum", hold_out="templates")
+    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, pytest.approx(2 / 3), 0.0]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config, load_config, nested
+from ..config.sections import ProblemsConfig
 from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import with_model
-from ..problems.source import Source, TaskList, as_tasks, hold
+from ..problems.source import Source, from_tasks, hold
 from ..rewards.custom import Function, name_reward
 from ..types import Task
 
@@ -58,7 +59,11 @@ def address_of(problems: Problems) -> str:
     """What `problems.source` has to say for these problems; a source or tasks in memory are held under their name."""
     if isinstance(problems, str):
         return problems
-    return hold(problems if isinstance(problems, Source) else TaskList(as_tasks(problems, "tasks"), "tasks"))
+    if isinstance(problems, Source):
+        return hold(problems)
+    source = from_tasks(problems, ProblemsConfig.model_validate({"source": "tasks"}))
+    source.reads = ()  # it was read before any configuration
+    return hold(source)
 
 
 def reward_address(reward: Reward) -> str | None:

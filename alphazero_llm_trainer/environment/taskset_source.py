@@ -29,7 +29,7 @@ from ..config.load import load_config
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import GRADERS, Grade, Verdict
-from ..problems.source import SPLITS, Source, by_hash
+from ..problems.source import SPLITS, Source, split_of
 from ..types import Problem, Task
 from .argv import is_our_id
 from .taskset_rules import RANGE, failure, load_environment, of_class, of_data, options_of, own_code, run_now, scored
@@ -83,7 +83,7 @@ class VerifiersTaskset(Source):
         self._warned = False
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`: the taskset's id is behind the colon."""
         if not rest.partition("?")[0]:
             raise ConfigError(
@@ -115,12 +115,9 @@ class VerifiersTaskset(Source):
         prompts = {prompt_of(item.data)[0] for items in read.values() for item in items}
         self.system_prompt = prompts.pop() if len(prompts) == 1 else None
         for origin, items in read.items():
-            tasks = [self._keep(origin, item) for item in items]
-            one_each = list({task.problem.question: task for task in tasks}.values())
-            parts = {task.problem.question: part for part, cut in by_hash(one_each).items() for task in cut}
-            for task in tasks:
-                part = parts[task.problem.question]
-                self._tasks[part if origin == "train" and part not in self._own else origin].append(task)
+            for task in [self._keep(origin, item) for item in items]:
+                part = split_of(task.problem.question, list(self._own)) if origin == "train" else origin
+                self._tasks[part].append(task)
 
     def _checked(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
         """The tasks of a taskset, with this source's system prompt. Raises ConfigError for one that can't be a problem."""

@@ -25,8 +25,7 @@ class Embedded(Source):
 
     name = embedded.SOURCE
     endless = True
-    levels = tuple(embedded.LEVELS)
-    hold_outs = ("questions", "structures")
+    reads = ("levels", "structures")
     demonstration_share = 0.2
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
@@ -35,7 +34,7 @@ class Embedded(Source):
         self.chosen, self.hold_out = levels, hold_out
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
         return cls(problems.levels or embedded.DEFAULT_LEVELS, problems.hold_out)
 
@@ -48,9 +47,9 @@ class Embedded(Source):
         """See `Source.scripted_teacher`."""
         return ScriptedTeacher(error_rate)
 
-    def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
-        """See `Source.spoiled`."""
-        return spoiled(step, problem.question, rng, count)
+    def corrupt(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
+        """See `Source.corrupt`."""
+        return corrupted(step, problem.question, rng, count)
 
     def vocabulary_texts(self) -> Iterator[str]:
         """See `Source.vocabulary_texts`."""
@@ -90,7 +89,7 @@ class ScriptedTeacher:
             return None
         rng = Random(f"{self.name}/{seed}/{problem.id}/{len(steps)}/{direction}")
         wrong = direction is Direction.WRONG or rng.random() < self.error_rate
-        text = _spoil(following, problem.question, rng) if wrong else following
+        text = _corrupt(following, problem.question, rng) if wrong else following
         return TeacherProposal(text, f"teacher:{self.name}", direction)
 
 
@@ -112,7 +111,7 @@ def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
     return _line(results.get(a, a), op, results.get(b, b))
 
 
-def spoiled(step: str, question: str, rng: Random, count: int) -> list[str]:
+def corrupted(step: str, question: str, rng: Random, count: int) -> list[str]:
     """At most `count` different plausible wrong steps in place of `step`, all kinds of slip alike."""
     kinds = [rng.sample(lines, len(lines)) for lines in _slips(step, question)]
     rng.shuffle(kinds)
@@ -121,7 +120,7 @@ def spoiled(step: str, question: str, rng: Random, count: int) -> list[str]:
     return list(dict.fromkeys(lines))[:count]
 
 
-def _spoil(step: str, question: str, rng: Random) -> str:
+def _corrupt(step: str, question: str, rng: Random) -> str:
     """A plausible wrong step in place of `step`: its result is always another one."""
     return rng.choice(rng.choice(_slips(step, question)))
 

@@ -1,39 +1,36 @@
-"""Rows of your own as a source: files (JSON, Parquet, CSV, a folder or a pattern of them), or a
-data set of the hub.
+"""Rows of your own as a source: files (a folder or a pattern of them, too), or a data set of the
+hub, read by Hugging Face `datasets`.
 
-Which columns hold question, answer and worked solution is said by `problems.question_column`,
-`answer_column` and `solution_column`; without them the usual names are looked for. A `split`
-column, the names of a folder's files, or the hub's own splits decide what is train and test; what a
-data set doesn't have is cut off its train rows by `source.by_hash`. `problems.grade` names the rule
-of `grading.GRADERS`; without it the gold answers decide (`grading.guess_grader`). One line says how
-the rows are read, how many each split has, and which rule grades them and why.
+A column `split`, the names of a folder's files, or the hub's own splits decide what is train and
+test; what a data set doesn't have is cut off its train rows by a hash of the questions
+(`source.split_of`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import lzma
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
+
+from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
-from ..types import Task
-from .rows import Columns, Row, as_task, choices_at, each, from_json, load_hub, read_files, split_in, value_at
-from .source import READ, Source, TaskList, by_hash, once
+from ..files import parse_json
+from .rows import Row, files_at, row_format
+from .source import Source, TaskList, from_rows
 
-log = logging.getLogger(__name__)
-
-PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
-QUESTIONS = ("question.stem", "question", "question_stem", "problem", "prompt", "query", "input", "instruction")
-ANSWERS = (
-    "answer", "final_answer", "answers", "answerKey", "gold", "ground_truth", "gold_answer", "expected_answer",
-    "correct_answer", "correct", "reward_model.ground_truth", "target", "output", "label", "result",
-    "cop",
-)  # fmt: skip
-SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
-CHOICES = ("choices", "options", "question.choices")
-LETTERED = ("{}", "option_{}", "option{}", "Option {}", "choice_{}", "op{}")  # a choice in a column of its own
-FEW = 0.5  # of the rows: a smaller share of training questions is worth a warning
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation",
+    "val": "validation", "dev": "validation", "arena": "arena", "test": "test", "testing": "test",
+    "eval": "test", "evaluation": "test",
+}  # fmt: skip
 
 
 class FileRows(TaskList):
@@ -42,9 +39,9 @@ class FileRows(TaskList):
     opens = True
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`: `rest` is the file."""
-        return from_rows(read_files(str(at_home(rest, "problems.source"))), problems)
+        return from_rows(rows_at(str(at_home(rest, "problems.source"))), problems)
 
 
 class HubRows(TaskList):
@@ -54,123 +51,127 @@ class HubRows(TaskList):
     opens = True
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`: `rest` names the data set."""
         parts = rest.split("/")
-        if len(parts) not in (2, 3) or not all(parts) or any(part.startswith(".") for part in parts):
+        if len(parts) not in (2, 3) or not all(parts):
             raise ConfigError(
                 f"problems.source is {problems.source!r}: write hub:OWNER/NAME or hub:OWNER/NAME/CONFIGURATION"
             )
-        name, configuration = "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
-        by_split: dict[str, list[Row]] = {}
-        for split, rows in load_hub(name, configuration, None, "name a local file").items():
-            placed = [(row, f"{name} {split} row {number}") for number, row in enumerate(rows)]
-            by_split.setdefault(split_in(split) or "", []).extend(placed)
-        return from_rows(by_split, problems)
+        name = "/".join(parts[:2])
+        rows = [
+            (split_in(split), (row, f"{name} {split} row {number}"))
+            for split, of_split in load_hub(name, "".join(parts[2:]) or None, None, "name a local file").items()
+            for number, row in enumerate(of_split)
+        ]
+        return from_rows(rows, problems)
 
 
-def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -> TaskList:
-    """A source of rows by split; rows of the split "" are divided by hash, as are splits that are
-    missing."""
-    name, everything = problems.source, [row for rows in by_split.values() for row in rows]
-    if not everything:
-        raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
-    columns = columns_of(everything[0], problems)
-    placed = [(split, row) for split, rows in by_split.items() for row in rows]
-    made = each(placed, lambda one: (one[0], as_task(one[1], columns, name)))
-    tasks = {wanted: [task for split, task in made if split == wanted] for wanted in by_split}
-    source = TaskList(
-        divided(once(tasks, name)), name, problems.grade, problems.system_prompt, how_read(columns, everything)
-    )
-    source.reads = READ
-    sizes = {split: len(of_split) for split, of_split in source.tasks.items()}
-    if any(by_split) and 0 < sizes["train"] < FEW * sum(sizes.values()):
-        said = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
-        log.warning(
-            "%s: %s of its %s rows are to train on (%s), as their splits say: change the split column or the files'"
-            " names if you want more", name, f"{sizes['train']:,}", f"{sum(sizes.values()):,}", said,
-        )  # fmt: skip
-    return source
+def split_in(name: str) -> str:
+    """The split that a name says (`train`, `test-00000-of-00001`, `dev_v2`); "" where it says none."""
+    parts = re.split(r"[^a-z]+", name.lower())
+    return next((SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES), "")
 
 
-def how_read(columns: Columns, rows: Sequence[Row]) -> str:
-    """How rows are read, in words."""
-    more = "" if columns.more is None else f" and `{columns.more}`"
-    first = from_json(value_at(rows[0][0], columns.question))
-    said = [f"question is `{columns.question}`{more}{' (messages)' if isinstance(first, list) else ''}"]
-    if columns.answer is None:
-        said.append(f"answer is the last box or #### line of `{columns.solution}`")
+def rows_at(address: str) -> Iterator[tuple[str, Row]]:
+    """The rows at an address, each with its split: what its column `split` says, else the name of a
+    folder's file, or of the folder that it lies in; "" where nothing says it.
+
+    Raises DataError with one sentence naming file, place and fix.
+    """
+    files, base = files_at(address), Path(address)
+    if not files:
+        raise DataError(f"problems.source is {address!r} and no file of rows is there: name another")
+    for file in files:
+        inner = [place.name for place in (file, *file.parents) if place not in (base, *base.parents)]
+        of_file = next(filter(None, map(split_in, inner)), "")
+        for columns, where in rows_in(file):
+            named = str(columns.get("split") or "").lower()
+            if named and named not in SPLIT_NAMES:
+                known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
+                raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
+            yield SPLIT_NAMES[named] if named else of_file, (columns, where)
+
+
+def rows_in(file: Path) -> Iterator[Row]:
+    """The rows of a file, every text as it is written.
+
+    JSON is read as text: the builder for JSON makes dates of texts and floats of large numbers, and
+    adds quotes in columns of several types. Tables have texts alone for the same reason.
+    """
+    kind = row_format(file.name)
+    if kind == ".parquet":
+        rows = read("parquet", file)
+    elif kind in (".csv", ".tsv"):
+        rows = read_table(file, "\t" if kind == ".tsv" else ",")
     else:
-        values = (value_at(row, columns.answer) for row, _ in rows)
-        several = sum(len(set(map(str, one))) > 1 for one in map(listed, values))
-        first_counts = f" (of {several:,} rows with several answers the first counts)" if several else ""
-        said.append(f"answer is `{columns.answer}`{first_counts}")
-    if columns.choices is not None:
-        said.append(f"choices are `{columns.choices}`")
-    return ", ".join(said)
+        [document] = read("text", file, sample_by="document")
+        yield from json_rows(document["text"].removeprefix("\ufeff"), file)
+        return
+    for number, row in enumerate(rows, 1):
+        yield row, f"{file} row {number}"
 
 
-def listed(value: object) -> Sequence[object]:
-    """What stands in a list of answers; nothing of any other value."""
-    if isinstance(value, Mapping):
-        value = value.get("text", value.get("aliases"))
-    return value if isinstance(value, list | tuple) else ()
+def json_rows(text: str, file: Path) -> Iterator[Row]:
+    """The rows of JSON text: one object a line, or one list of them."""
+    whole = text.lstrip().startswith("[")
+    texts = [text] if whole else text.split("\n")
+    for line, part in enumerate(texts, 1):
+        if not part.strip():
+            continue
+        try:
+            value = parse_json(part)
+        except ValueError as error:
+            where = "" if whole else f" line {line}"
+            raise DataError(f"{file}{where} is not valid JSON ({error}): mend it") from error
+        for number, row in enumerate(value if whole else [value], 1):
+            where = f"{file} row {number}" if whole else f"{file} line {line}"
+            if not isinstance(row, dict):
+                raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
+            yield row, where
 
 
-def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:
-    """Tasks by split, where those that are missing are cut off the rows that may be trained on."""
-    given = {split: list(found) for split, found in tasks.items() if split}
-    pool = [*tasks.get("", ()), *given.pop("train", ())]
-    cut = by_hash(pool)
-    for split in ("validation", "arena", "test"):
-        if split in given:
-            cut["train"] += cut[split]
-            cut[split] = given[split]
-    order = {id(task): at for at, task in enumerate(pool)}
-    cut["train"].sort(key=lambda task: order[id(task)])
-    return dict(cut)
+def read_table(file: Path, separator: str) -> list[dict[str, Any]]:
+    """The rows of a table, all as text: `NA`, `True` and `007` stay what they are."""
+    from datasets import Features, Value
+
+    options = {"sep": separator, "keep_default_na": False}
+    first = read("csv", file, nrows=1, **options)[0]
+    if "__index_level_0__" in first:  # what pandas makes of a first row with more fields
+        raise DataError(f"{file} row 1 has more fields than the head has columns: put texts with commas in quotes")
+    return read("csv", file, features=Features(dict.fromkeys(first, Value("string"))), **options)
 
 
-def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
-    """The columns of question, answer, worked solution and choices. Raises DataError naming those
-    that are there."""
-    columns, where = row
-    by_lower: dict[str, str] = {}
-    for column in columns:
-        by_lower.setdefault(str(column).lower(), str(column))
+def read(kind: str, file: Path, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a file by one of the builders of `datasets`, which unpacks it too. Its cache is
+    temporary: nothing is left behind."""
+    import datasets
 
-    def pick(given: str | None, usual: Iterable[str], what: str) -> str | None:
-        if given is None:
-            for name in usual:
-                outer, dot, inner = name.partition(".")
-                held = name if name in columns else by_lower.get(outer.lower(), "") + dot + inner
-                if held in columns or value_at(columns, held) is not None:
-                    return held
-        elif given in columns or value_at(columns, given) is not None:
-            return given
-        if given is not None or what == "question":
-            raise DataError(
-                f"{where} has no column {given or what!r}, it has {', '.join(map(str, columns))}: name the right one with"
-                f" problems.{what}_column (--{what}-column)"
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            rows = datasets.load_dataset(
+                kind, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
             )
-        return None
+        except (OSError, ValueError, EOFError, lzma.LZMAError, datasets.exceptions.DatasetsError) as error:
+            text = str(error.__cause__ or error).partition("\n")[0]
+            raise DataError(f"{file} can't be read ({text[:150]}): check the file") from error
+        return rows.to_list()
 
-    pairs = [pair for pair in PAIRS if all(name in by_lower for name in pair)]
-    question: str | None
-    more = None
-    if problems.question_column is None and pairs:
-        question, more = (by_lower[name] for name in pairs[0])
-    else:
-        question = pick(problems.question_column, QUESTIONS, "question")
-    answer = pick(problems.answer_column, (name for name in ANSWERS if name not in (question, more)), "answer")
-    solution = pick(problems.solution_column, (name for name in SOLUTIONS if name != answer), "solution")
-    if answer is None and solution is None:
+
+def load_hub(name: str, configuration: str | None, split: str | None, fix: str) -> Any:
+    """A data set of the hub, or one split of it; nothing of the repository is executed.
+
+    Raises DataError, ending in `fix`.
+    """
+    import datasets
+
+    ask_hub_or_cache()
+    try:
+        return datasets.load_dataset(name, configuration, split=split)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        because = offline_because() or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
         raise DataError(
-            f"{where} has no column 'answer', it has {', '.join(map(str, columns))}: name the right one with"
-            " problems.answer_column (--answer-column)"
-        )
-    assert question is not None
-    choices = pick(None, CHOICES, "choices")
-    if choices is None:
-        choices = next((name for name in LETTERED if len(choices_at(columns, name)) > 1), None)
-    return Columns(question, answer, solution, choices, more)
+            f"{name} can't be loaded from the hub ({because}): check the name and the network, or {fix}"
+        ) from error

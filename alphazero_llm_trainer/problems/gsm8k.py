@@ -1,8 +1,6 @@
 """GSM8K rows as tasks, from a local folder or from the hub.
 
-`train` and `test` are the hub's splits, but the end of the hub's train rows is kept apart (`data_set.split_rows`): the
-last tenth (500 rows at most) is `arena`, the tenth before it `validation`, and `train` is what remains (6,473 of 7,473
-rows). A row's id, `gsm8k/<hub split>/<row>`, doesn't depend on the split it is read through.
+A row's id is `gsm8k/<hub split>/<row>`, whatever split it is read through.
 """
 
 from __future__ import annotations
@@ -20,12 +18,11 @@ class Gsm8k(RowSource):
 
     name = folder = "gsm8k"
     hub = ("openai/gsm8k", "main")
-    columns = ("question", "answer")
     system_prompt = SYSTEM_PROMPT
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""
-        question, answer = (text_of(row, name) for name in self.columns)
+        question, answer = text_of(row, "question"), text_of(row, "answer")
         try:
             gold = answers.gold(answer)
         except DataError as error:

@@ -46,7 +46,7 @@ class ReasoningGym(Source):
         self._streams: dict[str, Iterator[Task]] = {}
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`: the task's name is behind the colon."""
         if not rest:
             raise ConfigError(
@@ -125,7 +125,7 @@ class GsmSymbolic(ReasoningGym):
     name = "gsm-symbolic"
     opens = False
     grader = "numbers"
-    hold_outs = ("questions", "templates")
+    reads = ("templates",)
     system_prompt = SYSTEM_PROMPT
 
     def __init__(self, hold_out: str = "questions") -> None:
@@ -133,7 +133,7 @@ class GsmSymbolic(ReasoningGym):
         self.name = "gsm-symbolic"
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
         return cls(problems.hold_out)
 

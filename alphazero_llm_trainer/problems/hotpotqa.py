@@ -1,14 +1,12 @@
-"""HotpotQA rows (distractor setting) as tasks: ten paragraphs, two of which hold the answer, then the question.
+"""HotpotQA rows (distractor setting) as tasks: ten paragraphs, two of which hold the answer, then the
+question.
 
-`test` is the hub's validation split, whose answers are public. `train`, `validation` and `arena` come from the hub's
-train split as GSM8K's do (`data_set.split_rows`). A problem's id is `hotpotqa/<hub split>/<the row's id>`.
-The worked solution is the supporting facts, a line each, and the answer.
+`test` is the hub's validation split, whose answers are public. A problem's id is
+`hotpotqa/<hub split>/<the row's id>`. The worked solution is the supporting facts, a line each, and
+the answer.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -26,12 +24,18 @@ class Context(BaseModel):
     sentences: list[list[str]]
 
 
+class Facts(BaseModel):
+    """The sentences that hold the answer: the title of the paragraph, and their number in it."""
+
+    title: list[str] = []
+    sent_id: list[int] = []
+
+
 class HotpotQa(RowSource):
     """Questions over ten paragraphs; answers are compared as words, by exact match and F1."""
 
     name = folder = "hotpotqa"
     hub = ("hotpotqa/hotpot_qa", "distractor")
-    columns = ("id", "question", "answer", "context")
     grader = "words"
     test_split = "validation"
     system_prompt = HOTPOTQA_PROMPT
@@ -40,29 +44,25 @@ class HotpotQa(RowSource):
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""
         columns, where = row
-        row_id, question, gold = (text_of(row, name) for name in self.columns[:3])
+        row_id, question, gold = (text_of(row, name) for name in ("id", "question", "answer"))
         try:
             context = Context.model_validate(columns.get("context"))
+            facts = Facts.model_validate(columns.get("supporting_facts") or {})
             paragraphs = list(zip(context.title, context.sentences, strict=True))
         except ValueError as error:  # pydantic's errors are ValueErrors
             raise DataError(
-                f"{where} has no `context` with a list of texts as `title` and as many lists of texts as `sentences`: write"
-                " both or remove the row"
+                f"{where} has no `context` with a list of texts as `title` and as many lists of texts"
+                " as `sentences`, or other `supporting_facts` than `title` and `sent_id`: write"
+                " these or remove the row"
             ) from error
         lines = [f"{title}: {''.join(sentences).strip()}" for title, sentences in paragraphs]
         prompt = "\n".join([*lines, f"Question: {question}"])
-        facts = supporting_facts(columns.get("supporting_facts"), dict(paragraphs))
-        return Task(
-            Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"), gold, "\n".join([*facts, f"#### {gold}"])
-        )
-
-
-def supporting_facts(supporting: Any, paragraphs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The supporting sentences with their titles. Some rows point beyond a paragraph's end; those facts are left out."""
-    columns = supporting if isinstance(supporting, Mapping) else {}
-    named = zip(columns.get("title") or (), columns.get("sent_id") or (), strict=False)
-    return [
-        f"{title}: {' '.join(paragraphs[title][number].split())}"
-        for title, number in named
-        if title in paragraphs and number < len(paragraphs[title])
-    ]
+        by_title = dict(paragraphs)
+        # Some rows point beyond a paragraph's end; those facts are left out.
+        solution = [
+            f"{title}: {' '.join(by_title[title][at].split())}"
+            for title, at in zip(facts.title, facts.sent_id, strict=False)
+            if at < len(by_title.get(title, ()))
+        ]
+        solution.append(f"#### {gold}")
+        return Task(Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"), gold, "\n".join(solution))

@@ -11,7 +11,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Opening, Task
-from .source import SHOWN, SPLITS, Source, TaskList, check_tasks, open_problems, open_source, own, source_of
+from .source import SHOWN, SPLITS, Source, check_tasks, open_problems, open_source, renamed, source_of
 
 
 def load_tasks(
@@ -24,10 +24,12 @@ def load_tasks(
     rewards: RewardConfig | None = None,
     **options: Any,
 ) -> list[Task]:
-    """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
+    """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends,
+    never none.
 
     Args:
-        source: a source, or the address of one, which is opened with `options` (keys of the section `problems`).
+        source: a source, or the address of one, which is opened with `options` (keys of the section
+            `problems`).
         split: "train", "validation", "arena" or "test"; disjoint in every source.
         count: how many tasks, at least 1.
         start: index of the first task, from 0.
@@ -40,36 +42,29 @@ def load_tasks(
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
-    if count < 1 or start < 0:
-        raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}), path)
     tasks = asked(source, split, count, start)
     if not tasks:
-        if not start or not asked(source, split, 1):
-            raise DataError(f"{source.name} has no {split} problems, {but_has(source)}")
-        raise DataError(f"{source.name} {split} has no task number {start}: start earlier or use a larger data set")
+        raise DataError(
+            f"source {source.name} has no {split} problems from number {start} on: start earlier, or"
+            " name a source with more"
+        )
     check_gold(tasks, rewards)
     return tasks
 
 
 def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
-    """What `source.load` gives, as the source's own tasks. Raises DataError where it gives something else."""
-    found = list(source.load(split, count, start))
-    wrong = next((one for one in found if not isinstance(one, Task)), None)
-    if wrong is not None:
-        raise DataError(f"source {source.name} loads {repr(wrong)[:SHOWN]}, which is no Task: give a list of tasks")
-    found = [own(task, source.name) for task in found]
-    check_tasks(found, source.name)
-    return found
-
-
-def but_has(source: Source) -> str:
-    """What a source without the problems that were asked for has instead, and what to do."""
-    if not isinstance(source, TaskList):
-        return "name another source"
-    counts = [f"{len(tasks):,} {split}" for split, tasks in source.tasks.items() if tasks]
-    return f"it has {' and '.join(counts) or 'none at all'}: add some (a tenth of 10 or more is test), or name another source"
+    """What `source.load` returns, under its name. Raises DataError where that isn't tasks."""
+    tasks = source.load(split, count, start)
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise DataError(
+                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: return a list of tasks"
+            )
+    tasks = [renamed(task, source.name) for task in tasks]
+    check_tasks(tasks, source.name)
+    return tasks
 
 
 def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
@@ -78,28 +73,31 @@ def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Tas
 
 
 def opening(config: Config, source: Source | None = None, name: str | None = None) -> Opening:
-    """What a chat says before a question of `source` (None: the configured one) to the student `name` (None: likewise).
+    """What a chat says before a question of `source` (None: the configured one) to the student `name`
+    (None: likewise).
 
-    The system prompt is `problems.system_prompt`, else that of the student's entry in models.yaml, else the one that its
-    folder was trained with on this source, else the source's. Raises DataError where the source has no worked solutions
-    and `problems.shots` wants some.
+    The system prompt is `problems.system_prompt`, else that of the student's entry in models.yaml,
+    else the one that its folder was trained with on this source, else the source's. Raises DataError
+    where the source has no worked solutions and `problems.shots` wants some.
     """
     source = open_source(config) if source is None else source
     spec, problems = config.models[resolve_name(config, name)], config.problems
-    told = (problems.system_prompt, spec.system_prompt, spec.prompts.get(source.name), source.system_prompt)
-    prompt = next((text for text in told if text is not None), None)
+    prompts = (problems.system_prompt, spec.system_prompt, spec.prompts.get(source.name), source.system_prompt)
+    prompt = next((text for text in prompts if text is not None), None)
     if not problems.shots:
         return Opening(prompt)
     tasks = asked(source, "train", problems.shots + 1)  # one more: a question is never shown its own solution
-    without = next((task.problem.id for task in tasks if not task.solution), None)
-    if without is not None or len(tasks) < problems.shots:
-        has = f"no worked solution for {without!r}" if without is not None else f"{len(tasks)} training problems"
-        raise DataError(f"problems.shots is {problems.shots} and source {source.name} has {has}: set problems.shots=0")
-    return Opening(prompt, tuple((task.problem.question, task.solution or "") for task in tasks), problems.shots)
+    shots = tuple((task.problem.question, task.solution) for task in tasks if task.solution)
+    if len(shots) < max(len(tasks), problems.shots):
+        raise DataError(
+            f"problems.shots is {problems.shots} and source {source.name} has worked solutions of"
+            f" {len(shots)} of its first {len(tasks)} training problems: set problems.shots=0"
+        )
+    return Opening(prompt, shots, problems.shots)
 
 
 def rows_hash(tasks: Iterable[Task]) -> str:
-    """SHA-256 over ids, questions and gold answers, in order: what a run that goes on must find unchanged."""
+    """SHA-256 over ids, questions and gold answers, in order: what a run that goes on needs unchanged."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
@@ -107,28 +105,30 @@ def rows_hash(tasks: Iterable[Task]) -> str:
 
 
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
-    """Raise for a task without gold where something needs it: DataError, or ConfigError where it is `rewards` that does."""
+    """Raise for a task without gold where something needs it: DataError, or ConfigError where it is
+    `rewards` that does."""
     without = (task.problem for task in tasks if not task.gold.strip())
     missing = next((problem for problem in without if not source_of(problem).gold_free), None)
     if missing is None:
         return
     if rewards is None or rewards.custom is None:
         raise DataError(
-            f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop the task, or give a reward"
-            " that needs none (--reward)"
+            f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop the"
+            " task, or name a reward that needs none (--reward)"
         )
     if rewards.hre_weight > 0:
         raise ConfigError(
-            f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task {missing.id!r} of source"
-            f" {missing.source} has none: set rewards.hre_weight=0 or write the answer"
+            f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task"
+            f" {missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or write"
+            " the answer"
         )
 
 
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:
     """Raise DataError when a tree record of the journal `path` names another split than train.
 
-    Gold answers graded its tree, so nothing may learn from it. A record without a split is of training. `otherwise` ends
-    the sentence with another way out.
+    Gold answers graded its tree, so nothing may learn from it. A record without a split is of
+    training. `otherwise` ends the sentence with another way out.
     """
     split = record.get("split", "train")
     if split != "train":

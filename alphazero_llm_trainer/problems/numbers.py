@@ -42,7 +42,7 @@ class Numbers(Source):
     name = "numbers"
     opens = True
     endless = True
-    levels = tuple(SIZES)
+    reads = ("levels",)
     demonstration_share = 0.2
     prompt_tokens = 64
     system_prompt = NUMBERS_PROMPT
@@ -53,7 +53,7 @@ class Numbers(Source):
             self.name = f"numbers:{target}"
 
     @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`: a target may be behind the colon."""
         if rest and not (rest.isdigit() and 1 <= int(rest) <= LARGEST):
             raise ConfigError(

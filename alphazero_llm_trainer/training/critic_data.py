@@ -244,7 +244,7 @@ def spoiled_examples(student: Student, config: Config, known: set[str]) -> list[
         for line in (task.solution or "").split("\n"):
             right = prefix + ids_of(line)
             example.add(right, State(1.0, square=1.0))
-            for step in source.spoiled(line, task.problem, rng, count):
+            for step in source.corrupt(line, task.problem, rng, count):
                 wrong = prefix + ids_of(step)
                 example.add(wrong, State(0.0))
                 example.prefer(right, wrong, 1.0)
