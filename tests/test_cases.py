@@ -44,7 +44,7 @@ def test_a_response_that_was_cut_needs_a_mark() -> None:
 
 
 def test_thinking_is_no_play_of_the_game_of_numbers() -> None:
-    source = open_problems(load_config().problems.model_copy(update={"source": "numbers"}), None)
+    source = open_problems(load_config().problems.model_copy(update={"source": "numbers"}))
     task = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
     play = "6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24"
     assert source.grade(f"<think>\n6 + 4 = 10\n#### 10\n</think>\n{play}", task).correct

@@ -44,8 +44,9 @@ from tests.support import check_solution
 PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 
-def opened(address: object, path: str | None = None, **settings: object) -> Source:
-    return open_problems(ProblemsConfig.model_validate({"source": str(address), **settings}), path)
+def opened(address: object, path: object = None, **settings: object) -> Source:
+    folder = None if path is None else str(path)
+    return open_problems(ProblemsConfig.model_validate({"source": str(address), "path": folder, **settings}))
 
 
 def everything(source: Source) -> list[Task]:
@@ -547,7 +548,7 @@ def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
     config = load_config(overrides=["problems.levels=[3]", "problems.hold_out=structures"])
     both = [open_one_of(config, name) for name in ("embedded", "numbers")]
     assert [source.load("test", 4)[0].problem.level for source in both] == [3, 3]
-    check_reads(config.problems, None, both)  # what one of several doesn't read is for the others
+    check_reads(config.problems, both)  # what one of several doesn't read is for the others
     with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures', which source numbers doesn't know"):
         open_source(config, "numbers")
     rows = str(written(tmp_path, *PLAIN))

@@ -50,7 +50,7 @@ def one_thread():
 
 
 def open_taskset(address: str, **options: Any) -> VerifiersTaskset:
-    source = open_problems(ProblemsConfig.model_validate({"source": address, **options}), None)
+    source = open_problems(ProblemsConfig.model_validate({"source": address, **options}))
     assert isinstance(source, VerifiersTaskset)
     return source
 
@@ -70,7 +70,7 @@ def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
         f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
         "from alphazero_llm_trainer.config.sections import ProblemsConfig\n"
         "from alphazero_llm_trainer.problems.source import open_problems\n"
-        f"source = open_problems(ProblemsConfig(source={WORDS!r}), None)\n"
+        f"source = open_problems(ProblemsConfig(source={WORDS!r}))\n"
         "[task] = source.load('train', 1)\n"
         "assert source.grade(f'#### {task.gold}', task).correct\n"
         "assert 'torch' not in sys.modules\n"
@@ -136,7 +136,7 @@ def test_own_choices_of_a_split_are_taken() -> None:
     config = vf.taskset_config_type(OUR_ID)()
     assert own_splits(config) == {split: split for split in SPLITS}
     source = open_taskset(f"{OWN}&train_size=7&eval_size=3")
-    native = open_problems(ProblemsConfig(source="embedded"), None)
+    native = open_problems(ProblemsConfig(source="embedded"))
     for split, count in (("train", 7), ("validation", 3), ("arena", 3), ("test", 3)):
         same = [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)]
         assert [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)] == same
@@ -269,7 +269,7 @@ REFUSED = {
 @pytest.mark.parametrize(("address", "words"), REFUSED.items())
 def test_what_is_more_than_one_reply_is_refused_in_one_sentence(address: str, words: str) -> None:
     with pytest.raises(AlphaZeroError, match=words) as caught:
-        VerifiersTaskset.open(address, ProblemsConfig(source=f"verifiers:{address}"), None)
+        VerifiersTaskset.open(address, ProblemsConfig(source=f"verifiers:{address}"))
     assert isinstance(caught.value, ConfigError) and "\n" not in str(caught.value)
 
 

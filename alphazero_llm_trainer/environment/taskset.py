@@ -197,11 +197,10 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels"}, exclude_none=True)
+        given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
-        path = config.problems.path if chosen.path is None else chosen.path
-        source = open_problems(problems, path)
-        check_reads(problems, path, [source])
+        source = open_problems(problems)
+        check_reads(problems, [source])
         task_config = scoring(chosen, config.rewards)
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size

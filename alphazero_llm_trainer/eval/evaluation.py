@@ -91,7 +91,7 @@ class Evaluation:
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation: name it with"
                 " --value, as a verifier"
             )
-        check_reads(config.problems, config.problems.path, [open_one_of(config, name) for name in self.sources])
+        check_reads(config.problems, [open_one_of(config, name) for name in self.sources])
         if student is None:
             check_weights(config, path)
         benchmarks = [self.benchmark(config, name, progress) for name in self.sources]

@@ -42,7 +42,7 @@ class RowSource(Source):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
-        return cls(path)
+        return cls(problems.path)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""

@@ -20,7 +20,6 @@ def load_tasks(
     count: int,
     *,
     start: int = 0,
-    path: str | None = None,
     rewards: RewardConfig | None = None,
     **options: Any,
 ) -> list[Task]:
@@ -33,7 +32,6 @@ def load_tasks(
         split: "train", "validation", "arena" or "test"; disjoint in every source.
         count: how many tasks, at least 1.
         start: index of the first task, from 0.
-        path: of a source that is named, a folder that holds its rows.
         rewards: what the tasks are for may need no gold answers; None: they are needed.
 
     Raises:
@@ -43,7 +41,7 @@ def load_tasks(
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
     if isinstance(source, str):
-        source = open_problems(ProblemsConfig.model_validate({"source": source, **options}), path)
+        source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
     tasks = asked(source, split, count, start)
     if not tasks:
         raise DataError(

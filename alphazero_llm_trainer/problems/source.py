@@ -61,6 +61,7 @@ BUILT_IN = {
     "file": "files:FileRows",
 }
 ROW_KEYS = ("question_column", "answer_column", "solution_column", "grade")
+KEYS = (*ROW_KEYS, "path", "levels")  # of `problems`, that some sources read
 
 
 def split_of(text: str, own: Sequence[str] = ()) -> str:
@@ -83,8 +84,7 @@ class Source(ABC):
         grader: how answers are read and compared, a name of `grading.GRADERS`.
         system_prompt: what a chat model reads before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
-        reads: what it reads of `problems`: keys of `ROW_KEYS`, "levels", a value of `hold_out`; and
-            "path" where `problems.path` may have its rows.
+        reads: what it reads of `problems`: keys of `KEYS`, values of `hold_out`.
         demonstration_share: share of a training batch that replays worked solutions unless the
             configuration says.
         gold_free: its grades need no gold answer.
@@ -108,8 +108,7 @@ class Source(ABC):
 
         Args:
             rest: what follows the name and its colon; "" where nothing does.
-            problems: the configuration's section: levels, columns, rules.
-            path: `problems.path`, a folder with rows.
+            problems: the configuration's section: levels, columns, rules, a folder with rows.
         """
         return cls()
 
@@ -317,30 +316,28 @@ def open_source(config: Config, address: str | None = None) -> Source:
     Raises ConfigError or DataError with one sentence where there is none, or it can't be opened.
     """
     source = open_one_of(config, address or config.problems.source)
-    check_reads(config.problems, config.problems.path, [source])
+    check_reads(config.problems, [source])
     return source
 
 
 def open_one_of(config: Config, address: str) -> Source:
     """One of several sources: what it doesn't read of the configuration is for the others."""
-    problems = config.problems.model_copy(update={"source": address})
-    return open_problems(problems, config.problems.path)
+    return open_problems(config.problems.model_copy(update={"source": address}))
 
 
 def open_problems(problems: ProblemsConfig) -> Source:
-    """The source of a section `problems` and `problems.path`."""
-    return register(_opened(problems, path, changed(problems.source)))
+    """The source of a section `problems`, whatever it reads of it."""
+    return register(_opened(problems, changed(problems.source)))
 
 
-def check_reads(problems: ProblemsConfig, path: str | None, sources: Sequence[Source]) -> None:
+def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
     """Raise ConfigError where a key says something that none of the sources reads."""
-    asked = [(f"problems.{key}", key, getattr(problems, key)) for key in (*ROW_KEYS, "levels")]
-    asked += [("problems.path", "path", path), ("problems.hold_out", problems.hold_out, problems.hold_out)]
-    for key, name, value in asked:
+    asked = [(key, key, getattr(problems, key)) for key in KEYS]
+    for key, name, value in [*asked, ("hold_out", problems.hold_out, problems.hold_out)]:
         if value not in (None, "questions") and not any(name in source.reads for source in sources):
             names = ", ".join(source.name for source in sources)
             raise ConfigError(
-                f"{key} is {value!r}, which source {names} doesn't know: leave it out, or name another source"
+                f"problems.{key} is {value!r}, which source {names} doesn't know: leave it out, or name another source"
             )
 
 
@@ -352,7 +349,7 @@ def changed(address: str) -> int:
 
 
 @lru_cache(maxsize=16)
-def _opened(problems: ProblemsConfig, path: str | None, written: int) -> Source:
+def _opened(problems: ProblemsConfig, written: int) -> Source:
     """A run asks for its source in many places; its rows are read, and the user's code is run, once."""
     address = problems.source
     if address in _held:
@@ -363,11 +360,11 @@ def _opened(problems: ProblemsConfig, path: str | None, written: int) -> Source:
         kind = load_class(name, known[name])
         if rest and not kind.opens:
             raise ConfigError(f"problems.source is {address!r}: write {name} alone")
-        return kind.open(rest, problems, path)
+        return kind.open(rest, problems)
     if name.endswith(".py") and rest:
         return from_object(load_object(name, rest, "problems.source"), problems)
     if row_format(address) or glob.has_magic(address) or Path(os.path.expanduser(address)).is_dir():
-        return load_class("file", known["file"]).open(address, problems, path)
+        return load_class("file", known["file"]).open(address, problems)
     usual = ", ".join(sorted(known.keys() - {"file", "hub"}))
     raise UnknownSourceError(
         f"problems.source is {address!r}: choose one of {usual}, a file or a folder of rows"
@@ -450,7 +447,7 @@ def source_of(problem: Problem) -> Source:
     is by default."""
     if problem.source not in _newest:
         try:
-            source = _opened(ProblemsConfig.model_validate({"source": problem.source}), None, 0)
+            source = _opened(ProblemsConfig.model_validate({"source": problem.source}), 0)
         except UnknownSourceError:  # a question of the user's own
             source = TaskList([], problem.source, "any", "")
         _newest[problem.source] = source
