@@ -15,11 +15,11 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
 from alphazero_llm_trainer.training.losses import kl_estimate, value_loss
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable, trained_state
 from alphazero_llm_trainer.training.objectives import Grpo, Likelihood, Ppo
-from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import LabelLogProbs, Scorer, score
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from alphazero_llm_trainer.training.ppo_critic import Critic
 from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -19,7 +20,6 @@ from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.training import sft
 from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
 from alphazero_llm_trainer.training.models import make_trainable
-from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.start import find_shape
 
 SIZES = {"layers": 3, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256}

@@ -13,8 +13,8 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import tasks_of
-from alphazero_llm_trainer.training.critic_data import read_questions, tree_example, with_step_labels
-from alphazero_llm_trainer.training.preferences import preference, read_preferences
+from alphazero_llm_trainer.training.critic_data import example_of, read_questions, with_step_labels
+from alphazero_llm_trainer.training.preferences import Preference, read_preferences
 
 ROW = {"prompt": "How many?", "chosen": ["3 * 4 = 12", "#### 12"], "rejected": ["3 * 4 = 12", "#### 1"]}
 
@@ -28,6 +28,10 @@ def row_of(**changed: Any) -> bytes:
     return json.dumps(ROW | changed).encode()
 
 
+def preference(**changed: Any) -> Preference:
+    return Preference.model_validate_json(row_of(**changed))
+
+
 @pytest.mark.parametrize(
     ("chosen", "rejected"),
     [
@@ -38,43 +42,45 @@ def row_of(**changed: Any) -> bytes:
     ],
 )
 def test_lists_and_texts_make_the_same_pair_of_steps(chosen: Any, rejected: Any, student: Student) -> None:
-    found = preference(row_of(chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}]), "x")
-    assert found.question == "How many?"
+    row = preference(chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}])
+    assert row.prompt == "How many?"
     line, eos = student.encode("3 * 4 = 12\n"), student.engine.eos_id
     better, worse = ((*line, *student.encode(text), eos) for text in ("#### 12", "#### 1"))
-    assert set(found.pairs(student)) == {(better, worse)}
+    assert set(row.pairs(student)) == {(better, worse)}
 
 
 def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student) -> None:
-    found = preference(row_of(chosen=["1", "2", "3"], rejected=["1", "4"]), "x")
+    row = preference(chosen=["1", "2", "3"], rejected=["1", "4"])
     a, b, c, d = (tuple(student.encode(f"{text}\n")) for text in "1234")
-    assert list(found.pairs(student)) == [(a + b, a + d), (a + b + c, a + d)]
-    unknown = preference(row_of(chosen=["x"], rejected=["y"]), "x")  # words that this student lacks
+    assert list(row.pairs(student)) == [(a + b, a + d), (a + b + c, a + d)]
+    unknown = preference(chosen=["x"], rejected=["y"])  # words that this student lacks
     with pytest.raises(DataError, match="one reading of both"):
         list(unknown.pairs(student))
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "word"),
     [
-        (b"{", "is not JSON"),
-        (b"[1]", "is a list"),
-        (json.dumps({"prompt": "q", "chosen": ["a"]}).encode(), "has no rejected, it has prompt, chosen"),
-        (row_of(prompt=["a", "b"]), "a list as prompt"),
-        (row_of(prompt=""), "has prompt ''"),
-        (row_of(chosen=[]), "has chosen '[]'"),
-        (row_of(chosen=["a", 3]), "list of steps that are texts"),
-        (row_of(rejected=None), "has rejected 'None'"),
+        (b"{", "JSON"),
+        (b"[1]", "object"),
+        (json.dumps({"prompt": "q", "chosen": ["a"]}).encode(), "rejected: "),
+        (row_of(prompt=["a", "b"]), "prompt: "),
+        (row_of(prompt=""), "prompt: "),
+        (row_of(chosen=[]), "chosen: "),
+        (row_of(chosen=["a", 3]), "chosen: "),
+        (row_of(chosen=["a", " "]), "chosen: "),
+        (row_of(rejected=None), "rejected: "),
         (row_of(rejected=ROW["chosen"]), "differ in no step"),
         (row_of(chosen="a\nb", rejected="a"), "differ in no step"),
     ],
 )
-def test_a_row_that_is_none_is_one_sentence_with_its_line(line: bytes, words: str, tmp_path: Path) -> None:
+def test_a_row_that_is_none_is_named_with_its_line_and_field(line: bytes, word: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(row_of() + b"\n\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
         list(read_preferences(file))
-    assert f"{file} line 3 " in str(caught.value) and words in str(caught.value)
+    said = str(caught.value)
+    assert said.startswith(f"{file} line 3: ") and word in said and "\n" not in said
 
 
 def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student: Student) -> None:
@@ -82,7 +88,7 @@ def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student:
     file.write_bytes(row_of() + b"\n" + row_of(rejected=["3 * 4 = 11"]))
     [question] = read_questions([file], 1)
     config = load_config(recipe="critic.yaml").train.critic
-    example = with_step_labels(tree_example(question, student, config), config.least_outcomes)
+    example = with_step_labels(example_of(question, student, config), config.least_outcomes)
     labels = {student.decode(ids): (state.target, state.weight) for ids, state in example.states.items()}
     assert sorted(labels.values()) == [(0.0, 1.0)] * 2 + [(1.0, 1.0)] * 2 and len(example.pairs) == 3
 
@@ -96,7 +102,7 @@ def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
             json.dumps({"prompt": task.problem.question, "chosen": steps, "rejected": [*steps[:-1], "#### 1000"]})
         )
     file.write_text("\n".join(lines))
-    out, quick = str(tmp_path / "prm"), ["--set", "train.critic.wrong_steps=0", "--set", "train.optimizer.epochs=1"]
+    out, quick = str(tmp_path / "prm"), ["--set", "train.optimizer.epochs=1"]
     assert main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert sum(card["questions"].values()) == 60 and card["pairs"]["test"] > 0 and card["sampled_tokens"] == 0

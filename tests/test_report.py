@@ -20,7 +20,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.training import nothing_learnt, rewarded, verdict
-from alphazero_llm_trainer.training.evaluation import reward_gain, summary
+from alphazero_llm_trainer.training.evaluation import gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
 from alphazero_llm_trainer.training.start import prepare
@@ -283,9 +283,9 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> No
         return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
 
     before, after = found(0.0, 0.5, 1.0, 0.25), found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
-    gain = reward_gain(before, after, tasks)
-    assert before["reward"]["value"] == pytest.approx(0.4375) and gain is not None
-    assert gain["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
+    more = gain(before["rewards"], after["rewards"], tasks)
+    assert before["reward"]["value"] == pytest.approx(0.4375) and more is not None
+    assert more["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
     assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)
     # It is told where it differs from accuracy.
     assert [rewarded(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))] == [True, False]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.config.train import TrainConfig
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
@@ -18,16 +19,16 @@ from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.sft import (
-    SHAPE,
     minibatches,
     new_student,
     settings_of,
     sft_rows,
+    student_from_scratch,
     supervise,
     train_student,
 )
 
-TINY = SHAPE | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = ModelShape(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64, vocabulary=169)
 
 
 def settings(steps: int = 6, **given: Any) -> TrainConfig:
@@ -81,10 +82,10 @@ def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student: S
         train_student(model, rows, settings(), seed, memory)
         return trained_state(model)
 
-    one, same, other, parts = trained(1), trained(1), trained(2), trained(1, MemoryOptions(micro_batch=1))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-    assert all(torch.allclose(one[name], parts[name], atol=2e-3) for name in one)
+    first, same, other, parts = trained(1), trained(1), trained(2), trained(1, MemoryOptions(micro_batch=1))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert all(torch.allclose(first[name], parts[name], atol=2e-3) for name in first)
 
 
 def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Student, rows: list[TrainRow]) -> None:
@@ -102,7 +103,7 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Stud
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
     rows = sft_rows(embedded.load("train", 200), student, 0.1)
     usual = settings(steps=60, batch_size=16, warmup=50)
-    losses = train_student(new_student(student.tokenizer, 0), rows, usual, 0)["losses"]
+    losses = train_student(student_from_scratch(load_config(), student.tokenizer).model, rows, usual, 0)["losses"]
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])
     with pytest.raises(TrainingError, match=r"lower train\.optimizer\.learning_rate"):
         train_student(tiny(student), rows, settings(steps=60, learning_rate=1e30, max_grad_norm=1e30), 0)

@@ -18,8 +18,10 @@ from alphazero_llm_trainer.engine.masks import FULL
 from alphazero_llm_trainer.engine.miniature import check_forward, randomise
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.training.critic import headed, state_logits
-from alphazero_llm_trainer.training.packing import pack_values, plan
+from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic_data import Example, State, state_rows
+from alphazero_llm_trainer.training.critic_run import sequence_classifier
+from alphazero_llm_trainer.training.packing import plan
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs, computed, packs
 
@@ -286,19 +288,18 @@ def test_known_kinds_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2"])
 def test_critics_see_states_past_the_window(name: str) -> None:
     """A network's numbers at states of a tree are those of each state's own forward."""
-    policy = made(name, RIGHT)
-    network = headed(policy, policy.config, policy.base_model)
-    torch.nn.init.normal_(network.score.weight, generator=torch.Generator().manual_seed(0))
-    rows = words()
-    packed_rows = [pack_values(rows[0][:PROMPT], [(row[PROMPT:], 0.5, 1.0) for row in rows])]
-    [got] = state_logits(network, packed_rows, 1)
-    right = [policy.base_model(torch.tensor([row])).last_hidden_state[0, -1] @ network.score.weight[0] for row in rows]
-    torch.testing.assert_close(got, torch.stack(right).detach(), rtol=0, atol=CLOSE)
+    policy, rows = made(name, RIGHT), words()
+    critic = Critic(policy, extra_layers=0, start=0.0)
+    torch.nn.init.normal_(critic.score.weight, generator=torch.Generator().manual_seed(0))
+    states = {tuple(row[PROMPT:]): State(0.5, 1.0, 0.5) for row in rows}
+    made_rows, places = state_rows(Example(tuple(rows[0][:PROMPT]), states))
+    numbers = critic(made_rows).detach()
+    for row in rows:
+        hidden = policy.base_model(torch.tensor([row])).last_hidden_state[0, -1]
+        expected = (hidden @ critic.score.weight[0]).detach()
+        torch.testing.assert_close(numbers[places[tuple(row[PROMPT:])]], expected, rtol=0, atol=CLOSE)
 
 
-def test_a_kind_without_a_token_classifier_is_refused_as_a_critic() -> None:
-    policy = made("granite", RIGHT)
-    with pytest.raises(
-        ConfigError, match="transformers has no token classifier of granite models: use another student"
-    ):
-        headed(policy, policy.config, policy.base_model)
+def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm() -> None:
+    with pytest.raises(ConfigError, match="no sequence classifier of granite models: use another student"):
+        sequence_classifier(Critic(made("granite", RIGHT)))

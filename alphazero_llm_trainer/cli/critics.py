@@ -154,8 +154,8 @@ def train(
         with metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         progress.say(
-            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, pairs in the right"
-            f" order {line['held_out_pairs']:.3f}"
+            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, AUC"
+            f" {line['held_out_auc']:.3f}"
         )
 
     began = time.perf_counter()

@@ -50,7 +50,6 @@ class CriticConfig(Section):
     questions: Annotated[int, Field(ge=10)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    wrong_steps: NonNegative
     format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None
 
 

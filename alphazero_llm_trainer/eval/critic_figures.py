@@ -13,7 +13,8 @@ import numpy as np
 from .metrics import Interval, paired_bootstrap
 
 BINS = 10
-CHANCE = 0.5  # of pair accuracy
+CHANCE = 0.5  # of AUC and pair accuracy
+LEAST = 10  # questions that an interval can be read off
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class States:
 
     `target` in [0, 1] is what the critic should say, `weight` how many outcomes it is the mean of, `square` the mean of
     the single outcomes' squares (the target itself where each is 0 or 1); `logprob` (nats) is the policy's of the step
-    that led there, NaN where it is unknown; `final` tells that the response ends there.
+    that led there, NaN where it is unknown; `final` tells that the response ends there; `question` is its question's number.
     """
 
     target: np.ndarray
@@ -30,6 +31,7 @@ class States:
     square: np.ndarray
     logprob: np.ndarray
     final: np.ndarray
+    question: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,30 @@ class Pairs:
     better: np.ndarray
     worse: np.ndarray
     question: np.ndarray
+
+
+def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> Interval:
+    """The chance that a state which ends right has a higher value `[N]` than one that ends wrong; ties count half.
+
+    Each question counts the same. The interval is the bootstrap's over questions; of fewer than `LEAST` it is all of [0, 1].
+    """
+    _, rank = np.unique(value, return_inverse=True)
+    totals = np.bincount(states.question, states.weight)  # [Q]
+    share = states.weight / np.where(totals > 0, totals, 1.0)[states.question]
+
+    def area(times: np.ndarray) -> float:
+        """With each question so many times `[Q]`; NaN where all end alike."""
+        weight = share * times[states.question]
+        right, wrong = (np.bincount(rank, weight * x) for x in (states.target, 1 - states.target))  # by value
+        pairs = right.sum() * wrong.sum()
+        return float(right @ (wrong.cumsum() - wrong / 2) / pairs) if pairs > 0 else float("nan")
+
+    whole, count = area(np.ones(totals.size)), totals.size
+    if count < LEAST or np.isnan(whole):
+        return Interval(whole, 0.0, 1.0)
+    rng = np.random.default_rng(seed)
+    drawn = [area(times) for times in rng.multinomial(count, np.full(count, 1 / count), draws)]
+    return Interval(whole, *map(float, np.nanquantile(drawn, [0.025, 0.975])))
 
 
 def in_order(score: np.ndarray, pairs: Pairs) -> np.ndarray:
@@ -52,15 +78,15 @@ def pair_accuracy(value: np.ndarray, states: States, pairs: Pairs, seed: int = 0
 
     The intervals are over questions: the pairs of one question are not independent of each other.
     """
-    _, groups = np.unique(pairs.question, return_inverse=True)
-    interval = partial(paired_bootstrap, seed=seed, groups=groups.tolist())
-    nothing, ordered = [0.0] * len(groups), in_order(value, pairs).tolist()
-    found = {"pair accuracy": interval(ordered, nothing)}
+    interval = partial(paired_bootstrap, seed=seed, groups=pairs.question.tolist())
+    ordered = in_order(value, pairs).tolist()
+    nothing = [0.0] * len(ordered)
+    figures = {"pair accuracy": interval(ordered, nothing)}
     if np.isfinite(states.logprob[np.r_[pairs.better, pairs.worse]]).all():
         likely = in_order(states.logprob, pairs).tolist()
-        found["pair accuracy, log-probability"] = interval(likely, nothing)
-        found["pair accuracy over log-probability"] = interval(ordered, likely)
-    return found
+        figures["pair accuracy, log-probability"] = interval(likely, nothing)
+        figures["pair accuracy over log-probability"] = interval(ordered, likely)
+    return figures
 
 
 def reliability(value: np.ndarray, states: States) -> list[tuple[float, float, float]]:

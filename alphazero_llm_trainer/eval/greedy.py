@@ -56,7 +56,8 @@ def answer(
     custom: CustomReward | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Answers:
-    """Answer `tasks` with `n` responses each and grade them against gold, and by `custom`. Runs its own event loop.
+    """Answer `tasks` with `n` responses each by the student's weights as they are now, and grade them against gold, and by
+    `custom`: the one way in which training measures a student. Runs its own event loop, and leaves the engine asleep.
 
     Of a response that was cut at `max_tokens` only a `####` line is read.
 
@@ -65,7 +66,9 @@ def answer(
     Raises RewardError where `custom` fails for every response, StoppedError where `stop` says so.
     """
     progress = progress if progress is not None else Progress(quiet=True)
-    lead = student.lead()
+    lead, engine = student.lead(), student.engine
+    student.model.eval()
+    engine.set_policy(None, engine.version)
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
     async def respond(task: Task) -> list[Generated]:
@@ -77,7 +80,7 @@ def answer(
             seed=derive_seed(seed, task.problem.id),
         )
         try:
-            [generated] = await student.engine.generate([request])
+            [generated] = await engine.generate([request])
         except RequestError:
             generated = []
         progress.advance(tokens=sum(len(one.token_ids) for one in generated))
@@ -105,7 +108,9 @@ def answer(
 
     held = "all" if stop is None else ""
     if tasks:
-        with progress.within(len(tasks), "problem", doing, cost=student.engine.cost, held=held):
+        with progress.within(len(tasks), "problem", doing, cost=engine.cost, held=held):
             run_until(stop or (lambda: False), respond_to_all())
     answers.seconds = time.perf_counter() - began
+    engine.reset_prefix_cache()
+    engine.sleep()  # what comes next may need the memory
     return answers

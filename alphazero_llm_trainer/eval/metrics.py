@@ -77,8 +77,8 @@ def paired_bootstrap(
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if difference.size == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
-    groups = range(difference.size) if groups is None else groups
-    sums, counts = np.bincount(groups, difference), np.bincount(groups)
+    _, numbers = np.unique(range(difference.size) if groups is None else groups, return_inverse=True)
+    sums, counts = np.bincount(numbers, difference), np.bincount(numbers)
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(draws // 500):  # blocks keep the index matrix small for thousands of problems

@@ -4,8 +4,8 @@ Both give one number a token, `p = sigmoid(weight . h + bias)`: h is the last hi
 last token of the state, or of the step. An engine of its own computes it, so that shared prefixes are computed once.
 
 A critic's folder holds `critic.json` (kind, figures, hashes of the other files; written last, so a folder without it
-was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`, calibration included), and the network as
-transformers' token classifier. The critic of a student that trains adapters is an adapter over the student's own
+was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`, calibration included), and the layers as a model
+of transformers without a head. The critic of a student that trains adapters is an adapter over the student's own
 layers: it belongs to the students of one base.
 """
 
@@ -157,13 +157,13 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
         name = f"{card['kind']}-{digest.hexdigest()[:8]}"
         load_adapter(student.model, folder / ADAPTER, name)
         return AdapterView(student.model, name)
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
+    network: Any = AutoModel.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
     weight: Any = student.model.get_input_embeddings().weight
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(network.config)
     # The student's own output layer stands in for one that nobody asks here.
-    setattr(model, model.base_model_prefix, network.to(weight.device).base_model)
+    setattr(model, model.base_model_prefix, network.to(weight.device))
     model.set_output_embeddings(student.model.get_output_embeddings())
     return model.eval()

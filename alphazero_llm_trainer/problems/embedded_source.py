@@ -47,10 +47,6 @@ class Embedded(Source):
         """See `Source.scripted_teacher`."""
         return ScriptedTeacher(error_rate)
 
-    def corrupt(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
-        """See `Source.corrupt`."""
-        return corrupted(step, problem.question, rng, count)
-
     def vocabulary_texts(self) -> Iterator[str]:
         """See `Source.vocabulary_texts`."""
         return embedded.vocabulary_texts()
@@ -109,15 +105,6 @@ def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
         return f"#### {written[-1][3]}" if written and written[-1] else None
     a, op, b, _ = following
     return _line(results.get(a, a), op, results.get(b, b))
-
-
-def corrupted(step: str, question: str, rng: Random, count: int) -> list[str]:
-    """At most `count` different plausible wrong steps in place of `step`, all kinds of slip alike."""
-    kinds = [rng.sample(lines, len(lines)) for lines in _slips(step, question)]
-    rng.shuffle(kinds)
-    rounds = max(map(len, kinds))
-    lines = [lines[i] for i in range(rounds) for lines in kinds if i < len(lines)]
-    return list(dict.fromkeys(lines))[:count]
 
 
 def _corrupt(step: str, question: str, rng: Random) -> str:

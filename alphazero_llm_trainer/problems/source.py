@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from .. import answers
@@ -166,10 +165,6 @@ class Source(ABC):
         has nothing to check; by default, whether its equations are true."""
         equal = equations(steps[-1])
         return all(equal) if equal else None
-
-    def corrupt(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
-        """At most `count` wrong steps that could stand in a right one's place; none by default."""
-        return []
 
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of `error_rate`, or None."""

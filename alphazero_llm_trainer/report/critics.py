@@ -40,7 +40,7 @@ def critic_text(card: Card) -> str:
     rows = [["figure", "value [95%]"], *([name, str(value)] for name, value in intervals(card).items())]
     if card["kind"] == "value":
         rows.append(["calibration error", f"{calibration_error(card['reliability']):.3f}"])
-    lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE} in pair accuracy", columns(rows)]
+    lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE}", columns(rows)]
     if card["kind"] == "value":
         weight = card["rollout_weight"]
         used = f"Q = {1 - weight:.2f}*value + {weight:.2f}*rollout (lambda {weight:.2f})"
@@ -54,7 +54,7 @@ def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
         name: [(line["step"], exact(line[key])) for line in metrics]
         for name, key in (("training", "loss"), ("held out", "held_out_loss"))
     }
-    title = f"Test questions; chance is {CHANCE} in pair accuracy"
+    title = f"Test questions; chance is {CHANCE}"
     drawn = [row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY), line_chart("Loss (nats)", loss, "steps")]
     facts = [("kind", card["kind"])]
     if card["kind"] == "value":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 import numpy as np
 
-from ..answers import is_final
 from ..config.load import Config
 from ..config.train import CriticConfig
 from ..errors import DataError
@@ -22,16 +19,14 @@ from ..mcts.journal import Journal, journal_of, placed, record_at
 from ..mcts.tree import Tree
 from ..policy.adapters import fingerprint
 from ..policy.student import Student
-from ..problems.load import check_train_split, tasks_of
-from ..problems.source import open_source
+from ..problems.load import check_train_split
+from ..problems.source import split_of
 from ..rollouts import Collector
 from ..types import Task
-from .packing import ValueRow, pack_values
 from .preferences import Preference, has_preferences, read_preferences
 from .progress import show_tree
 
 Ids = tuple[int, ...]
-HELD_OUT = 0.1  # of the questions, for validation and for the test each
 
 
 # -- questions -> trees ------------------------------------------------------------------------------------------------
@@ -100,38 +95,38 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
     Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`,
     and for a row that is no preference.
     """
-    found: dict[str, Question] = {}
-    for given in paths:
-        if has_preferences(given):
-            for one in read_preferences(given):
-                found.setdefault(one.question, Question(one.question)).preferences.append(one)
+    questions: dict[str, Question] = {}
+    for named in paths:
+        if has_preferences(named):
+            for row in read_preferences(named):
+                questions.setdefault(row.prompt, Question(row.prompt)).preferences.append(row)
             continue
-        path = journal_of(given)
+        path = journal_of(named)
         for place, record in placed(path):
             check_train_split(record, path)
             try:
                 text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
             except (KeyError, TypeError) as error:
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
-            tokens = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
-            highest = max((token for one in tokens for token in one), default=0)
+            steps = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
+            highest = max((token for step in steps for token in step), default=0)
             if highest >= vocabulary:
                 raise DataError(
                     f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
                     " that searched it"
                 )
             if any(True for _ in graded(tree)):
-                found.setdefault(text, Question(text)).places.append((path, place))
-    return list(found.values())
+                questions.setdefault(text, Question(text)).places.append((path, place))
+    return list(questions.values())
 
 
 def split_by_question(questions: Sequence[Question]) -> tuple[list[Question], list[Question], list[Question]]:
-    """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
+    """(training, validation, test) questions, the latter two a tenth each; a hash of the text decides, so that a question is
+    always on the same side."""
     parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
     for question in questions:
-        digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64
-        parts[2 if place < HELD_OUT else 1 if place < 2 * HELD_OUT else 0].append(question)
+        # Salted: of sources that are split by this hash too, these questions are all in train.
+        parts[{"train": 0, "test": 2}.get(split_of(f"critic {question.text}"), 1)].append(question)
     if not all(parts):
         raise DataError(
             f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left for training,"
@@ -152,8 +147,8 @@ class State:
     """
 
     target: float
-    weight: float = 1.0
-    square: float = 0.0
+    weight: float
+    square: float
     logprob: float = math.nan
     final: bool = False
 
@@ -162,7 +157,6 @@ class State:
 class Example:
     """A question's distinct states, by the response's tokens down to them, and (better, worse) pairs with their margins."""
 
-    text: str
     prompt_ids: Ids
     states: dict[Ids, State] = field(default_factory=dict)
     pairs: dict[tuple[Ids, Ids], float] = field(default_factory=dict)
@@ -181,17 +175,13 @@ class Example:
         """Take in a pair of states, the widest margin that it was met with."""
         self.pairs[better, worse] = max(margin, self.pairs.get((better, worse), 0.0))
 
-    def row(self) -> ValueRow:
-        """All states in one sequence, in their order."""
-        states = [(ids, state.target, state.weight) for ids, state in self.states.items()]
-        return pack_values(self.prompt_ids, states)
 
-
-def tree_example(question: Question, student: Student, settings: CriticConfig) -> Example:
-    """The nodes of a question's trees, and its sibling steps whose outcomes differ."""
-    example = Example(question.text, student.prompt_ids(question.text))
+def example_of(question: Question, student: Student, settings: CriticConfig, *, every_token: bool = False) -> Example:
+    """The nodes of a question's trees, or every token prefix, with their outcomes; and its sibling steps whose outcomes
+    differ."""
+    example = Example(student.prompt_ids(question.text))
     for tree in question.trees():
-        for state in value_targets(tree):
+        for state in value_targets(tree, every_token=every_token):
             node = state.node
             logprob = math.fsum(tree.logprobs[node]) if node else math.nan
             final = tree.verdict[node] is not None
@@ -201,10 +191,9 @@ def tree_example(question: Question, student: Student, settings: CriticConfig) -
     for preference in question.preferences:
         for better, worse in preference.pairs(student):
             # As sure as a step after which all responses failed.
-            weight = float(settings.least_outcomes)
             for ids, target in ((better, 1.0), (worse, 0.0)):
                 final = ids[-1] == student.engine.eos_id
-                example.add(ids, State(target, weight, square=target, final=final))
+                example.add(ids, State(target, settings.least_outcomes, target, final=final))
             example.prefer(better, worse, 1.0)
     return example
 
@@ -222,47 +211,52 @@ def with_step_labels(example: Example, least: int) -> Example:
     return example
 
 
-def spoiled_examples(student: Student, config: Config, known: set[str]) -> list[Example]:
-    """Demonstrations, in which each step is right and `train.critic.wrong_steps` wrong ones beside it are not.
+# -- states -> rows ----------------------------------------------------------------------------------------------------
 
-    The student has seen these solutions in its warm-up, so no further gold answer is used. Questions whose text is in
-    `known` are left out, and so is a source that replays no demonstrations or knows no wrong steps.
-    """
-    source, count = open_source(config), config.train.critic.wrong_steps
-    if not (count and source.demonstration_share and config.train.demonstrations):
-        return []
 
-    def ids_of(line: str) -> Ids:
-        # As the student writes steps: a line end after each, the end token after a final answer.
-        return (*student.encode(line), student.engine.eos_id) if is_final(line) else tuple(student.encode(line + "\n"))
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """A response and one token more `[T + 1]`, for a critic's numbers are of the states before tokens; `targets` in [0, 1] and
+    `weights` `[T + 1]` are of those states. A weight of 0 means that a state is no target, or another row's."""
 
-    found = []
-    for task in tasks_of(config, "train", config.train.demonstrations):
-        text, rng = task.problem.question, Random(f"{config.seed}/{task.problem.id}")
-        example = Example(text, student.prompt_ids(text))
-        prefix: Ids = ()
-        for line in (task.solution or "").split("\n"):
-            right = prefix + ids_of(line)
-            example.add(right, State(1.0, square=1.0))
-            for step in source.corrupt(line, task.problem, rng, count):
-                wrong = prefix + ids_of(step)
-                example.add(wrong, State(0.0))
-                example.prefer(right, wrong, 1.0)
-            prefix = right
-        if example.pairs and text not in known:
-            found.append(example)
-    return found
+    prompt_ids: Ids
+    completion_ids: Ids
+    targets: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, int]]]:
+    """The longest states of a question as rows, whose weights sum to 1: each question counts the same. And where each state
+    is: its row, and how many tokens of the response it has."""
+    longest: list[Ids] = []
+    places = {}
+    for ids in sorted(example.states, reverse=True):  # a state comes right after those that begin with it
+        if not longest or longest[-1][: len(ids)] != ids:
+            longest.append(ids)
+        places[ids] = len(longest) - 1, len(ids)
+    targets, weights = ([[0.0] * (len(ids) + 1) for ids in longest] for _ in range(2))
+    whole = math.fsum(state.weight for state in example.states.values()) or 1.0
+    for ids, state in example.states.items():
+        row, length = places[ids]
+        targets[row][length], weights[row][length] = state.target, state.weight / whole
+    prompt = example.prompt_ids
+    rows = [
+        StateRow(prompt, (*ids, prompt[-1]), tuple(targets[row]), tuple(weights[row]))
+        for row, ids in enumerate(longest)
+    ]
+    return rows, places
 
 
 def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
-    """The states and pairs of all examples as the figures want them, states in their rows' order."""
-    states = [state for one in examples for state in one.states.values()]
+    """The states and pairs of all examples as the figures want them, in the examples' order."""
+    states: list[State] = []
+    questions: list[int] = []
     pairs: list[tuple[int, int, int]] = []
-    at = 0
-    for number, one in enumerate(examples):
-        place = {ids: at + i for i, ids in enumerate(one.states)}
-        pairs += [(place[better], place[worse], number) for better, worse in one.pairs]
-        at += len(one.states)
+    for number, example in enumerate(examples):
+        place = {ids: len(states) + i for i, ids in enumerate(example.states)}
+        pairs += [(place[better], place[worse], number) for better, worse in example.pairs]
+        states += example.states.values()
+        questions += [number] * len(example.states)
     names = ("target", "weight", "square", "logprob", "final")
     by_name = {name: np.array([getattr(state, name) for state in states]) for name in names}
-    return States(**by_name), Pairs(*np.array(pairs, dtype=int).reshape(-1, 3).T)
+    return States(**by_name, question=np.array(questions)), Pairs(*np.array(pairs, dtype=int).reshape(-1, 3).T)

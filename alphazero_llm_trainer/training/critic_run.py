@@ -1,69 +1,311 @@
-"""From trees to a critic's folder: train on one part of the questions, stop and calibrate on the second, report the third."""
+"""Training a value network or a PRM: on some questions, stopped and calibrated on others, reported on the rest.
+
+Both are a `Critic` trained by transformers' trainer under one set of arguments. They differ in the loss: a value's is the
+binary cross-entropy of the mean outcome below each token, a PRM's Bradley-Terry on pairs of steps after one prefix, by TRL.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from safetensors.torch import save_file
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoModelForSequenceClassification,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from ..config.load import Config
+from ..config.train import CriticConfig
 from ..engine.device import text_config
-from ..errors import DataError
-from ..eval.critic_figures import CHANCE, blend, in_order, pair_accuracy, reliability
+from ..errors import ConfigError, DataError, TrainingError
+from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy, reliability
 from ..files import sync_all, write_json
 from ..live import Progress
-from ..policy.adapters import fingerprint
+from ..policy.adapters import bind, fingerprint
 from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
 from ..policy.student import Student
-from .critic import HeldOut, Line, bradley_terry, cross_entropy, fit, forward_size, new_network, platt, state_logits
-from .critic_data import Example, Question, columns, spoiled_examples, tree_example, with_step_labels
-from .memory import MASK_BYTES
-from .models import MemoryOptions, save_adapter
-from .prm import prm_trainer
+from .critic import Critic
+from .critic_data import Example, Question, StateRow, columns, example_of, state_rows, with_step_labels
+from .memory import rows_of_a_forward
+from .models import MemoryOptions, check_full, checkpoint_layers, load_trained_state, save_adapter, trained_state
 from .progress import StepProgress
-from .value import value_rows, value_trainer
 
+Line = dict[str, float]
 Parts = tuple[Sequence[Question], Sequence[Question], Sequence[Question]]
 PARTS = ("training", "validation", "test")
+EXTRA_LAYERS = 2  # of a critic that is trained whole
+MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
+PATIENCE = 4  # measurements without a better held-out loss before training stops
+ROWS = 64  # of a forward that is only measured
+
+
+# -- losses and calibration --------------------------------------------------------------------------------------------
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy (nats) with soft targets, a weighted mean; all three have one shape. No weight gives 0.
+
+    `-(target * log p + (1 - target) * log(1 - p))`, p = sigmoid(logit).
+    """
+    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return (loss * weights).sum() / weights.sum().clamp(min=1e-8)
+
+
+def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+    """The mean of `-log sigmoid(r_better - r_worse)` over pairs `[P]` (nats)."""
+    # softplus(x) = log(1 + exp(x)) = -log sigmoid(-x), which a large difference does not overflow.
+    return F.softplus(worse - better).mean()
+
+
+def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
+    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) over states `[N]` (Platt 1999).
+
+    Gives (1, 0) where that would turn the order of the states round.
+    """
+    x, y, w = logits.double(), targets.double(), weights.double()
+    line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([line], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        # A little ridge: states that are told apart without a mistake would take an endless scale.
+        loss = cross_entropy(line[0] * x + line[1], y, w) + 1e-6 * line.square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    scale, shift = line.tolist()
+    return (scale, shift) if scale >= 0 else (1.0, 0.0)
+
+
+# -- trainers ----------------------------------------------------------------------------------------------------------
+
+
+class ValueTrainer(Trainer):
+    """The soft targets' cross-entropy, a mean over the questions of a forward."""
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        logits = model(inputs["rows"])  # [B, T]
+        targets, weights = (
+            pad_sequence([torch.tensor(getattr(row, name)) for row in inputs["rows"]], batch_first=True)
+            for name in ("targets", "weights")
+        )
+        loss = cross_entropy(logits, targets.to(logits.device), weights.to(logits.device))
+        return (loss, logits) if return_outputs else loss
+
+
+def value_trainer(critic: Critic, questions: Sequence[list[StateRow]], arguments: dict[str, Any]) -> Trainer:
+    """A trainer on questions, each the rows of its states."""
+    return ValueTrainer(
+        model=critic,
+        args=TrainingArguments(**arguments, remove_unused_columns=False),
+        train_dataset=questions,
+        data_collator=lambda batch: {"rows": [row for rows in batch for row in rows]},
+    )
+
+
+def pair_rows(example: Example) -> list[dict[str, list[int]]]:
+    """`MOST_PAIRS` of a question's pairs at most, as TRL takes token ids: from the prompt on.
+
+    Its text path would put an end token after every step.
+    """
+    widest = sorted(example.pairs, key=lambda pair: -example.pairs[pair])[:MOST_PAIRS]
+    return [
+        {"chosen_ids": [*example.prompt_ids, *better], "rejected_ids": [*example.prompt_ids, *worse]}
+        for better, worse in widest
+    ]
+
+
+def prm_trainer(
+    critic: Critic, student: Student, rows: list[dict[str, list[int]]], arguments: dict[str, Any]
+) -> RewardTrainer:
+    """TRL's reward trainer over the critic's own layers, on rows of `pair_rows`."""
+    model = sequence_classifier(critic)
+    if critic.shared:
+        bind(model, student.model, critic.name)
+    # A sequence's score is that of its last token that isn't padding: padding is a token that ends no step.
+    ends = {ids[-1] for row in rows for ids in row.values()}
+    padding = next(token for token in range(len(ends) + 1) if token not in ends)
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(**arguments, max_length=None),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=student.tokenizer,
+        data_collator=DataCollatorForPreference(padding),
+    )
+    text_config(model).pad_token_id = padding
+    return trainer
+
+
+def sequence_classifier(critic: Critic) -> Any:
+    """One of transformers' sequence classifiers over the critic's own layers; it has no weights beside them."""
+    shape = copy.deepcopy(critic.config)
+    shape.num_labels, shape.architectures = 1, None
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForSequenceClassification.from_config(shape)
+    except ValueError as error:
+        raise ConfigError(
+            f"transformers has no sequence classifier of {shape.model_type} models: use another student for a PRM"
+        ) from error
+    setattr(model, model.base_model_prefix, critic.backbone)
+    model.score = critic.score
+    return model
+
+
+def arguments_of(config: Config, critic: Critic, count: int, tokens: int, out: Path, autocast: bool) -> dict[str, Any]:
+    """The training arguments of transformers: `count` examples an epoch, of which the longest has so many tokens."""
+    settings, shape = config.train.optimizer, text_config(critic)
+    batch = settings.batch_size
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    size = rows_of_a_forward(batch, tokens, shape.num_hidden_layers, shape.hidden_size, inner)
+    if config.train.micro_batch is not None:
+        size = math.gcd(config.train.micro_batch, batch)
+    updates = settings.epochs * math.ceil(count / batch)
+    parameters = sum(p.numel() for p in critic.parameters())
+    cuda = torch.cuda.is_available()
+    return {
+        "output_dir": str(out),
+        "num_train_epochs": settings.epochs,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": batch // size,
+        "learning_rate": settings.rate("critic", parameters, "lora" if critic.shared else "full"),
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": min(settings.warmup, updates // 4),
+        "bf16": autocast,
+        "fp16": cuda and critic.backbone.dtype == torch.float16,
+        "use_cpu": not cuda,  # transformers refuses bf16 without a GPU that isn't declined
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "seed": config.library_seed,
+        "save_strategy": "no",
+        "logging_steps": config.train.evaluate_every,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": cuda,
+        "gradient_checkpointing": False,  # `new_critic` has seen to it
+    }
+
+
+# -- held-out questions ------------------------------------------------------------------------------------------------
+
+
+class HeldOut:
+    """One part of the questions, on which a critic is measured."""
+
+    def __init__(self, examples: Sequence[Example], critic: Critic, autocast: bool) -> None:
+        self.critic, self.autocast = critic, autocast
+        self.states, self.pairs = columns(examples)
+        self.rows: list[StateRow] = []
+        self.places: list[tuple[int, int]] = []  # of each state: its row, and its place there
+        for example in examples:
+            rows, places = state_rows(example)
+            self.places += [(len(self.rows) + places[ids][0], places[ids][1]) for ids in example.states]
+            self.rows += rows
+        self.targets = torch.tensor(self.states.target, dtype=torch.float32)
+        self.weights = torch.tensor([self.rows[row].weights[at] for row, at in self.places])
+
+    @torch.inference_mode()
+    def logits(self) -> torch.Tensor:
+        """The critic's, of all states `[N]` (fp32, CPU)."""
+        self.critic.eval()
+        by_row: list[torch.Tensor] = []
+        device = self.critic.score.weight.device.type
+        for start in range(0, len(self.rows), ROWS):
+            with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
+                by_row += self.critic(self.rows[start : start + ROWS]).float().cpu()
+        return torch.stack([by_row[row][at] for row, at in self.places])
+
+    def line(self, kind: Kind) -> Line:
+        """The held-out loss (a value's cross-entropy, a PRM's pairs') and AUC."""
+        logits = self.logits()
+        if kind == "value":
+            loss = cross_entropy(logits, self.targets, self.weights)
+        else:
+            loss = bradley_terry(logits[self.pairs.better], logits[self.pairs.worse])
+        return {"held_out_loss": float(loss), "held_out_auc": auc(logits.numpy(), self.states).value}
+
+
+class Watch(TrainerCallback):
+    """Measures validation questions now and then, keeps the weights with the least loss there, and ends a training whose
+    patience is used up, or that the user asked to stop.
+
+    Args:
+        critic: what is trained.
+        measure: the validation questions' figures, `held_out_loss` among them.
+        show: takes each line of the curve.
+        stop: whether the user asked to stop.
+    """
+
+    def __init__(
+        self,
+        critic: torch.nn.Module,
+        measure: Callable[[], Line],
+        show: Callable[[Line], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.critic, self.measure, self.show, self.stop = critic, measure, show, stop
+        self.best: Line = {}
+        self.kept: dict[str, torch.Tensor] = {}
+        self.worse = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log |= state.global_step >= state.max_steps
+        control.should_training_stop |= self.stop()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
+        if logs is None or "loss" not in logs or self.stop():  # every `evaluate_every` updates, and after the last one
+            return
+        line = {"step": float(state.global_step), "loss": float(logs["loss"]), **self.measure()}
+        if not math.isfinite(line["loss"] + line["held_out_loss"]):
+            raise TrainingError(f"the loss is {line['loss']}: lower train.optimizer.learning_rate")
+        self.show(line)
+        if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
+            self.best, self.worse, self.kept = line, 0, trained_state(self.critic)
+        else:
+            self.worse += 1
+            control.should_training_stop |= self.worse >= PATIENCE
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class TrainedCritic:
-    """A calibrated network (an adapter over the policy's layers where `adapter`), and what its card says of it."""
+    """A calibrated network, and what its card says of it."""
 
     kind: Kind
-    network: Any
-    adapter: bool
+    critic: Critic
     card: dict[str, Any]
 
 
-class Measured:
-    """One part of the questions: their states in rows, and a network's logits of them."""
-
-    def __init__(self, examples: Sequence[Example], config: Config, network: Any, bfloat16: bool) -> None:
-        self.states, self.pairs = columns(examples)
-        self.rows = [one.row() for one in examples]  # each question weighs the same in what is fitted
-        self.weights = torch.tensor([row.weights[i] for row in self.rows for i in row.states])
-        self.targets = torch.tensor(self.states.target, dtype=torch.float32)
-        self.network, self.bfloat16 = network, bfloat16
-        longest = max(len(row.token_ids) for row in self.rows)
-        self.size = forward_size(config, network, longest, MASK_BYTES)
-
-    def logits(self) -> torch.Tensor:
-        """Of all states `[N]`."""
-        return torch.cat(state_logits(self.network, self.rows, self.size, self.bfloat16))
-
-    def loss(self, kind: Kind) -> Line:
-        """The held-out loss (a value's cross-entropy, a PRM's pairs') and the share of pairs in the right order."""
-        logits = self.logits()
-        better, worse = logits[self.pairs.better], logits[self.pairs.worse]
-        own = cross_entropy(logits, self.targets, self.weights) if kind == "value" else bradley_terry(better, worse)
-        return {"held_out_loss": float(own), "held_out_pairs": float(in_order(logits.numpy(), self.pairs).mean())}
+def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
+    """A critic that starts as the policy and says 0 everywhere: one more adapter where the student trains adapters."""
+    spec = student.spec
+    trained = config.train.adapter or spec.adapter
+    check_full(student.model, spec, trained)
+    critic = Critic(student.model, spec.lora if trained == "lora" else None, kind, EXTRA_LAYERS, 0.0)
+    if MemoryOptions.of(config, spec, student.model).checkpointing:
+        checkpoint_layers(critic.backbone)
+    return critic
 
 
 def train_critic(
@@ -85,60 +327,71 @@ def train_critic(
     """
     progress = progress if progress is not None else Progress(quiet=True)
     student.engine.sleep()  # nothing is searched from here on
-    bfloat16 = MemoryOptions.of(config, student.spec, student.model).autocast
-    held = [examples_of(part, kind, student, config) for part in parts[1:]]
-    network, adapter = new_network(student, config, kind)
+    autocast = MemoryOptions.of(config, student.spec, student.model).autocast
+    settings = config.train.critic
+    held = [examples_of(part, kind, student, settings) for part in parts[1:]]
+    critic = new_critic(student, config, kind)
+    trainer: Any
     if kind == "value":
-        trainer: Any = value_trainer(network, adapter, value_rows(parts[0], student), config, out, bfloat16)
+        questions = [state_rows(example_of(one, student, settings, every_token=True))[0] for one in parts[0]]
+        tokens = max(sum(len(row.completion_ids) for row in rows) for rows in questions)
+        trainer = value_trainer(critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast))
     else:
-        learnt = examples_of(parts[0], kind, student, config)
-        learnt += spoiled_examples(student, config, {one.text for part in parts for one in part})
-        for name, part in zip(PARTS, (learnt, *held), strict=True):
-            if not any(one.pairs for one in part):
+        learned = examples_of(parts[0], kind, student, settings)
+        for name, examples in zip(PARTS, (learned, *held), strict=True):
+            if not any(example.pairs for example in examples):
                 raise DataError(
                     f"no {name} question has a pair of steps: collect more trees, or lower train.critic.margin"
                 )
-        trainer = prm_trainer(network, adapter, learnt, student, config, out, bfloat16)
-    validation, test = (Measured(part, config, network, bfloat16) for part in held)
+        pairs = [row for example in learned for row in pair_rows(example)]
+        tokens = max(sum(map(len, row.values())) for row in pairs)
+        trainer = prm_trainer(critic, student, pairs, arguments_of(config, critic, len(pairs), tokens, out, autocast))
+    validation, test = (HeldOut(examples, critic, autocast) for examples in held)
+    watcher = Watch(critic, lambda: validation.line(kind), watch, stop)
     trainer.add_callback(StepProgress(progress, kind))
-    held_out = HeldOut(network, lambda: validation.loss(kind), watch, stop)
-    seconds = fit(trainer, held_out)
+    trainer.add_callback(watcher)
+    trainer.remove_callback(PrinterCallback)
+    began = time.perf_counter()
+    trainer.train()
+    if stop():
+        raise KeyboardInterrupt
+    load_trained_state(critic, watcher.kept)
+    seconds = round(time.perf_counter() - began, 1)
 
     scale, shift = platt(validation.logits(), validation.targets, validation.weights)
     with torch.no_grad():
-        network.score.weight.mul_(scale)
-        network.score.bias.mul_(scale).add_(shift)
+        critic.score.weight.mul_(scale)
+        critic.score.bias.mul_(scale).add_(shift)
     card = {
         **figures_of(kind, validation, test, config.seed),
-        "best": held_out.best,
+        "best": watcher.best,
         "calibration": {"scale": scale, "shift": shift},
         "questions": dict(zip(PARTS, map(len, parts), strict=True)),
         "pairs": {name: len(part.pairs.question) for name, part in (("validation", validation), ("test", test))},
         "training_seconds": seconds,
-        "settings": config.train.critic.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
     }
-    return TrainedCritic(kind, network, adapter, card)
+    return TrainedCritic(kind, critic, card)
 
 
-def examples_of(part: Sequence[Question], kind: Kind, student: Student, config: Config) -> list[Example]:
+def examples_of(part: Sequence[Question], kind: Kind, student: Student, settings: CriticConfig) -> list[Example]:
     """The states of a part's questions: with their outcomes for a value, with steps' labels for a PRM."""
-    settings = config.train.critic
-    found = [tree_example(one, student, settings) for one in part]
-    return found if kind == "value" else [with_step_labels(one, settings.least_outcomes) for one in found]
+    examples = [example_of(question, student, settings) for question in part]
+    return examples if kind == "value" else [with_step_labels(one, settings.least_outcomes) for one in examples]
 
 
-def figures_of(kind: Kind, validation: Measured, test: Measured, seed: int) -> dict[str, Any]:
-    """What a calibrated critic is worth: its verdict and weight by the validation questions, its figures on the test's."""
+def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
+    """A calibrated critic's verdict and weight by the validation questions, and its figures on the test questions."""
     value = validation.logits().double().sigmoid().numpy()
-    accuracy = pair_accuracy(value, validation.states, validation.pairs, seed)["pair accuracy"]
-    earned = accuracy.low > CHANCE
+    ranked = auc(value, validation.states, seed)
+    earned = ranked.low > CHANCE
     weight = blend(value, validation.states) if earned and kind == "value" else 1.0
     value = test.logits().double().sigmoid().numpy()
-    figures = pair_accuracy(value, test.states, test.pairs, seed)
+    figures = {"AUC": auc(value, test.states, seed)} | pair_accuracy(value, test.states, test.pairs, seed)
     return {
         "rollout_weight": 1.0 if math.isnan(weight) else weight,
         "earned": earned,
-        "why": f"pair accuracy {accuracy} {'beats' if earned else 'does not beat'} chance ({CHANCE})",
+        "why": f"AUC {ranked} {'beats' if earned else 'does not beat'} chance ({CHANCE})",
         "test": {name: list(astuple(figure)) for name, figure in figures.items()},
         "reliability": [list(point) for point in reliability(value, test.states)],
     }
@@ -150,19 +403,14 @@ def save_critic(
     """Write a critic's folder (see `policy.critic`), the card last, with `facts` of the command; returns the card."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
-    score = trained.network.score
-    save_file(
-        {"weight": score.weight.detach()[0].float().cpu(), "bias": score.bias.detach().float().cpu()}, folder / NUMBERS
-    )
-    files = [NUMBERS]
-    if trained.adapter:
-        saved = save_adapter(student.model, folder / ADAPTER, trained.kind)
-        files += [f"{ADAPTER}/{name}" for name in saved]
+    critic, files = trained.critic, [NUMBERS]
+    weight, bias = (tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias))
+    save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
+    if critic.shared:
+        files += [f"{ADAPTER}/{name}" for name in save_adapter(student.model, folder / ADAPTER, trained.kind)]
     else:
-        # transformers takes a copy of a student that began as an adapter for one that has it still.
-        trained.network._hf_peft_config_loaded = False
         # The format that an adapter was loaded from is no model's.
-        trained.network.save_pretrained(folder, save_original_format=False)
+        critic.backbone.save_pretrained(folder, save_original_format=False)
         student.tokenizer.save_pretrained(folder)
         files += ["config.json", "model.safetensors"]
     card = {

@@ -51,9 +51,7 @@ class Measured:
         Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the updates before it would be
         made again.
         """
-        self.student.model.eval()
-        self.student.engine.set_policy(None, self.student.engine.version)
-        answers = answer(
+        return answer(
             self.student,
             tasks,
             max_tokens=self.config.search.max_tokens,
@@ -62,15 +60,14 @@ class Measured:
             doing=doing,
             stop=None if doing == VALIDATION or self.ranks.size > 1 else self.stop,
         )
-        self.student.engine.reset_prefix_cache()
-        self.student.engine.sleep()
-        return answers
 
-    def keep_answers(self, when: str, answers: Answers) -> None:
-        """What the held-out problems were answered, for the problems that flipped."""
+    def measure_test(self, when: str) -> dict[str, Any]:
+        """The test problems' results, "before" or "after" training; what was answered is kept, for those that flipped."""
+        answers = self.evaluate(self.test, f"held-out problems {when} training")
         if self.test:
             responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
             self.folder.write_answers(when, self.test, responses, answers.first)
+        return summary(answers, self.test)
 
     def keep_best(self, rounds_done: int) -> None:
         """Write the weights of now where those after so many rounds are the best so far.
@@ -83,9 +80,7 @@ class Measured:
     def before(self, card: dict[str, Any]) -> None:
         """The untrained student's results on the test problems; a resumed run has them in its card."""
         if "before" not in card:
-            answers = self.evaluate(self.test, "held-out problems before training")
-            self.keep_answers("before", answers)
-            card["before"] = summary(answers, self.test)
+            card["before"] = self.measure_test("before")
             if self.validation:
                 answers = self.evaluate(self.validation, "validation before training")
                 card["validation_before"] = self.score(answers)
@@ -96,8 +91,7 @@ class Measured:
         """The score on validation problems after `rounds_done` rounds; the best score so far is kept."""
         if not self.validation:
             return None
-        answers = self.evaluate(self.validation)
-        accuracy = self.score(answers)
+        accuracy = self.score(self.evaluate(self.validation))
         if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
             self.best = (accuracy, rounds_done)
         return accuracy
@@ -108,8 +102,8 @@ class Measured:
         if not weights.own:
             return sum(answers.first) / len(answers.first)
         pairs = zip(answers.grades, answers.rewards, strict=True)
-        known = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
-        return sum(value or 0.0 for value in known) / len(known)
+        outcomes = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
+        return sum(value or 0.0 for value in outcomes) / len(outcomes)
 
     def restore_best(self, facts: dict[str, Any]) -> None:
         """Go on from a checkpoint's best; at the start the untrained student is the one to beat."""
@@ -121,33 +115,28 @@ class Measured:
 
     def conclude(self, card: dict[str, Any]) -> dict[str, Any]:
         """Take the best weights, evaluate them on the test problems once, write everything."""
-        kept = "last"
+        card["kept"] = "last"
         if self.best is not None:
             load_trained_state(self.student.model, load_tensors(self.folder.best))
             score, number = self.best
-            kept = (
+            card["kept"] = (
                 f"best checkpoint: {f'round {number}' if number else 'the untrained student'} (validation {score:.3f})"
             )
-        self.student.model.eval()
-        after = self.evaluate(self.test, "held-out problems after training")
-        self.keep_answers("after", after)
-        metrics = self.folder.read_metrics()
+        before, after = card["before"], self.measure_test("after")
+        rounds = [line for line in self.folder.read_metrics() if "cost" in line]
         total = Cost()
-        for line in metrics:
-            if "cost" in line:
-                total.add(Cost(**line["cost"]))
-        card["after"] = summary(after, self.test)
-        gain = (
-            paired_bootstrap(after.first, card["before"]["correct"], groups=repeats(self.test))
-            if card["after"]["accuracy"]
-            else None
-        )
-        card["gain"] = None if gain is None else asdict(gain)
-        card["reward_gain"] = reward_gain(card["before"], card["after"], self.test)
-        card["failed_rewards"] = sum(line.get("failed_rewards", 0) for line in metrics)
-        card["kept"], card["rounds"] = kept, sum("cost" in line for line in metrics)
-        card["search_cost"] = total.as_dict()
-        card["ends"] = dict(self.ends)
+        for line in rounds:
+            total.add(Cost(**line["cost"]))
+        accurate = after["accuracy"] is not None
+        card |= {
+            "after": after,
+            "gain": gain(before["correct"], after["correct"], self.test) if accurate else None,
+            "reward_gain": gain(before.get("rewards", ()), after.get("rewards", ()), self.test),
+            "failed_rewards": sum(line.get("failed_rewards", 0) for line in rounds),
+            "rounds": len(rounds),
+            "search_cost": total.as_dict(),
+            "ends": dict(self.ends),
+        }
         # The card that says "finished" is written after it.
         source = open_source(self.config).name
         save_student(self.student, self.adapter, source, self.folder.student, self.folder.adapter)
@@ -169,34 +158,32 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each problem's result for paired
     comparisons. With a reward of the user's own its mean, too, each problem's, and how many failed; without one the same of
     the grades, where the source gives partial credit."""
-    rewards = answers.rewards or ([*answers.grades] if answers.partial else [])
-    right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
-    known = [reward for reward in rewards if reward is not None]
-    rewarded = {
-        "reward": asdict(mean_interval(known)),
-        "rewards": rewards,
-        "failed_rewards": total - len(known),
-    }
-    return {
-        "accuracy": asdict(wilson(right, total, distinct))
-        if any(task.gold or source_of(task.problem).gold_free for task in tasks)
-        else None,
+    total, distinct = len(answers.first), len(set(repeats(tasks)))
+    gold = any(task.gold or source_of(task.problem).gold_free for task in tasks)
+    figures: dict[str, Any] = {
+        "accuracy": asdict(wilson(sum(answers.first), total, distinct)) if gold else None,
         "problems": total,
         "distinct": distinct,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
-        **(rewarded if known else {}),
     }
+    rewards = answers.rewards or ([*answers.grades] if answers.partial else [])
+    known = [reward for reward in rewards if reward is not None]
+    if known:
+        figures |= {
+            "reward": asdict(mean_interval(known)),
+            "rewards": rewards,
+            "failed_rewards": total - len(known),
+        }
+    return figures
 
 
-def reward_gain(before: dict[str, Any], after: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any] | None:
-    """The paired gain in the user's own reward, over the problems where it failed neither time; None without one."""
-    pairs = zip(before.get("rewards", ()), after.get("rewards", ()), repeats(tasks), strict=False)
-    known = [(a, b, group) for b, a, group in pairs if b is not None and a is not None]
-    if not known:
+def gain(before: Sequence[float | None], after: Sequence[float | None], tasks: Sequence[Task]) -> dict[str, Any] | None:
+    """The paired gain with its interval, over the problems that have a number both times; None where none has."""
+    both = [pair for pair in zip(before, after, repeats(tasks), strict=False) if None not in pair]
+    if not both:
         return None
-    later, earlier, groups = zip(*known, strict=True)
-    numbers: dict[int, int] = {}
-    return asdict(paired_bootstrap(later, earlier, groups=[numbers.setdefault(g, len(numbers)) for g in groups]))
+    earlier, later, groups = zip(*both, strict=True)
+    return asdict(paired_bootstrap(later, earlier, groups=groups))

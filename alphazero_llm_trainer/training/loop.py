@@ -25,10 +25,10 @@ from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
+from .critic import Critic
 from .learner import Learner, Objective, Schedule
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
-from .ppo_critic import Critic
 from .preflight import preflight
 from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder

@@ -23,19 +23,15 @@ CONTEXT, FRAGMENTATION = 600 << 20, 0.06  # CUDA's own; of what torch allocates,
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # the tile of logits that a loss on CUDA takes
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
 LOGIT_COPIES = 4  # of a forward's logits, in fp32
-MASK_BYTES = 4  # of each pair of tokens in a critic's forward over a question's tree
-EXTRA_LAYERS = 2  # of a critic that is trained whole
 
 
-def rows_of_a_forward(
-    batch: int, length: int, layers: int, hidden: int, intermediate: int, words: int = 0, squares: int = 0
-) -> int:
+def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int, words: int = 0) -> int:
     """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`, within FORWARD_BYTES in fp32.
 
-    `words` is the vocabulary where every token's logits are kept too, `squares` the bytes of each pair of tokens. It depends on
-    the model, the configuration and the data alone, so that a run adds its gradients up in one order everywhere.
+    `words` is the vocabulary where every token's logits are kept too. It depends on the model, the configuration and the data
+    alone, so that a run adds its gradients up in one order everywhere.
     """
-    row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4 + squares * length**2
+    row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4
     return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
 
 

@@ -95,16 +95,6 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 
 
-def quiet_arguments() -> dict[str, Any]:
-    """The training arguments of transformers that all our trainers have: nothing is printed, reported or smoothed over."""
-    return {
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_nan_inf_filter": False,
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
-
-
 def learning_rate(settings: TrainConfig, model: torch.nn.Module) -> float:
     """The method's learning rate for a model made trainable (`make_trainable`)."""
     adapter = "lora" if hasattr(model, "peft_config") else "full"
@@ -171,27 +161,6 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
             "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or start from the folder"
             " that `merge` makes of it"
         )
-
-
-def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:
-    """Put layers on top of a backbone in place (and into `shape`, its configuration), each an identity at first.
-
-    Not on a backbone that is no list of equal layers.
-    """
-    kinds = getattr(shape, "layer_types", None) or []
-    if len(set(kinds)) > 1 or not hasattr(backbone, "layers"):
-        return
-    for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
-        layer = copy.deepcopy(backbone.layers[-1]).requires_grad_(True)
-        layer.self_attn.layer_idx = index
-        for name, parameter in layer.named_parameters():
-            if "o_proj" in name or "down_proj" in name:
-                torch.nn.init.zeros_(parameter)
-        backbone.layers.append(layer)
-    for config in {id(config): config for config in (shape, backbone.config)}.values():
-        config.num_hidden_layers += extra_layers
-        if kinds:
-            config.layer_types = kinds + kinds[-1:] * extra_layers
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ from .rows import TrainRow
 from .scoring import Scorer, Scores, score
 
 if TYPE_CHECKING:
-    from .ppo_critic import Critic
+    from .critic import Critic
 
 Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 

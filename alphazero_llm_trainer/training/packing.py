@@ -8,7 +8,6 @@ Training", and FACTS).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,12 +86,20 @@ class Forward:
 
     def inputs(self, config: Any, dtype: torch.dtype, device: Any) -> dict[str, Any]:
         """What a model of `config` takes: additive masks of `dtype` where rows share their beginnings."""
-        tokens = [trie.tokens for trie in self.tries]
-        if self.shares:
-            depths, ends = [trie.depths for trie in self.tries], [trie.ends for trie in self.tries]
-            return trie_inputs(tokens, depths, ends, config, dtype, device)
-        ids, mask = stacked(tokens), stacked([[1] * len(row) for row in tokens])
-        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        ids = stacked([trie.tokens for trie in self.tries]).to(device)  # [G, N]
+        if not self.shares:
+            return {
+                "input_ids": ids,
+                "attention_mask": stacked([[1] * len(trie.tokens) for trie in self.tries]).to(device),
+            }
+        positions = stacked([trie.depths for trie in self.tries]).to(device)
+        ends = stacked([trie.ends for trie in self.tries]).to(device)
+        places = torch.arange(ids.shape[1], device=device)
+        # Padding sees itself alone, so that no row of the mask is empty.
+        ends = torch.where(ends > 0, ends, places + 1)
+        seen = (places <= places[:, None]) & (places[:, None] < ends[:, None, :])  # [G, who sees, who is seen]
+        mask = masks(config, seen, positions, positions, dtype)
+        return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,72 +176,3 @@ def alike(tries: Sequence[Trie]) -> list[list[int]]:
 def stacked(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     """Rows of numbers as one tensor `[B, N]`, 0 beyond a row's end."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-
-
-def trie_inputs(
-    tokens: Sequence[Sequence[int]],
-    depths: Sequence[Sequence[int]],
-    ends: Sequence[Sequence[int]],
-    config: Any,
-    dtype: torch.dtype,
-    device: Any = "cpu",
-) -> dict[str, Any]:
-    """Tries' `input_ids` and `position_ids` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`, or one for each kind of the
-    layers that the model of `config` has."""
-    ids, positions, until = (stacked(rows).to(device) for rows in (tokens, depths, ends))
-    places = torch.arange(ids.shape[1], device=device)
-    # Padding sees itself alone, so that no row of the mask is empty.
-    until = torch.where(until > 0, until, places + 1)
-    seen = (places <= places[:, None]) & (places[:, None] < until[:, None, :])  # [G, who sees, who is seen]
-    return {
-        "input_ids": ids,
-        "position_ids": positions,
-        "attention_mask": masks(config, seen, positions, positions, dtype),
-    }
-
-
-# -- states of a question, for critics ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ValueRow:
-    """All states of a question in one sequence: a trie of the prompt with the responses' tokens `[T]`.
-
-    `targets[i]` in [0, 1] and `weights[i]` belong to the state whose last token i is; a weight of 0 means that the token is no
-    target, and all of a question's sum to 1. `states` gives for each target, in the order it came in, its index in the
-    sequence.
-    """
-
-    token_ids: tuple[int, ...]
-    ends: tuple[int, ...]
-    positions: tuple[int, ...]
-    targets: tuple[float, ...]
-    weights: tuple[float, ...]
-    states: tuple[int, ...]
-
-
-def pack_values(prompt_ids: Sequence[int], targets: Sequence[tuple[Sequence[int], float, float]]) -> ValueRow:
-    """(response tokens down to a state, target, weight) triples of one question as one row: each token occurs once.
-
-    States with the same tokens become one, with the weighted mean of their targets.
-    """
-    trie, place = Trie(), {}
-    for path in sorted({(), *(tuple(path) for path, _, _ in targets)}):
-        place[path] = trie.add((*prompt_ids, *path))[-1]
-    states = [place[tuple(path)] for path, _, _ in targets]
-    sums, weights = [0.0] * len(trie.tokens), [0.0] * len(trie.tokens)
-    for at, (_, target, weight) in zip(states, targets, strict=True):
-        sums[at] += weight * target
-        weights[at] += weight
-    means = [total / weight if weight else 0.0 for total, weight in zip(sums, weights, strict=True)]
-    whole = math.fsum(weights) or 1.0
-    shares = tuple(weight / whole for weight in weights)
-    ids, ends, depths = tuple(trie.tokens), tuple(trie.ends), tuple(trie.depths)
-    return ValueRow(ids, ends, depths, tuple(means), shares, tuple(states))
-
-
-def collate(rows: Sequence[ValueRow], dtype: torch.dtype, config: Any) -> dict[str, Any]:
-    """`trie_inputs` of rows with their `targets` and `weights` `[B, T]`."""
-    tokens, depths, ends = ([getattr(row, name) for row in rows] for name in ("token_ids", "positions", "ends"))
-    targets = {name: stacked([getattr(row, name) for row in rows]) for name in ("targets", "weights")}
-    return trie_inputs(tokens, depths, ends, config, dtype) | targets

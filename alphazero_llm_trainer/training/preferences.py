@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Len
+from pydantic import BaseModel, BeforeValidator, StringConstraints, ValidationError, model_validator
 
 from ..answers import is_final
 from ..errors import DataError
@@ -16,32 +18,44 @@ Ids = tuple[int, ...]
 WANTED = "a row has prompt, chosen and rejected; the last two are lists of steps, or texts"
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+def content(value: Any) -> Any:
+    """Of a list with a single chat message its text; else `value` itself."""
+    alone = isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)
+    return value[0].get("content") if alone else value
+
+
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+Response = Annotated[Text | Annotated[list[Text], Len(1)], BeforeValidator(content)]
+
+
+class Preference(BaseModel):
     """Two responses to a question, the better one first: a list of steps each, or a text that is cut into steps."""
 
-    question: str
-    chosen: str | list[str]
-    rejected: str | list[str]
+    prompt: Annotated[Text, BeforeValidator(content)]
+    chosen: Response
+    rejected: Response
+
+    @model_validator(mode="after")
+    def differs(self) -> Preference:
+        """The pair, of which one response isn't a beginning of the other."""
+        lines = [text.splitlines() if isinstance(text, str) else text for text in (self.chosen, self.rejected)]
+        if all(better == worse for better, worse in zip(*lines, strict=False)):
+            raise ValueError("chosen and rejected differ in no step")
+        return self
 
     def pairs(self, student: Student) -> Iterator[tuple[Ids, Ids]]:
         """Pairs of (better, worse) states, as the response's tokens down to them `[T]`: after the first step that differs,
         and at the ends. Raises DataError where the student reads both alike."""
         better, worse = steps_of(self.chosen, student), steps_of(self.rejected, student)
+        if better == worse:
+            raise DataError(
+                f"the student has one reading of both responses to {self.prompt[:40]!r}: it lacks their words"
+            )
         shared = 0
         while shared < min(len(better), len(worse)) and better[shared] == worse[shared]:
             shared += 1
-        if better == worse:
-            raise DataError(
-                f"the student has one reading of both responses to {self.question[:40]!r}: it lacks their words"
-            )
-        yield joined(better[: shared + 1]), joined(worse[: shared + 1])
-        yield joined(better), joined(worse)
-
-
-def joined(steps: list[Ids]) -> Ids:
-    """The tokens of all steps."""
-    return tuple(token for step in steps for token in step)
+        for length in (shared + 1, None):
+            yield sum(better[:length], ()), sum(worse[:length], ())
 
 
 def steps_of(response: str | list[str], student: Student) -> list[Ids]:
@@ -67,7 +81,7 @@ def has_preferences(path: Path) -> bool:
             first = parse_json(file.readline())
         except ValueError:
             return False
-    return isinstance(first, dict) and "key" not in first and bool(first.keys() & {"prompt", "chosen", "rejected"})
+    return isinstance(first, dict) and "key" not in first and bool(first.keys() & Preference.model_fields.keys())
 
 
 def read_preferences(path: Path) -> Iterator[Preference]:
@@ -75,34 +89,9 @@ def read_preferences(path: Path) -> Iterator[Preference]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield preference(line, f"{path} line {number}")
-
-
-def preference(line: bytes, where: str) -> Preference:
-    """One row. Raises DataError."""
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}): {WANTED}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is a {type(row).__name__}: {WANTED}")
-    for name in ("prompt", "chosen", "rejected"):
-        if name not in row:
-            raise DataError(f"{where} has no {name}, it has {', '.join(map(str, row))}: {WANTED}")
-    question, chosen, rejected = (text_of(row[name], name, where) for name in ("prompt", "chosen", "rejected"))
-    if not isinstance(question, str):
-        raise DataError(f"{where} has a list as prompt: give the question's text, or a single user message")
-    lines = [response.splitlines() if isinstance(response, str) else response for response in (chosen, rejected)]
-    if all(better == worse for better, worse in zip(*lines, strict=False)):
-        raise DataError(f"{where} has a chosen and a rejected response that differ in no step: leave the row out")
-    return Preference(question, chosen, rejected)
-
-
-def text_of(value: Any, name: str, where: str) -> str | list[str]:
-    """A text, or the texts of a list; of a single message its content."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        value = value[0].get("content")
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise DataError(f"{where} has {name} {str(value)[:80]!r}: give a text, or a list of steps that are texts")
-    return list(value) if isinstance(value, list) else str(value)
+                try:
+                    yield Preference.model_validate_json(line)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    field = "".join(f"{part}: " for part in first["loc"][:1])
+                    raise DataError(f"{path} line {number}: {field}{first['msg']}; {WANTED}") from error

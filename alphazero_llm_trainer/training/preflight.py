@@ -33,8 +33,6 @@ def preflight(
         doing="pre-flight",
         stop=stop,
     )
-    student.engine.reset_prefix_cache()
-    student.engine.sleep()
     responses = [(task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts]
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
     known = any(task.gold or source_of(task.problem).gold_free for task in tasks)

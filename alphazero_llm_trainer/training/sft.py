@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
 from ..config.sections import ModelShape
 from ..config.train import TrainConfig
-from ..errors import DataError
-from ..eval.greedy import answer as answer_all
-from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
+from ..errors import ConfigError, DataError
+from ..eval.greedy import answer
+from ..eval.metrics import paired_bootstrap, wilson
 from ..files import write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
@@ -46,14 +44,7 @@ SAMPLES = 8
 PASSES, RATE = 3, 2e-4  # of a student that goes on, where the configuration leaves them open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
-# Of the embedded student, a small Llama.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 192,
-    "max_position_embeddings": 1024,
-}
+CONTEXT = 1024  # tokens, of a student from scratch
 
 
 def settings_of(config: Config, rows: int) -> TrainConfig:
@@ -75,7 +66,7 @@ def supervise(
     adapter or all of it is trained (`train.adapter`), `out` is a plain folder with `adapter/` in it where there is one, and
     the manifest has the test accuracy before. The test split is read once otherwise, at the end.
     """
-    limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
+    progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
     vocabulary = build_tokenizer(source) if scratch else None  # a source whose words don't fit one says so first
     demonstrations = worked_solutions(config, source)
@@ -83,43 +74,47 @@ def supervise(
     test = tasks_of(config, "test", eval_size)
     facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
 
-    def answers(tasks: list[Task], **shown: Any) -> list[bool]:
-        student.model.eval()
-        student.engine.set_policy(None, student.engine.version + 1)
-        right = answer_all(student, tasks, max_tokens=limit, **shown).first
-        student.engine.sleep()  # updates come next, and they need the memory
-        return right
+    def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
+        given = {"max_tokens": config.search.max_tokens, "progress": progress, **sampling}
+        return answer(student, tasks, doing=doing, **given).correct
 
     def accuracy() -> float:
-        right = answers(validation, progress=progress, doing="validation")
-        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.work.done:,} steps")
-        return sum(right) / len(right)
+        right = sum(map(all, measure(validation, "validation"))) / len(validation)
+        progress.say(f"validation accuracy {right:.3f} after {progress.work.done:,} steps")
+        return right
 
-    trainable: Any
+    before: list[list[bool]] = []
     if vocabulary is not None:
-        student = student_from_scratch(config, vocabulary)
-        trainable, adapter = student.model, "full"
+        student, adapter = student_from_scratch(config, vocabulary), "full"
+        trainable: Any = student.model
         levels = sorted({task.problem.level for task in demonstrations})
-        facts |= {"student": student.name, "levels": levels, "hold_out": config.problems.hold_out}
+        facts |= {"levels": levels, "hold_out": config.problems.hold_out}
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         adapter = config.train.adapter or student.spec.adapter
         set_seed(config.library_seed)
         trainable = make_trainable(student.model, student.spec, adapter)
-        before = answers(test, progress=progress, doing="test problems before training")
+        before = measure(test, "test problems before training")
         started = None if path is None else str(path)
-        facts |= {"student": student.name, "started_from": started, "adapter": adapter, "test_before": share(before)}
+        facts |= {"started_from": started, "adapter": adapter, "test_before": share(before)}
     settings = settings_of(config, len(demonstrations))
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
-    given: dict[str, Any] = {"evaluate": accuracy if validation else None, "progress": progress}
-    trained = train_student(trainable, rows, settings, config.library_seed, memory, **given)
+    evaluate = accuracy if validation else None
+    trained = train_student(
+        trainable, rows, settings, config.library_seed, memory, evaluate=evaluate, progress=progress
+    )
     progress.wait("measuring")
-    student.engine.set_policy(None, student.engine.version + 1)
-    measured, right = measure_test(student, test, limit, config.seed, progress)
-    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained), **facts, **measured}
-    if not scratch:
-        manifest["gain"] = asdict(paired_bootstrap(right, before))
+    greedy = measure(test, "test problems, greedy")
+    doing = f"test problems, {SAMPLES} samples each"
+    facts |= {
+        "student": student.name,
+        "test_greedy": share(greedy),
+        "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
+    }
+    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained), **facts}
+    if before:
+        manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
     return manifest
@@ -133,7 +128,9 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
     device: Any = "cuda" if torch.cuda.is_available() else "cpu"
     name = "embedded" if config.student == "auto" else config.student
     spec = config.models[name]
-    model = new_student(tokenizer, config.library_seed, SHAPE if spec.shape is None else llama(spec.shape)).to(device)
+    if spec.shape is None:
+        raise ConfigError(f"models.{name} has no shape, which a student from scratch needs: give it one")
+    model = new_student(tokenizer, config.library_seed, spec.shape).to(device)
     return make_student(name, model, tokenizer, spec, config, Opening())
 
 
@@ -149,37 +146,21 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     return demonstrations
 
 
-def measure_test(
-    student: Any, test: list[Task], limit: int, seed: int, progress: Progress
-) -> tuple[dict[str, Any], list[bool]]:
-    """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
-    shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
-    greedy = answer_all(student, test, doing="test problems, greedy", **shown).first
-    sampling: dict[str, Any] = {"n": SAMPLES, "temperature": 1.0, "seed": seed}
-    sampled = answer_all(student, test, doing=f"test problems, {SAMPLES} samples each", **shown, **sampling).correct
-    facts = {
-        "test_greedy": share(greedy),
-        "test_pass_at_8": share([any(row) for row in sampled]),
-        "test_mean_at_temperature_1": sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled),
-    }
-    return facts, greedy
-
-
-def share(right: Sequence[bool]) -> dict[str, Any]:
-    """How many problems there are, and the share that is right with its interval."""
-    return {"problems": len(right), **asdict(wilson(sum(right), len(right)))}
+def share(correct: Sequence[list[bool]]) -> dict[str, Any]:
+    """How many problems there are, and the share with a right answer, with its interval."""
+    return {"problems": len(correct), **asdict(wilson(sum(map(any, correct)), len(correct)))}
 
 
 def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.0) -> list[TrainRow]:
     """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first one is never predicted)."""
     rows: list[TrainRow] = []
     for task in tasks:
-        prompt, answer = student.worked(task)
-        weights = (1.0,) * len(answer)
+        prompt, completion = student.worked(task)
+        weights = (1.0,) * len(completion)
         if question_weight:  # the question is a part of what is predicted then
-            prompt, answer = prompt[:1], (*prompt[1:], *answer)
-            weights = (question_weight,) * (len(answer) - len(weights)) + weights
-        rows.append(TrainRow(tuple(prompt), tuple(answer), (), weights, kind="demonstration"))
+            prompt, completion = prompt[:1], (*prompt[1:], *completion)
+            weights = (question_weight,) * (len(completion) - len(weights)) + weights
+        rows.append(TrainRow(tuple(prompt), tuple(completion), (), weights, kind="demonstration"))
     return rows
 
 
@@ -249,7 +230,7 @@ def manifest_of(
     settings: TrainConfig, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a student was trained by, for its manifest.json."""
-    evaluations, losses = trained["evaluations"], trained["losses"]
+    evaluations, losses = trained["evaluations"], trained["losses"][-50:]
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -259,34 +240,22 @@ def manifest_of(
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": trained["steps"],
         "seconds": trained["seconds"],
-        "loss": sum(losses[-50:]) / len(losses[-50:]),
+        "loss": sum(losses) / len(losses),
         "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
         "evaluations": evaluations,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     }
 
 
-def llama(shape: ModelShape) -> dict[str, Any]:
-    """The settings of a Llama of a shape of models.yaml, whose vocabulary is its tokenizer's."""
-    return {
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": SHAPE["max_position_embeddings"],
-    }
-
-
-def new_student(tokenizer: PreTrainedTokenizerBase, seed: int, shape: Mapping[str, Any] = SHAPE) -> LlamaForCausalLM:
-    """A randomly initialised student in fp32 for a tokenizer; the seed alone decides its weights."""
+def new_student(tokenizer: PreTrainedTokenizerBase, seed: int, shape: ModelShape) -> LlamaForCausalLM:
+    """A randomly initialised Llama in fp32 for a tokenizer, in a shape of models.yaml; the seed alone decides its weights."""
     config = LlamaConfig(
-        **shape,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=CONTEXT,
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,
         bos_token_id=None,
