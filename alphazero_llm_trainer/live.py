@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,9 +23,7 @@ from .types import Cost
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 TROUBLES = 3  # lines about what is left out
-BASE = 2  # so many things tell no pace yet
 BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
-
 POLL = 0.25  # seconds between two looks at `stop`
 
 T = TypeVar("T")
@@ -54,10 +52,10 @@ def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
 
 
 class Stop:
-    """Ctrl-C once asks the work to end at the next safe place; twice ends it at once.
+    """Whether the user asked to stop: Ctrl-C once asks the work to end at the next safe place; twice ends it at once.
 
-    What is said then names what `progress` knows to be in hand, and how long that takes. As a context manager it puts the
-    handler of before back. In a thread of its own it leaves Ctrl-C to the main one.
+    What is said then names what `progress` knows to be in hand. As a context manager it puts the handler of before back.
+    In a thread of its own it leaves Ctrl-C to the main thread.
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
@@ -68,8 +66,8 @@ class Stop:
     def handle(self, number: int, frame: object) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, self.previous)
-        after = "" if self.progress is None else self.progress.in_hand
-        sys.stderr.write(f"\nending{after or ' at the next safe place'}; Ctrl-C again ends at once\n")
+        held = "" if self.progress is None else self.progress.work.held
+        sys.stderr.write(f"\nending {held or 'at the next safe place'}; Ctrl-C again ends at once\n")
 
     def __call__(self) -> bool:
         return self.asked
@@ -86,9 +84,8 @@ class Stop:
 class Stretch:
     """A stretch of work since the second `began`: `total` things of the name `unit`, of which `first` were done before.
 
-    `cost` is the engine's running total, which had `before` tokens then. Times are estimated once more than `base` things
-    are done. A stop waits for `held`: for the thing in hand, where they are done one by one, or for all of them. The last
-    one took `last` seconds, until `moved`. `aside` are the seconds that other stretches took within this one.
+    `cost` is the engine's running total, which had `before` tokens then; `figures` are the newest ones. `held` says what
+    a stop waits for.
     """
 
     began: float
@@ -97,40 +94,24 @@ class Stretch:
     unit: str = ""
     doing: str = ""
     cost: Cost | None = None
-    base: int = BASE
-    held: Literal["", "one", "all"] = ""
+    held: str = ""
     done: int = 0
     before: int = 0
     finished_tokens: int = 0
     figures: str = ""
-    moved: float = 0.0
-    last: float | None = None
-    aside: float = 0.0
 
     def __post_init__(self) -> None:
-        self.done, self.moved = self.first, self.began
-        self.before = 0 if self.cost is None else self.cost.sampled_tokens
+        self.done, self.before = self.first, self.drawn
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the engine has sampled."""
+        return 0 if self.cost is None else self.cost.sampled_tokens
 
     @property
     def tokens(self) -> int:
         """Tokens sampled since the start."""
-        drawn = 0 if self.cost is None else self.cost.sampled_tokens - self.before
-        return max(self.finished_tokens, drawn)
-
-    def left(self, seconds: float) -> float:
-        """The seconds that are left after so many, at the pace so far.
-
-        Where the engine counts tokens, and nothing but sampling goes on, those of things that are under way count too:
-        many are, and the first ones end together. They are the short ones, so the pace counts more as more are done.
-        """
-        done, left = self.done - self.first, self.total - self.done
-        paced = left * (seconds + self.aside) / done
-        if self.cost is None or not self.finished_tokens or self.aside:
-            return paced
-        under_way = self.tokens - self.finished_tokens
-        tokens = max(left * self.finished_tokens / done - under_way, 0)
-        share = done / (done + left)
-        return share * paced + (1 - share) * tokens * seconds / self.tokens
+        return max(self.finished_tokens, self.drawn - self.before)
 
 
 class Progress:
@@ -138,9 +119,9 @@ class Progress:
 
     `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either, and what is said stays
     above the bar. A stretch may have others within it (`within`). Where there is no bar, a line says how far the work is
-    after every `BEAT` seconds of silence, whether anything was finished or not; the newest figures (`now`) end it, and
-    notes are left out. `dollars` tells what has been charged so far, `clock` the seconds. With `tell` that function gets
-    each line, nothing is written, and nothing is told but from the thread that works.
+    after every `BEAT` seconds of silence, whether anything was finished or not. `dollars` tells what has been charged so
+    far, `clock` the seconds. With `tell` that function gets each line, nothing is written, and nothing is told but from the
+    thread that works.
     """
 
     def __init__(
@@ -156,7 +137,6 @@ class Progress:
         self.notes: dict[str, str] = {}
         self.troubles = 0
         self.work, self.said = Stretch(clock()), clock()
-        self.nested = False
         self.dollars: Callable[[], float] = float  # nothing
         self._over: threading.Event | None = None  # set at the end of the stretch under way
         self._writing = threading.RLock()
@@ -182,24 +162,19 @@ class Progress:
                 self.out.flush()
 
     def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "", **more: Any) -> None:
-        """`total` things are to be done, of which `done` are done already.
-
-        `more` are `cost`, `base` and `held` of `Stretch`.
-        """
-        self.stop()
+        """`total` things are to be done, of which `done` are done already. `more` are `cost` and `held` of `Stretch`."""
         self._begin(Stretch(self.clock(), total, done, unit, doing, **more))
         if not self.quiet and self.tell is None and self.out.isatty():
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
             self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
             self.bar.start()
-            return
-        self._beat_until_stopped()
+        else:
+            self._beat_until_stopped()
 
     @contextmanager
     def within(self, total: int, unit: str, doing: str, **more: Any) -> Iterator[None]:
-        """Other things are counted for a while, as by `start`, and the stretch under way stands still; where there is none,
-        this is one."""
-        outer, nested = self.work, self.nested
+        """Other things are counted for a while, as by `start`; the stretch under way goes on after them."""
+        outer = self.work
         if not outer.unit:
             self.start(total, 0, unit, doing, **more)
             try:
@@ -207,28 +182,26 @@ class Progress:
             finally:
                 self.stop()
             return
-        self.nested, self.work = True, Stretch(self.clock(), total, 0, unit, doing, **more)
-        drawn = 0 if outer.cost is None else outer.cost.sampled_tokens
+        drawn, self.work = outer.drawn, Stretch(self.clock(), total, 0, unit, doing, **more)
         try:
             yield
         finally:
-            outer.aside += self.clock() - self.work.began
-            outer.before += 0 if outer.cost is None else outer.cost.sampled_tokens - drawn
-            self.nested, self.work = nested, outer
+            outer.before += outer.drawn - drawn
+            self.work = outer
 
     def wait(self, doing: str) -> None:
         """Work that can't be counted begins: `doing` is its name."""
-        self.stop()
         self._begin(Stretch(self.clock(), doing=doing))
         self._beat_until_stopped()
 
     def load(self, what: str, module: str) -> None:
-        """Say that `what` is loaded, unless its `module` is there already; then `wait` for that, and for what comes after."""
+        """Say that `what` is loaded, unless its `module` is there already; then `wait` for that, and what comes after."""
         if module not in sys.modules:
             self.say(f"loading {what}")
         self.wait("loading")
 
     def _begin(self, work: Stretch) -> None:
+        self.stop()
         self.work, self.said, self.notes = work, work.began, {}
 
     def _beat_until_stopped(self) -> None:
@@ -257,21 +230,15 @@ class Progress:
 
     def at(self, done: int) -> None:
         """So many things are done."""
-        work, now = self.work, self.clock()
-        if done > work.done:
-            work.last, work.moved = (now - work.moved) / (done - work.done), now
-        work.done = min(done, work.total)
-        if self.bar is None and work.doing and not self.nested and work.done == work.total > work.first:
-            self.say(self.line())
-        else:
-            self.beat()
+        self.work.done = min(done, self.work.total)
+        self.beat()
 
     def now(self, text: str) -> None:
         """The newest figures."""
         self.work.figures = text
 
     def trouble(self, text: str) -> None:
-        """A line that stays on something that is left out: the first `TROUBLES` of a command, then that more are counted."""
+        """A line that stays on what is left out: the first `TROUBLES` of a command, then that more are counted."""
         self.troubles += 1
         if self.troubles <= TROUBLES:
             self.say(text)
@@ -285,58 +252,34 @@ class Progress:
     def drawn(self) -> Group:
         """A bar, how far the work is, and the notes: what a terminal shows."""
         first = Table.grid(padding=(0, 1))
-        first.add_row(ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), told(self.line()))
+        first.add_row(ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), one_line(self.line()))
         notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
-        return Group(first, *(told(f"{name}: {text}") for name, text in notes))
+        return Group(first, *(one_line(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
         work = self.work
         doing = f"{work.doing}: " if work.doing else ""
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
-        parts = (counted, work.figures, self.pace, self.sampled)
-        return doing + ", ".join(part for part in parts if part)
-
-    @property
-    def seconds(self) -> float:
-        """What the stretch under way took so far, without what was counted within it."""
-        return max(self.clock() - self.work.began - self.work.aside, 1e-9)
+        sampled = f"{work.tokens:,} tokens" if work.tokens and work.unit != "token" else ""
+        return doing + ", ".join(part for part in (counted, work.figures, self.pace, sampled) if part)
 
     @property
     def pace(self) -> str:
-        """Things a second since the start and the time left at that rate; the seconds so far where too few are done."""
-        work, seconds, dollars = self.work, self.seconds, self.dollars()
+        """Things a second since the start and the time left at that rate; the seconds so far where nothing is done."""
+        work, seconds, dollars = self.work, self.clock() - self.work.began, self.dollars()
         done, left = work.done - work.first, work.total - work.done
         spent = f", ${dollars:.4f}" if dollars else ""
-        if work.held == "one" and done:  # the thing in hand is none of those that are done
-            seconds = work.moved - work.began
-        if not done or (left and done <= work.base and work.held != "one"):
+        if not done:
             return f"{duration(seconds)} so far{spent}"
-        eta = f", ETA {duration(work.left(seconds))}" if left else ""
+        eta = f", ETA {duration(left * seconds / done)}" if left else ""
         return f"{rate(done, seconds, work.unit)}{spent}{eta}"
 
-    @property
-    def sampled(self) -> str:
-        """The tokens since the start, and how many a second; nothing where they are what is counted."""
-        tokens = self.work.tokens
-        if not tokens or (self.work.unit == "token" and tokens == self.work.done - self.work.first):
-            return ""
-        a_second = tokens / self.seconds
-        return f"{tokens:,} tokens, {a_second:,.{0 if a_second >= 10 else 1}f} a second"
-
-    @property
-    def in_hand(self) -> str:
-        """What a stop waits for, and how long that takes; "" where it waits for nothing that is known."""
-        work = self.work
-        if work.held == "all":
-            return f" after this: {self.line()}"
-        if not work.held:
-            return ""
-        known = "" if work.last is None else f", the last one took {duration(work.last)}"
-        return f" after the {work.unit} in hand (for {duration(self.clock() - work.moved)} so far{known})"
-
     def stop(self) -> None:
-        """The stretch of work is over, or given up."""
+        """The stretch of work is over, or given up; where all of it is done and there is no bar, a line says so."""
+        work = self.work
+        if self.bar is None and work.doing and work.done == work.total > work.first:
+            self.say(self.line())
         if self._over is not None:
             with self._writing:
                 self._over.set()
@@ -347,7 +290,7 @@ class Progress:
         self.work = Stretch(self.clock())
 
 
-def told(text: str) -> Text:
+def one_line(text: str) -> Text:
     """One line of a terminal, cut where it is longer."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 

@@ -37,7 +37,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     said = capsys.readouterr()
     assert said.out.startswith("embedded at 60 tokens: ") and "pass@k" in said.out
     assert re.search(
-        rf"^{len(METHODS) * 2 + 1} of {len(METHODS) * 2 + 1}, embedded, 2 samples each: 12/12 problems, .* tokens, ",
+        rf"^{len(METHODS) * 2 + 1} of {len(METHODS) * 2 + 1}, embedded, 2 samples each: 12/12 problems, .* tokens$",
         said.err,
         re.MULTILINE,
     )

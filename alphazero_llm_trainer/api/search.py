@@ -170,7 +170,9 @@ def find(
             return stop()
 
         search = answer_search(student, config, perplexity, asked, value)
-        progress.start(config.search.simulations, unit="simulation", cost=student.engine.cost, held="one")
+        progress.start(
+            config.search.simulations, unit="simulation", cost=student.engine.cost, held="after the simulation in hand"
+        )
         found = asyncio.run(search.run(problem, config.seed, tree))
         progress.at(len(tree.simulations))
         progress.stop()

@@ -106,7 +106,7 @@ def answer(
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 
-    held = "all" if stop is None else ""
+    held = "after these problems" if stop is None else ""
     if tasks:
         with progress.within(len(tasks), "problem", doing, cost=engine.cost, held=held):
             run_until(stop or (lambda: False), respond_to_all())

@@ -93,7 +93,9 @@ class Run:
         """A round's minibatches as often as the method goes over them. Raises StoppedError where the user ends the run."""
         epochs = 1 if self.config.train.supervised else self.config.train.optimizer.epochs
         updates = [*minibatches] * epochs
-        with self.progress.within(len(updates), "update", f"round {self.size.name(number)}", held="one"):
+        with self.progress.within(
+            len(updates), "update", f"round {self.size.name(number)}", held="after the update in hand"
+        ):
             for minibatch in updates:
                 if any(self.ranks.gather(self.stop())):
                     raise StoppedError

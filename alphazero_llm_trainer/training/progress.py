@@ -42,7 +42,7 @@ class StepProgress(TrainerCallback):
         self.progress, self.doing = progress, doing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.start(state.max_steps, unit="step", doing=self.doing, held="one")
+        self.progress.start(state.max_steps, unit="step", doing=self.doing, held="after the step in hand")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.at(state.global_step)

@@ -93,12 +93,11 @@ class Recorder(Measured):
         self.collector.keep_books(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
-        counted: dict[str, Any] = {"cost": self.student.engine.cost, "base": self.size.questions_per_round}
+        cost = self.student.engine.cost
         if self.config.train.tokens is None:
-            self.progress.start(len(self.prepared.questions), len(self.journal), **counted)
+            self.progress.start(len(self.prepared.questions), len(self.journal), cost=cost)
         else:
-            counted["base"] *= self.config.search.max_tokens
-            self.progress.start(self.config.train.tokens, self.sampled, unit="token", **counted)
+            self.progress.start(self.config.train.tokens, self.sampled, unit="token", cost=cost)
         return checkpoint, facts.get("update", 0), start
 
     def new_card(self) -> dict[str, Any]:
