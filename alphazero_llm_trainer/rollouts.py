@@ -30,7 +30,7 @@ from .problems.step_checks import Calculator
 from .rewards.custom import open_reward
 from .rewards.perplexity import Perplexity
 from .rewards.terminal import finished_earns_one, make_evaluate
-from .teachers.build import BOOKS, build_teachers, build_terminal_checker, is_remote, open_remote
+from .teachers.build import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
 from .types import Cost, Problem, Task
 
 if TYPE_CHECKING:
@@ -144,29 +144,23 @@ class Collector:
         check_collecting(config, self.value is not None)
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
 
-    def keep_books(self, folder: Path) -> None:
-        """Keep the teachers' books in a run's folder; what earlier processes spent counts on."""
+    def keep_ledgers(self, folder: Path) -> None:
+        """Keep the teachers' ledgers in a run's folder; what earlier processes spent counts on."""
         if self.remote is not None:
-            self.remote.books.open(folder / BOOKS)
+            self.remote.ledgers.open(folder / LEDGERS)
 
     def ledgers(self) -> dict[str, Any]:
         """What the teachers and the terminal checker did and spent so far, for run.json."""
-        teachers = {} if self.teachers is None else self.teachers.ledgers
+        teachers = () if self.teachers is None else self.teachers.teachers
         return {
-            "teachers": {name: ledger.as_dict() for name, ledger in teachers.items()},
+            "teachers": {teacher.name: teacher.ledger.as_dict() for teacher in teachers},
             "terminal_checker": None if self.checker is None else self.checker.ledger.as_dict(),
-            "teacher_budget": None if self.remote is None else self.remote.books.as_dict(),
+            "teacher_budget": None if self.remote is None else self.remote.ledgers.as_dict(),
         }
 
     def spent(self) -> dict[str, Cost]:
-        """What each teacher and the terminal checker took in this process."""
-        ledgers: dict[str, Any] = {} if self.teachers is None else dict(self.teachers.ledgers)
-        if self.checker is not None:
-            ledgers[self.checker.name] = self.checker.ledger
-        if self.remote is None:
-            return {name: ledger.cost for name, ledger in ledgers.items()}
-        # The ledgers of a resumed run have its earlier processes' costs in them.
-        return {name: self.remote.books.session.get(name, Cost()) for name in ledgers}
+        """What each remote teacher and the terminal checker took in this process."""
+        return {} if self.remote is None else self.remote.ledgers.session
 
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
 from serve import BAD, Served  # noqa: E402
-from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
+from test_teachers import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402

@@ -68,7 +68,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
     assert manifest["config"]["search"]["simulations"] == 2 and "concurrent" not in manifest["config"]["search"]
     assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
-    assert 0 < summary.right <= summary.responses and 16 * 2 <= summary.simulations <= 16 * 4
+    assert 0 < summary.right <= summary.responses
     assert run_sample(job, tmp_path / "out", resume=True).session_trees == 0  # nothing is left to do
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
     assert more.session_trees == 2 and more.trees == 18
@@ -144,7 +144,7 @@ def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.Capture
     out = str(tmp_path / "out")
     assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["sampled_tokens_per_second"] > 0
+    assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["cost"]["sampled_tokens"] > 0
     # PRE is off unless asked for.
     assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
     assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0

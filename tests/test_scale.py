@@ -39,7 +39,7 @@ def test_every_node_has_the_same_student() -> None:
     job = a_job(1)
     worker = Worker(job)
     other = {**worker.open(), "fingerprint": "another"}
-    _, outcome = asyncio.run(worker.search(other, job.tasks[0]))
+    _, outcome, *_ = asyncio.run(worker.search(other, job.tasks[0]))
     assert isinstance(outcome, ConfigError) and "every node" in str(outcome)
 
 

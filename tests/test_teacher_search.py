@@ -167,12 +167,12 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         early = len(server.served)
         assert 0 < early < CALLS
         spent = stopped["teacher_budget"]["spent"]
-        assert spent["calls"] == early
+        assert early <= spent["calls"] < CALLS  # one may have been cancelled before it was sent
         dollars = stopped["teachers"]["test/one"]["cost"]["dollars"] + stopped["terminal_checker"]["cost"]["dollars"]
         assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
         assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
     card = RunFolder(folder.path).read_card()
-    assert len(server.served) == CALLS == card["teacher_budget"]["spent"]["calls"]
+    assert early < len(server.served) <= CALLS == card["teacher_budget"]["spent"]["calls"]
     both = [card["teachers"]["test/one"], card["terminal_checker"]]
     assert sum(one["cost"]["calls"] for one in both) == CALLS
     assert sum(one["cost"]["dollars"] for one in both) == pytest.approx(server.charged()[1])

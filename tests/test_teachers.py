@@ -1,23 +1,238 @@
-"""What teachers are asked, who is asked, and the tiers of the configuration."""
+"""What teachers are asked, who is asked, and what becomes of it where a server misbehaves in every known way."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 
 import pytest
-from fault_server import FaultServer
-from test_teacher_faults import KEY, ONE, PROBLEM, play
+from fault_server import FAULTS, GOOD, FaultServer
 
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import TeachersConfig
+from alphazero_llm_trainer.config.sections import BudgetConfig, TeacherModel, TeachersConfig
 from alphazero_llm_trainer.engine.protocol import TeacherLedger, TeacherProposal
-from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.teachers.answer import CallError
+from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.teachers import client as client_module
+from alphazero_llm_trainer.teachers.answer import CallError, read_answer
+from alphazero_llm_trainer.teachers.budget import Ledgers
 from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_checker, open_remote
-from alphazero_llm_trainer.teachers.client import ChatClient
+from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
 from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
-from alphazero_llm_trainer.types import Direction, Opening
+from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem
+
+KEY = "sk-secret-0123456789"
+PRICES = {"test/one": (2.0, 10.0), "test/two": (0.5, 1.0)}
+ONE, TWO = (TeacherModel(model=name, prompt_cost=a, completion_cost=b) for name, (a, b) in PRICES.items())
+PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")
+QUESTION = [{"role": "user", "content": "What next?"}]
+
+
+def play(server, use, *, key=KEY, **changes):
+    """`use(endpoint)` against a running server."""
+    wanted = TeachersConfig(**{"timeout_seconds": 20.0, "max_retries": 0, "max_tokens": 64, **changes})
+
+    async def main(url):
+        endpoint = Endpoint(url, key, wanted)
+        async with endpoint.session():
+            return await use(endpoint)
+
+    with server.running() as url:
+        return asyncio.run(main(url))
+
+
+def always(fault, **more):
+    return FaultServer(lambda number, asked: fault, prices=PRICES, hang=2.0, **more)
+
+
+def complete(endpoint):
+    return ChatClient(endpoint, ONE).complete(QUESTION)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """The SDK imports much on its first call, which would time out some tests."""
+    play(always("ok"), complete)
+
+
+# -- a call ------------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    **{status: f"http {status}" for status in ("307", "400", "401", "404", "429", "500")},
+    "error-200": "http 502",
+    "hang": "timeout",
+    "drip": "timeout",
+    "cut": "connection",
+    "close": "connection",
+    "html": "unreadable",
+    "no-content": "empty",
+    "thinks": "length",
+    "refusal": "refusal",
+    "content-filter": "refusal",
+    "ok-no-usage": "no usage",
+}
+
+
+@pytest.mark.parametrize("fault", sorted(KINDS))
+def test_a_fault_that_lasts(fault):
+    """Its kind, one sentence without a word of the server's, and the cost that the server told."""
+
+    async def use(endpoint):
+        with pytest.raises(CallError) as caught:
+            await complete(endpoint)
+        return caught.value, endpoint.ledgers
+
+    server = always(fault, echo=KEY)
+    patience = 0.4 if fault in ("hang", "drip") else 20.0
+    error, ledgers = play(server, use, timeout_seconds=patience)
+    assert error.kind == KINDS[fault]
+    assert "test/one" in str(error) and KEY not in str(error) and "\n" not in str(error)
+    tokens, dollars = server.charged(told=True)
+    assert ledgers.spent() == {"dollars": pytest.approx(dollars), "tokens": tokens, "calls": len(server.served)}
+    assert {*KINDS, *GOOD} == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", GOOD)
+def test_an_answer_in_any_dress(fault):
+    async def use(endpoint):
+        return await complete(endpoint), endpoint.ledgers.spent()
+
+    server = always(fault)
+    text, spent = play(server, use)
+    assert text.strip() == "3 + 4 = 7"
+    assert (spent["tokens"], spent["dollars"]) == (server.charged()[0], pytest.approx(server.charged()[1]))
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "close"])
+def test_passing_faults_are_tried_again(fault):
+    server = FaultServer(lambda number, asked: fault if number == 0 else "ok", prices=PRICES)
+    assert play(server, complete, max_retries=1) == "3 + 4 = 7" and len(server.served) == 2
+
+
+def test_concurrency_is_bounded(monkeypatch):
+    monkeypatch.setattr(client_module, "MOST_CALLS", 3)
+
+    async def use(endpoint):
+        client = ChatClient(endpoint, ONE)
+        return await asyncio.gather(*(client.complete(QUESTION, seed=seed) for seed in range(12)))
+
+    server = FaultServer(lambda number, asked: "hang", hang=0.1)
+    assert len(play(server, use)) == 12 and server.most_live == 3
+
+
+def test_the_key_is_nowhere(tmp_path, caplog):
+    """Logs of every library, errors, ledgers and representations."""
+    caplog.set_level(logging.DEBUG)
+    wanted, errors = random.Random(5), []
+    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "ok-no-usage")]
+
+    async def use(endpoint):
+        endpoint.ledgers.open(tmp_path / "ledgers.json")
+        client = ChatClient(endpoint, ONE)
+        for seed in range(40):
+            try:
+                await client.complete(QUESTION, seed=seed)
+            except CallError as error:
+                errors.append(f"{error} {error!r} {error.__cause__!r}")
+        return repr(client) + repr(endpoint) + repr(vars(endpoint.ledgers))
+
+    server = FaultServer(lambda number, asked: wanted.choice(faults), prices=PRICES, echo=KEY)
+    shown = play(server, use)
+    assert server.keys == {f"Bearer {KEY}"} and len(errors) > 5
+    assert KEY not in shown + "".join(errors) + (tmp_path / "ledgers.json").read_text() + caplog.text
+
+
+def test_no_key_of_another_service_is_sent(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, KEY)
+    server = always("ok")
+    play(server, complete, key=None)
+    assert server.keys == {"Bearer none"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[1, 2]", "{}", '{"choices": ["x"]}', '{"choices": [{"message": {"content": 7}}]}', '{"error": {"code": "x"}}',
+        "[" * 9999,
+        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": true, "completion_tokens": -1}}',
+        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1e999}}',
+    ],
+)  # fmt: skip
+def test_any_json_is_an_answer_or_a_failure(body):
+    try:
+        answer = read_answer(body.encode(), "m")
+    except CallError as error:
+        assert "\n" not in str(error)
+    else:
+        assert answer.usage is None and (answer.failure is not None or answer.text == "a")
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["dollars", "tokens", "calls"])
+def test_a_spent_budget_ends_the_calls_and_is_said_once(unit, caplog, monkeypatch):
+    async def use(endpoint):
+        ensemble = TeacherEnsemble(
+            [OpenAITeacher(ChatClient(endpoint, model)) for model in (ONE, TWO)],
+            endpoint.settings,
+            ledgers=endpoint.ledgers,
+        )
+        for seed in range(30):
+            await ensemble.propose(PROBLEM, [], seed)
+        return endpoint.ledgers.as_dict()
+
+    limit = {"dollars": 0.002, "tokens": 900, "calls": 7}[unit]
+    server = FaultServer(lambda number, asked: "500" if number == 2 else "ok", prices=PRICES)
+    monkeypatch.setattr(client_module, "MOST_CALLS", 1)
+    card = play(server, use, budget={"dollars": None, unit: limit})
+    tokens, dollars = server.charged()
+    taken = {"dollars": dollars, "tokens": tokens, "calls": len(server.served)}
+    assert card["spent"] == pytest.approx(taken)
+    last = server.served[-1]
+    one = {"dollars": last.dollars, "tokens": last.prompt + last.sampled, "calls": 1}[unit]
+    assert limit <= taken[unit] < limit + one + 1e-9  # no call is begun beyond it
+    assert card["refused"] > 10
+    said = [r.getMessage() for r in caplog.records if "budget" in r.getMessage()]
+    assert len(said) == 1 and unit in said[0]
+
+
+def test_a_model_that_tells_no_usage_is_asked_where_calls_alone_are_limited():
+    async def use(endpoint):
+        client, kinds = ChatClient(endpoint, ONE), []
+        for _ in range(3):
+            try:
+                kinds.append(await client.complete(QUESTION))
+            except CallError as error:
+                kinds.append(error.kind)
+        return kinds
+
+    server = always("ok-no-usage")
+    assert play(server, use, budget={"dollars": 1.0}) == ["no usage"] * 3 and len(server.served) == 1
+    assert play(always("ok-no-usage"), use, budget={"dollars": None}) == ["3 + 4 = 7"] * 3
+
+
+def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):
+    path = tmp_path / "ledgers.json"
+    first = Ledgers(BudgetConfig(calls=3))
+    first.open(path)
+    first.begin("a")
+    first.add("a", Cost(prompt_tokens=3, sampled_tokens=4, calls=1, dollars=0.25))
+    first.used("a", 0.75)
+    first.begin("a")
+    first.failed("a", CallError("http 500", "a is down"))
+    again = Ledgers(BudgetConfig(calls=3))
+    again.open(path)
+    assert again.spent() == {"dollars": 0.25, "tokens": 7, "calls": 2} and again.session == {}
+    assert again.of("a") == first.of("a") == TeacherLedger(2, 1, 0.75, {"http 500": 1}, first.of("a").cost)
+    again.begin("a")
+    with pytest.raises(CallError, match=r"teachers\.budget\.calls is spent: 3 of 3"):
+        again.begin("a")
+    path.write_text('{"a": {"calls": "x"}}')
+    with pytest.raises(DataError, match="remove it"):
+        again.open(path)
 
 
 class Fake:
@@ -33,8 +248,8 @@ class Fake:
         return TeacherProposal(self.says or f"{direction} {seed}", f"teacher:{self.name}", direction)
 
 
-def ensemble_of(teachers, *, seed=0, strengths=None, **settings):
-    return TeacherEnsemble(teachers, TeachersConfig(**settings), seed, strengths=strengths)
+def ensemble_of(teachers, *, seed=0, **settings):
+    return TeacherEnsemble(teachers, TeachersConfig(**settings), seed)
 
 
 def ask(ensemble, seed=0):
@@ -68,8 +283,11 @@ def test_parse_step(text, step):
 def test_a_teacher_proposes_one_line():
     async def use(endpoint):
         teacher = OpenAITeacher(ChatClient(endpoint, ONE))
-        asks = (Direction.RIGHT, Direction.WRONG, Direction.RIGHT)
-        return [await teacher.propose(PROBLEM, ["3 + 4 = 7"], direction, seed=2**40) for direction in asks], teacher
+        asks = (Direction.RIGHT, Direction.WRONG)
+        written = [await teacher.propose(PROBLEM, ["3 + 4 = 7"], direction, seed=2**40) for direction in asks]
+        with pytest.raises(CallError, match="no line that is a next step"):
+            await teacher.propose(PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0)  # the last step again
+        return written, teacher
 
     said = iter(["<think>hm</think>#### 7", "#### 8", "3 + 4 = 7"])
     server = FaultServer(lambda number, asked: "ok", lambda asked: next(said))
@@ -77,12 +295,11 @@ def test_a_teacher_proposes_one_line():
     assert found == [
         TeacherProposal("#### 7", "teacher:test/one", Direction.RIGHT),
         TeacherProposal("#### 8", "teacher:test/one", Direction.WRONG),
-        None,  # the last step again
     ]
     asked = [request["messages"][1]["content"] for request in server.requests]
     assert all(PROBLEM.question in text and "3 + 4 = 7" in text for text in asked)
     assert "correct" in asked[0] and "mistake" in asked[1]
-    assert teacher.ledger.calls == 3 and teacher.ledger.failures == {"unusable": 1}
+    assert teacher.ledger.calls == 3 and all(request["seed"] < 2**31 for request in server.requests)
 
 
 def test_a_teacher_that_continues_is_asked_in_the_students_chat():
@@ -108,8 +325,10 @@ def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     config = load_config(
         overrides=[{"search": {"step": "thought"}}, config.model_dump(include={"teachers", "teacher_tiers"})]
     )
-    (found, _) = play(chatty, use)
-    assert [one.text for one in found] == ["7 + 1 = 8"] and not any("stop" in request for request in chatty.requests)
+    [found, _] = play(chatty, use)
+    assert [proposal.text for proposal in found] == ["7 + 1 = 8"] and not any(
+        "stop" in request for request in chatty.requests
+    )
     with pytest.raises(ConfigError, match=r"teachers\.right is 0 and a teacher that continues"):
         config = load_config(overrides=[config.model_dump(include={"teachers", "teacher_tiers"}), "teachers.right=0"])
         play(chatty, use)
@@ -150,14 +369,7 @@ def test_wrong_steps_gain_by_being_wrong():
     right, wrong = ask(ensemble)
     ensemble.learn(right, 1.0, 0.5)
     ensemble.learn(wrong, 0.0, 0.5)
-    assert ensemble.ledgers["a"].as_dict()["mean_value"] == pytest.approx(0.75)
-
-
-def test_strengths_say_who_is_asked_first():
-    strengths = {"b": ["cheap", "wrong"], "c": ["right"]}
-    for seed in range(20):
-        ensemble = ensemble_of([Fake("a"), Fake("b"), Fake("c")], strengths=strengths, seed=seed)
-        assert [p.source for p in ask(ensemble, seed)] == ["teacher:c", "teacher:b"]
+    assert ensemble.ledgers.of("a").as_dict()["mean_value"] == pytest.approx(0.75)
 
 
 def test_when_teachers_are_asked():

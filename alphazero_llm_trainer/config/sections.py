@@ -194,7 +194,7 @@ class BudgetConfig(Section):
     calls: NonNegative | None
 
     def share(self, parts: int) -> BudgetConfig:
-        """The budget of one of `parts` processes that can't see each other's books."""
+        """The budget of one of `parts` processes that can't see each other's ledgers."""
         return BudgetConfig(
             dollars=None if self.dollars is None else self.dollars / parts,
             tokens=None if self.tokens is None else self.tokens // parts,
@@ -278,10 +278,7 @@ class StudentModel(Section):
 
 
 class TeacherModel(Section):
-    """A teacher of teacher_models.yaml. Costs are dollars per million tokens.
-
-    `strengths` is for readers, but for "right" and "wrong": such a teacher is asked first for steps of that direction.
-    """
+    """A teacher of teacher_models.yaml. Costs are dollars per million tokens; `strengths` is for readers."""
 
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*(:[\w.-]+)?$")]
     prompt_cost: NonNegativeFloat = 0.0

@@ -286,16 +286,6 @@ class TeacherLedger:
     failures: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def count(self, what: str, kind: str = "", value: float = 0.0) -> None:
-        """Count one "call", "failure" of a kind, or "used" proposal with its gain."""
-        if what == "call":
-            self.calls += 1
-        elif what == "used":
-            self.used += 1
-            self.value += value
-        elif what == "failure":
-            self.failures[kind] = self.failures.get(kind, 0) + 1
-
     def as_dict(self) -> dict[str, Any]:
         """For run.json."""
         return {
@@ -311,7 +301,11 @@ class Teacher(Protocol):
     """Something that proposes next steps in text. Never used at evaluation."""
 
     name: str
-    ledger: TeacherLedger
+
+    @property
+    def ledger(self) -> TeacherLedger:
+        """What it did so far."""
+        ...
 
     async def propose(
         self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int

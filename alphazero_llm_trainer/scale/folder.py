@@ -15,17 +15,19 @@ from ..mcts.journal import JOURNAL, Journal
 from ..problems.load import rows_hash
 from ..types import Task
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
 SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
 
 class SampleFolder:
-    """The output of `sample`; `begin` once the policy is known, `write` each record, `end`. Its lock is the caller's.
+    """The output of `sample`. Its lock is the caller's.
+
+    `begin` once the policy is known, `write` each record, `end`.
 
     Args:
         path: the folder.
-        identity: what decides the trees (configuration, split, seed); a resumed run's must be the same.
+        identity: what decides the trees (configuration, split, seed); a resumed run's is the same.
         tasks: the run's questions; a resumed run may have more, but must begin with the same.
         resume: go on with what is there; an empty folder is a new run.
 
@@ -40,30 +42,28 @@ class SampleFolder:
         self.stored = self._read_manifest()
         if not self.stored:
             # A session that ended before its first manifest has left files with nothing in them.
-            written = [file.name for file in path.glob("[!.]*") if file.is_dir() or file.stat().st_size]
-            strange = [name for name in written if not name.startswith(MANIFEST)]
+            written = [f for f in path.glob("[!.]*") if f.is_dir() or f.stat().st_size]
+            strange = [f.name for f in written if not f.name.startswith(MANIFEST)]
             if strange:
                 raise ConfigError(
-                    f"--out {path} holds {min(strange)}, and no {MANIFEST} of a sample run: name another"
-                    " folder, or remove it"
+                    f"--out {path} holds {min(strange)}, and no {MANIFEST} of a sample run: name"
+                    " another folder, or remove it"
                 )
             return
         if not resume:
-            raise ConfigError(
-                f"--out {path} holds a run already: add --resume to go on with it, or name another folder"
-            )
+            raise ConfigError(f"--out {path} holds a run already: add --resume to go on with it, or name another")
         had = self.stored["questions"]
         if had > len(tasks):
             raise ConfigError(f"--num is {len(tasks)}, the run in {path} has {had}: ask for as many or more")
         self._compare(identity)
-        if self.stored.get("rows") not in (None, rows_hash(tasks[:had])):  # 0.6 wrote none
+        if self.stored["rows"] != rows_hash(tasks[:had]):
             raise ConfigError(
                 f"the first {had:,} rows have other questions or answers than the run in {path} was"
                 " sampled from: restore them, or name another --out"
             )
 
     def _read_manifest(self) -> dict[str, Any]:
-        """What a session of before has left; {} in a new folder."""
+        """What an earlier session has left; {} in a new folder."""
         file = self.path / MANIFEST
         if not file.exists():
             return {}
@@ -74,7 +74,7 @@ class SampleFolder:
             raise ValueError(f"its format is {stored['format']}")
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
-                f"{file} is no manifest of format {FORMAT} ({error}): restore it, or name another folder"
+                f"{file} is no manifest of format {FORMAT} ({error}): restore it, or name another"
             ) from error
 
     def _compare(self, asked: Mapping[str, Any]) -> None:
@@ -90,7 +90,8 @@ class SampleFolder:
     def begin(self, policy: Mapping[str, Any]) -> None:
         """Open everything for writing with `policy` (name, fingerprint and version of the weights).
 
-        Raises ConfigError when the folder's trees come from other weights, and DataError for a broken journal.
+        Raises ConfigError when the folder's trees come from other weights, and DataError for a broken
+        journal.
         """
         if self.stored:
             self._compare({"policy": policy})
@@ -109,7 +110,10 @@ class SampleFolder:
             self.journal.sync()
 
     def end(self, status: str) -> None:
-        """Close all files with `status` "complete" or "stopped". A process that dies leaves "running"."""
+        """Close all files with `status` "complete" or "stopped".
+
+        A process that dies leaves "running".
+        """
         with closing(self.aside):  # where a full disk fails the journal too
             self.journal.close()
             self.write_manifest(status)
@@ -117,4 +121,5 @@ class SampleFolder:
     def write_manifest(self, status: str) -> None:
         """Readers see the manifest of before or this one, never half of it."""
         counts = {"trees": len(self.journal), "set_aside": len(self.aside)}
-        write_json(self.path / MANIFEST, {"format": FORMAT, "status": status, **self.facts, **counts})
+        facts = {"format": FORMAT, "status": status, **self.facts, **counts}
+        write_json(self.path / MANIFEST, facts)

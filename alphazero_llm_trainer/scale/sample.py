@@ -21,22 +21,17 @@ ATTEMPTS = 3  # failures of a question while it ran alone after which it is set 
 
 def identity(job: SampleJob) -> dict[str, Any]:
     """What decides the trees. Pacing (how many at once, where they run) is left out: it may change."""
-    decides = job.config.model_dump(
+    sections = ("student", "problems", "search", "rewards", "teachers")
+    config = job.config.model_dump(
         mode="json",
-        include={
-            "student": True,
-            "problems": {"source", "path", "levels", "hold_out"},
-            "search": True,
-            "rewards": True,
-            "teachers": True,
-            "train": {"groups", "requeue_limit", "reward"},  # what the collector reads
-        },
+        # What the collector reads of `train`.
+        include=dict.fromkeys(sections, True) | {"train": {"groups", "requeue_limit", "reward"}},
         exclude={
             "search": {"concurrent"},
             "teachers": {"budget", "timeout_seconds", "max_retries"},
         },
     )
-    return {"config": decides, "split": job.split, "start": job.start, "seed": job.config.seed}
+    return {"config": config, "split": job.split, "start": job.start, "seed": job.config.seed}
 
 
 def run_sample(
@@ -68,35 +63,34 @@ def run_sample(
     tasks = {task.problem.id: task for task in job.tasks}
     if len(tasks) < len(job.tasks):
         raise DataError("two questions have the same id: sample needs one id a question")
-    began = time.perf_counter()
     with ExitStack() as held:
         held.enter_context(FolderLock(out))
         folder = SampleFolder(out, identity(job), job.tasks, resume)
-        workers: OnRay | InProcess = OnRay(job, progress.say) if job.workers > 1 else InProcess(job, out)
+        workers = OnRay(job) if job.workers > 1 else InProcess(job, out)
         held.callback(workers.close)
         folder.begin(workers.open())
-        if folder.journal.dropped_bytes:
-            progress.say(f"dropped {folder.journal.dropped_bytes:,} bytes of a half-written tree: it is searched again")
         left = folder.left(tasks)
         progress.start(len(tasks), len(tasks) - len(left), "tree")
-        searching = time.perf_counter()
-        summary = Summary(len(tasks), start_seconds=searching - began)
+        began, summary = time.perf_counter(), Summary(len(tasks))
+        teachers: dict[str, dict[str, Cost]] = {}  # by process
         try:
             for width in (job.config.search.concurrent, *[1] * ATTEMPTS):
                 failed = dict.fromkeys(left, "its worker died")
-                for key, outcome in workers.search([tasks[key] for key in left], width, stop):
-                    if isinstance(outcome, FATAL):
-                        raise outcome
-                    if isinstance(outcome, Exception):
-                        failed[key] = reason_of(outcome)
+                searched = workers.search([tasks[key] for key in left], width, stop)
+                for key, result, process, costs in searched:
+                    teachers[process] = costs
+                    if isinstance(result, FATAL):
+                        raise result
+                    if isinstance(result, Exception):
+                        failed[key] = reason_of(result)
                         continue
                     del failed[key]
-                    if outcome is not None:
-                        folder.write(outcome)
-                        progress.note("last tree", summary.add(outcome))
-                        solved = f"{summary.solved_trees:,} of {summary.session_trees:,} questions"
-                        progress.note("solved", solved)
-                        progress.advance(tokens=outcome["cost"]["sampled_tokens"])
+                    if result is not None:
+                        folder.write(result)
+                        progress.note("last tree", summary.add(result))
+                        counts = f"{summary.solved_trees:,} of {summary.session_trees:,} questions"
+                        progress.note("solved", counts)
+                        progress.advance(tokens=result["cost"]["sampled_tokens"])
                 left = list(failed)
             if not stop():
                 for key, reason in failed.items():
@@ -106,9 +100,9 @@ def run_sample(
         finally:
             progress.stop()
             folder.end(summary.status)
-        for spent in workers.spent():
-            for name, cost in spent.items():
+        for costs in teachers.values():
+            for name, cost in costs.items():
                 summary.teachers.setdefault(name, Cost()).add(cost)
         summary.trees, summary.set_aside = len(folder.journal), list(folder.aside.values())
-        summary.seconds = time.perf_counter() - searching
+        summary.seconds = time.perf_counter() - began
         return summary

@@ -21,11 +21,10 @@ class Summary:
 
     status: "complete" or "stopped"; trees, set_aside: of all sessions; session_trees: records with a
     search; skipped: questions that don't fit the engine or whose reward failed (an empty tree is
-    recorded); simulations_saved: what adaptive budgets and solved questions left out; responses:
-    finished ones, repeats counted; right: those with full marks (the gold answer, where no reward of
-    the user's own takes part); solved_trees: with a right response; ends: how responses ended
-    (`extract.endings`); cost: of the trees; teachers: costs by teacher; start_seconds:
-    until the first question, seconds: from there to the last.
+    recorded); responses: finished ones, repeats counted; right: those with full marks (the gold
+    answer, where no reward of the user's own takes part); solved_trees: with a right response; ends:
+    how responses ended (`extract.endings`); cost: of the trees; teachers: costs by name; seconds: of
+    searching.
     """
 
     questions: int = 0
@@ -34,8 +33,6 @@ class Summary:
     set_aside: list[dict[str, Any]] = field(default_factory=list)
     session_trees: int = 0
     skipped: int = 0
-    simulations: int = 0
-    simulations_saved: int = 0
     responses: int = 0
     right: int = 0
     solved_trees: int = 0
@@ -43,7 +40,6 @@ class Summary:
     cost: Cost = field(default_factory=Cost)
     teachers: dict[str, Cost] = field(default_factory=dict)
     seconds: float = 0.0
-    start_seconds: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> str:
         """Add a journal record. Returns a line on it."""
@@ -56,23 +52,12 @@ class Summary:
         responses = sum(path.samples for path in ended)
         right = sum(path.samples for path in ended if path.right)
         self.session_trees += 1
-        self.simulations += len(tree.simulations)
-        self.simulations_saved += record.get("saved", 0)
         self.responses += responses
         self.right += right
         self.solved_trees += right > 0
         self.ends += endings(tree)
         counts = len(tree), len(tree.simulations), right, responses
         return last_tree(record["key"], *counts, record["ended_by"])
-
-    @property
-    def dollars(self) -> float:
-        """What providers charged in this session."""
-        return self.cost.dollars + sum(cost.dollars for cost in self.teachers.values())
-
-    def rate(self, count: int) -> float:
-        """So many things, a second."""
-        return count / max(self.seconds, 1e-9)
 
     def text(self, folder: Path) -> str:
         """What the terminal shows of the run in `folder`."""
@@ -81,24 +66,17 @@ class Summary:
         if self.session_trees:
             lines.append(
                 f"searched now: {self.session_trees:,} in {duration(self.seconds)}; {self.right:,} of"
-                f" {self.responses:,} responses are right, and {self.solved_trees:,} trees have a right one;"
-                f" {tokens:,} sampled tokens, {self.rate(tokens):,.0f} a second"
+                f" {self.responses:,} responses are right, and {self.solved_trees:,} trees have a"
+                f" right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
             )
         if self.skipped:
             lines.append(f"{self.skipped:,} trees are empty: the question doesn't fit, or its reward failed")
         if self.set_aside:
             lines.append(f"{len(self.set_aside):,} questions failed three times and are in set_aside.jsonl")
-        if self.dollars:
-            lines.append(f"the teachers charged ${self.dollars:.4f}")
+        if dollars := sum(cost.dollars for cost in self.teachers.values()):
+            lines.append(f"the teachers charged ${dollars:.4f}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain figures: all but `trees` and `set_aside` are this session's."""
-        return {
-            **asdict(self),
-            "ends": dict(self.ends),
-            "set_aside": len(self.set_aside),
-            "dollars": round(self.dollars, 6),
-            "trees_per_second": round(self.rate(self.session_trees), 3),
-            "sampled_tokens_per_second": round(self.rate(self.cost.sampled_tokens), 1),
-        }
+        return {**asdict(self), "ends": dict(self.ends), "set_aside": len(self.set_aside)}

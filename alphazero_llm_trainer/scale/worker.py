@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ..config.load import Config
 from ..engine.background import freeze_loaded
@@ -17,8 +18,9 @@ from ..types import Cost, Task
 
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
-# A question's key; its journal record, None where a budget stopped it, or what it raised.
-Outcome = tuple[str, dict[str, Any] | Exception | None]
+# Of a question: its key; its journal record, None where it was stopped, or what it raised; a name of
+# the process, and what teachers took there so far.
+Outcome = tuple[str, dict[str, Any] | Exception | None, str, dict[str, Cost]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Worker:
     """Searches the questions of `job`; loads its policy with the first of them, or with `load`."""
 
     def __init__(self, job: SampleJob) -> None:
-        self.job, self.config = job, job.config
+        self.job, self.config, self.process = job, job.config, uuid4().hex
         self.policy: dict[str, Any] = {}
         self._loading = asyncio.Lock()
 
@@ -94,28 +96,25 @@ class Worker:
         return self.policy
 
     async def search(self, policy: dict[str, Any], task: Task) -> Outcome:
-        """The question's outcome.
-
-        A student other than the run's `policy`, and no tree after `job.seconds`, are failures.
-        """
+        """The question's outcome. A student other than the run's `policy` is a failure, and so is no tree
+        after `job.seconds`."""
         key, seed = task.problem.id, self.config.seed
+        result: dict[str, Any] | Exception | None = None
         try:
             if await self.load() != policy:
                 raise ConfigError(
                     f"a worker has another student or value network than the run ({self.policy}"
                     f" instead of {policy}): give every node the same files and settings"
                 )
-            tree = await asyncio.wait_for(anext(self.collector.collect([(key, task)], seed)), self.job.seconds)
-            stopped = tree.ended_by == "stopped"
-            return key, None if stopped else tree.record(seed=seed, split=self.job.split)
+            trees = self.collector.collect([(key, task)], seed)
+            tree = await asyncio.wait_for(anext(trees), self.job.seconds)
+            if tree.ended_by != "stopped":
+                result = tree.record(seed=seed, split=self.job.split)
         except TimeoutError:
-            return key, TimeoutError(f"no tree within {self.job.seconds:g} s")
+            result = TimeoutError(f"no tree within {self.job.seconds:g} s")
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
-            return key, error
-
-    async def spent(self) -> dict[str, Cost]:
-        """What teachers took so far in this process."""
-        return self.collector.spent() if self.policy else {}
+            result = error
+        return key, result, self.process, self.collector.spent() if self.policy else {}
 
     async def close(self) -> None:
         """Let go of what a server keeps for the engine; no call may follow."""

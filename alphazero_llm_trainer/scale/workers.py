@@ -7,23 +7,24 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..types import Cost, Task
+from ..types import Task
 from .worker import Outcome, SampleJob, Worker
 
 START_SECONDS = 300.0  # how long workers may take to load
-LEAVE_SECONDS = 10.0  # how long they may take to tell costs, and to unload adapters from a server
+LEAVE_SECONDS = 10.0  # how long they may take to unload adapters from a server
 POLL_SECONDS = 0.25  # between two looks at `stop`
 
 Stop = Callable[[], bool]
 
 
 class InProcess:
-    """One worker on this thread; its teachers' books are kept in `folder`."""
+    """One worker on this thread; its teachers' ledgers are kept in `folder`."""
 
     def __init__(self, job: SampleJob, folder: Path) -> None:
         self.worker, self.folder, self.runner = Worker(job), folder, asyncio.Runner()
@@ -31,15 +32,11 @@ class InProcess:
     def open(self) -> dict[str, Any]:
         """Load the policy; see `Worker.open`."""
         self.policy = self.worker.open()
-        self.worker.collector.keep_books(self.folder)
+        self.worker.collector.keep_ledgers(self.folder)
         return self.policy
 
-    def spent(self) -> list[dict[str, Cost]]:
-        """What teachers took so far, by process."""
-        return [self.worker.collector.spent()]
-
     def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
-        """The outcomes of `tasks` as they end, `width` of them beside each other; less once `stop` is true."""
+        """The outcomes of `tasks` as they end, `width` of them beside each other, until `stop` is true."""
         loop, waiting = self.runner.get_loop(), deque(tasks)
         running: set[asyncio.Task[Any]] = set()
         while (waiting or running) and not stop():
@@ -59,17 +56,16 @@ class InProcess:
 class OnRay:
     """Workers as Ray actors in an `ActorPool`. Ray starts a process again that died, and tries its calls once more.
 
-    On a cluster every node must have the same files. `say` gets a line for each death.
+    On a cluster every node must have the same files.
 
     Raises ConfigError where Ray is missing or unreachable.
     """
 
-    def __init__(self, job: SampleJob, say: Callable[[str], None]) -> None:
+    def __init__(self, job: SampleJob) -> None:
         connect(job.address, job.workers)
         import ray
 
-        self.say = say
-        # Each keeps books of its own, of its share of the teachers' budget; a new process begins anew.
+        # Each keeps ledgers of its own, of its share of the teachers' budget; a new process begins anew.
         teachers = job.config.teachers
         teachers = teachers.model_copy(update={"budget": teachers.budget.share(job.workers)})
         config = job.config.model_copy(update={"teachers": teachers})
@@ -95,7 +91,7 @@ class OnRay:
         return self.policy
 
     def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
-        """As `InProcess.search`, `width` on each worker. Tasks whose process died twice have no outcome."""
+        """As `InProcess.search`, `width` on each worker. A task whose process died twice has no outcome."""
         from ray.exceptions import RayError
         from ray.util import ActorPool
 
@@ -103,21 +99,8 @@ class OnRay:
         for task in tasks:
             pool.submit(lambda actor, task: actor.search.remote(self.policy, task), task)
         while pool.has_next() and not stop():
-            try:
-                outcome = pool.get_next_unordered(timeout=POLL_SECONDS)
-            except TimeoutError:
-                continue
-            except RayError as error:
-                self.say(f"a question failed with its worker ({reason_of(error)})")
-                continue
-            yield outcome
-
-    def spent(self) -> list[dict[str, Cost]]:
-        """As `InProcess.spent`, of the processes that are there."""
-        import ray
-
-        asked = [actor.spent.remote() for actor in self.actors]
-        return ray.get(ray.wait(asked, num_returns=len(asked), timeout=LEAVE_SECONDS)[0])
+            with suppress(TimeoutError, RayError):
+                yield pool.get_next_unordered(timeout=POLL_SECONDS)
 
     def close(self) -> None:
         """Unload adapters, which a killed process can't, and end the workers, with Ray where it was started here."""
@@ -148,7 +131,13 @@ def connect(address: str | None, cpus: int) -> None:
         raise ConfigError("Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1") from error
     here: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
     try:
-        ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR, **here)
+        ray.init(
+            address,
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **here,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"Ray can't be reached at {address or 'this machine'} ({reason_of(error)}): check --address"

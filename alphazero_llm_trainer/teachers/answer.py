@@ -13,8 +13,8 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError
 from ..answers import without_thinking
 from ..errors import TeacherError
 
-MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
-BUDGET = "budget"  # the kind of a call that was not sent: it could have gone over `teachers.budget`
+MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake
+BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
 _HELP = {
@@ -27,32 +27,28 @@ _HELP = {
 
 
 class CallError(TeacherError):
-    """A call that failed for good; `kind` says why, it is a key of `TeacherLedger.failures`.
+    """A call that failed for good; `kind` says why, it is a key of `TeacherLedger.failures`."""
 
-    `charged` tells that the provider may have charged for an answer that never came whole.
-    """
-
-    def __init__(self, kind: str, message: str, *, charged: bool = False) -> None:
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.kind, self.charged = kind, charged
+        self.kind = kind
 
 
 Tokens = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
 
 
 class Usage(BaseModel):
-    """What a provider reports: tokens, of them prompt tokens out of its cache, and its price where it names one."""
+    """What a provider reports: tokens, those of the prompt out of its cache, and its price."""
 
     prompt: Tokens = Field(alias="prompt_tokens")
     sampled: Tokens = Field(alias="completion_tokens")
     cached: Tokens | None = Field(None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
-    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")  # OpenRouter's
+    # OpenRouter's
+    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")
 
 
 class Message(BaseModel):
     content: str | None = None
-    reasoning_content: str | None = None  # DeepSeek's and vLLM's thinking
-    reasoning: str | None = None  # OpenRouter's
     refusal: str | None = None
 
 
@@ -63,7 +59,7 @@ class Choice(BaseModel):
 
 
 class Body(BaseModel):
-    """A chat completion. Of `usage` nothing is expected: where it can't be read, the answer still can."""
+    """A chat completion. Of `usage` nothing is expected: the answer can be read without it."""
 
     choices: list[Choice] | None = None
     error: Any = None
@@ -72,11 +68,9 @@ class Body(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """A chat completion: `text` is its content without thinking, `characters` counts all that was written, thinking
-    included; `failure` tells why `text` can't be used, or is None."""
+    """A chat completion: `text` is its content without thinking, `failure` why it can't be used."""
 
     text: str
-    characters: int
     usage: Usage | None
     failure: CallError | None = None
 
@@ -90,34 +84,31 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     try:
         answer = Body.model_validate_json(body)
     except ValidationError:
-        raise CallError(
-            "unreadable", f"{name} answered with something that is no chat completion", charged=True
-        ) from None
+        raise CallError("unreadable", f"{name} answered with no chat completion") from None
     choice = answer.choices[0] if answer.choices else Choice()
     # OpenRouter reports a provider's failure inside a 200 response.
-    failure = answer.error or choice.error
-    if failure:
+    if failure := answer.error or choice.error:
         code = failure.get("code") if isinstance(failure, dict) else None
-        error = status_error(code if isinstance(code, int) else 500, name)
-        error.charged = choice.error is not None or answer.usage is not None  # in the middle of an answer
-        raise error
+        raise status_error(code if isinstance(code, int) else 500, name)
     message = choice.message or Message()
-    content, thought = message.content or "", message.reasoning_content or message.reasoning or ""
-    text, why = without_thinking(content), None
+    text, why = without_thinking(message.content or ""), None
     if message.refusal or choice.finish_reason == "content_filter":
         why = CallError("refusal", f"{name} refused to answer")
     elif not text.strip() and choice.finish_reason == "length":
-        why = CallError("length", f"{name} spent all of its tokens on thinking: raise teachers.max_tokens")
+        why = CallError("length", f"{name} only thought: raise teachers.max_tokens")
     elif not text.strip():
         why = CallError("empty", f"{name} answered without content")
     try:
         usage = Usage.model_validate(answer.usage)
     except ValidationError:
         usage = None
-    return ChatAnswer(text, len(content) + len(thought), usage, why)
+    return ChatAnswer(text, usage, why)
 
 
 def status_error(status: int, name: str) -> CallError:
-    """An HTTP status as an error. A provider's own words are left out: they may repeat a part of the key."""
-    other = "try again later" if status >= 500 else "check base_url, the model's id and its context"
-    return CallError(f"http {status}", f"{name} answered with HTTP {status}: {_HELP.get(status, other)}")
+    """An HTTP status as an error, without the provider's words: they may repeat a part of the key."""
+    other = "check base_url, the model's id and its context"
+    if status >= 500:
+        other = "try again later"
+    message = f"{name} answered with HTTP {status}: {_HELP.get(status, other)}"
+    return CallError(f"http {status}", message)

@@ -1,120 +1,105 @@
-"""The teachers' books: what a call may cost at most is taken from the budget before it is sent, and what it did cost is
-settled after it. In a run's folder they are a file of JSON lines, so that a resumed run goes on with what is left, and
-what a killed process had under way counts at its most."""
+"""What all teachers of a run did, and whether their budget allows a further call."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from ..config.sections import BudgetConfig
 from ..engine.protocol import TeacherLedger
 from ..errors import DataError
+from ..files import write_json
 from ..types import Cost
 from .answer import BUDGET, CallError
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class Spent:
-    """Dollars, tokens (prompt and completion) and calls."""
-
-    dollars: float = 0.0
-    tokens: int = 0
-    calls: int = 0
-
-    def add(self, other: Spent, sign: int = 1) -> None:
-        self.dollars += sign * other.dollars
-        self.tokens += sign * other.tokens
-        self.calls += sign * other.calls
+_STORED = TypeAdapter(dict[str, TeacherLedger])
 
 
-class Books:
-    """What all teachers and the terminal checker of a run did, and may spend.
+class Ledgers:
+    """A ledger for each teacher and the terminal checker by name, and the budget that they share.
 
-    `ledgers` has one for each by name; `spent` is what counts against the budget: settled calls at what they took, those
-    under way and those whose answer never came at the most that they can. `refused` counts the calls that the budget
-    didn't allow; `session` has the cost of this process alone.
+    In a run's folder it is a file, so that a resumed run goes on with what is left. Calls count when
+    they begin. Tokens and dollars are those of the answers' `usage`: calls under way when a limit is
+    reached still end, and what a lost answer cost isn't known. `refused` counts calls that the budget
+    didn't allow; `session` has the costs of this process alone.
     """
 
     def __init__(self, limits: BudgetConfig) -> None:
         self.limits = limits
-        self.ledgers: dict[str, TeacherLedger] = {}
-        self.spent, self.refused = Spent(), 0
+        self.by_name: dict[str, TeacherLedger] = {}
         self.session: dict[str, Cost] = {}
-        self._file: TextIO | None = None
+        self.refused = 0
+        self._path: Path | None = None
 
-    def ledger(self, name: str) -> TeacherLedger:
-        return self.ledgers.setdefault(name, TeacherLedger())
+    def of(self, name: str) -> TeacherLedger:
+        """The ledger of the teacher `name`."""
+        return self.by_name.setdefault(name, TeacherLedger())
 
-    def reserve(self, teacher: str, most: Spent) -> None:
-        """Take the most that a call can cost from the budget. Raises CallError, of kind "budget", where that doesn't fit."""
-        for name, taken in asdict(self.spent).items():
-            limit = getattr(self.limits, name)
-            if limit is not None and taken + getattr(most, name) > limit:
-                why = f"teachers.budget.{name} allows no further call of {teacher} ({taken:g} of {limit:g} are spent)"
+    def spent(self) -> dict[str, float]:
+        """What counts against the budget: dollars, tokens (prompt and completion) and calls."""
+        costs = [ledger.cost for ledger in self.by_name.values()]
+        return {
+            "dollars": sum(cost.dollars for cost in costs),
+            "tokens": sum(c.prompt_tokens + c.cached_tokens + c.sampled_tokens for c in costs),
+            "calls": sum(ledger.calls for ledger in self.by_name.values()),
+        }
+
+    def begin(self, name: str) -> None:
+        """Count a call that is about to be sent. Raises CallError where the budget is spent."""
+        for unit, taken in self.spent().items():
+            limit = getattr(self.limits, unit)
+            if limit is not None and taken >= limit:
+                why = f"teachers.budget.{unit} is spent: {taken:g} of {limit:g}"
                 if not self.refused:
-                    log.warning("%s: the student goes on without it", why)
+                    log.warning("%s: the student goes on without teachers", why)
                 self.refused += 1
                 raise CallError(BUDGET, why)
-        self._record(teacher, spent=asdict(most), what="call")  # written before anything is sent
+        self.of(name).calls += 1
+        self._save()
 
-    def settle(self, teacher: str, most: Spent, cost: Cost, sure: bool) -> None:
-        """A call took `cost`; where that is not `sure`, the budget pays the most that it can have taken."""
-        taken = Spent(cost.dollars, cost.prompt_tokens + cost.cached_tokens + cost.sampled_tokens, 1)
-        if not sure:
-            taken = Spent(max(taken.dollars, most.dollars), max(taken.tokens, most.tokens), 1)
-        taken.add(most, -1)
-        self.session.setdefault(teacher, Cost()).add(cost)
-        self._record(teacher, spent=asdict(taken), cost=cost.as_dict())
+    def add(self, name: str, cost: Cost) -> None:
+        """Add what a call took."""
+        self.of(name).cost.add(cost)
+        self.session.setdefault(name, Cost()).add(cost)
+        self._save()
 
-    def note(self, teacher: str, what: str, kind: str = "", value: float = 0.0) -> None:
-        """Count what became of an ask in the teacher's ledger (see `TeacherLedger.count`)."""
-        self._record(teacher, what=what, kind=kind, value=value)
+    def used(self, name: str, gain: float) -> None:
+        """Count a proposal that the search took in, with its gain in [0, 1]."""
+        self.of(name).used += 1
+        self.of(name).value += gain
+        self._save()
 
-    def failed(self, teacher: str, error: CallError) -> None:
-        """Count a failure; the first of each kind is said. (What the budget refused is counted and said there.)"""
+    def failed(self, name: str, error: CallError) -> None:
+        """Count a failure, and log the first of each kind. (`begin` counts the budget's.)"""
         if error.kind == BUDGET:
             return
-        if error.kind not in self.ledger(teacher).failures:
-            log.warning("a call of %s failed: %s", teacher, error)
-        self.note(teacher, "failure", error.kind)
+        failures = self.of(name).failures
+        if error.kind not in failures:
+            log.warning("a call of %s failed: %s", name, error)
+        failures[error.kind] = failures.get(error.kind, 0) + 1
+        self._save()
 
     def open(self, path: Path) -> None:
-        """Keep the books in the file `path` from now on; what it holds already is taken in."""
+        """Keep the ledgers in the file `path` from now on; what it holds already counts."""
+        self._path = path
         if path.exists():
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            os.truncate(path, len(whole))  # a crash may have cut the last line
-            for number, line in enumerate(whole.splitlines(), 1):
-                try:
-                    self._apply(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise DataError(f"{path} line {number} is no event of the books ({error}): remove it") from error
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+            try:
+                self.by_name |= _STORED.validate_json(path.read_bytes())
+            except ValidationError as error:
+                why = error.errors()[0]["msg"]
+                raise DataError(f"{path} has no teachers' ledgers ({why}): remove it") from error
 
     def as_dict(self) -> dict[str, Any]:
         """For run.json: the limits, what counts against them, and how many calls were refused."""
-        return {
-            "limits": self.limits.model_dump(mode="json"),
-            "spent": asdict(self.spent),
-            "refused": self.refused,
-        }
+        limits = self.limits.model_dump(mode="json")
+        return {"limits": limits, "spent": self.spent(), "refused": self.refused}
 
-    def _record(self, teacher: str, **facts: Any) -> None:
-        event = {"teacher": teacher, **facts}
-        self._apply(event)
-        if self._file is not None:
-            self._file.write(json.dumps(event) + "\n")
-
-    def _apply(self, event: dict[str, Any]) -> None:
-        ledger = self.ledger(event["teacher"])
-        self.spent.add(Spent(**event.get("spent", {})))
-        ledger.cost.add(Cost(**event.get("cost", {})))
-        if "what" in event:
-            ledger.count(event["what"], event.get("kind", ""), event.get("value", 0.0))
+    def _save(self) -> None:
+        if self._path is not None:
+            write_json(self._path, {name: asdict(entry) for name, entry in self.by_name.items()})

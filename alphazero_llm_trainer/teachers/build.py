@@ -14,8 +14,8 @@ from .client import ChatClient, Endpoint
 from .ensemble import TeacherEnsemble
 from .openai_teacher import ContinuingTeacher, OpenAITeacher, TerminalChecker
 
-CHECKER = "terminal checker"  # its name in the books
-BOOKS = "teacher_books.jsonl"  # in a run's folder
+CHECKER = "terminal checker"  # the name of its ledger
+LEDGERS = "teacher_ledgers.jsonl"  # in a run's folder
 
 
 def is_remote(config: Config) -> bool:
@@ -24,7 +24,7 @@ def is_remote(config: Config) -> bool:
 
 
 def open_remote(config: Config) -> Endpoint:
-    """The endpoint, and the books, that a tier's teachers and its terminal checker share; its key is the environment's.
+    """The endpoint, with the ledgers, that a tier's teachers and its terminal checker share; its key is the environment's.
 
     Raises:
         ConfigError: the tier is unknown, it has no address, or its key is missing.
@@ -47,7 +47,10 @@ def open_remote(config: Config) -> Endpoint:
 
 
 def build_teachers(
-    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None, opening: Opening = NOTHING
+    config: Config,
+    scripted: Callable[[], Teacher],
+    endpoint: Endpoint | None,
+    opening: Opening = NOTHING,
 ) -> TeacherEnsemble | None:
     """The ensemble of `teachers.tier`, or None for tier "none".
 
@@ -80,8 +83,7 @@ def build_teachers(
         stops = config.search.step == "line"
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
         wanted = wanted.model_copy(update={"wrong": 0})
-    strengths = {model.model: model.strengths for model in models}
-    return TeacherEnsemble(teachers, wanted, config.seed, endpoint.books, strengths)
+    return TeacherEnsemble(teachers, wanted, config.seed, endpoint.ledgers)
 
 
 def build_terminal_checker(config: Config, endpoint: Endpoint | None) -> TerminalChecker | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine.protocol import TeacherProposal
+from ..engine.protocol import TeacherLedger, TeacherProposal
 from ..types import NOTHING, Direction, Opening, Problem
 from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
@@ -53,88 +53,81 @@ def parse_step(text: str) -> str | None:
     return None
 
 
-class OpenAITeacher:
-    """A remote model as a teacher. `ledger` is the books' of its client, so failed calls are in its cost too."""
+class RemoteModel:
+    """A model behind `client`."""
 
     def __init__(self, client: ChatClient) -> None:
-        self.name = client.name
-        self.ledger = client.books.ledger(client.name)
-        self._client = client
+        self.name, self.client = client.name, client
 
-    async def propose(
-        self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
-    ) -> TeacherProposal | None:
-        """One next step, or None when the answer holds no usable line or only repeats the last step.
+    @property
+    def ledger(self) -> TeacherLedger:
+        """What the model did and cost, failed calls included."""
+        return self.client.ledgers.of(self.name)
+
+
+class OpenAITeacher(RemoteModel):
+    """A remote model as a teacher, told what a step is."""
+
+    async def propose(self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int) -> TeacherProposal:
+        """One next step.
 
         Raises:
-            CallError: the model can't be asked.
+            CallError: the model can't be asked, its answer has no usable line, or repeats the last step.
         """
+        text = await self._ask(problem, steps, direction, seed)
+        if text is None or (steps and text == steps[-1].strip()):
+            raise CallError(UNUSABLE, f"{self.name} wrote no line that is a next step")
+        return TeacherProposal(text, f"teacher:{self.name}", direction)
+
+    async def _ask(self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int) -> str | None:
+        """The step in the model's answer, or None."""
         written = "\n".join(steps) if steps else "(none)"
         asked = f"Problem: {problem.question}\n\nSteps so far:\n{written}\n\n{ASKS[direction]}"
         messages = [{"role": "system", "content": ROLE}, {"role": "user", "content": asked}]
-        # Some providers take seeds of 32 bits with a sign.
-        text = parse_step(await self._client.complete(messages, seed=seed % 2**31))
-        if text is None or (steps and text == steps[-1].strip()):
-            self._client.books.note(self.name, "failure", UNUSABLE)
-            return None
-        return TeacherProposal(text, f"teacher:{self.name}", direction)
+        return parse_step(await self.client.complete(messages, seed=seed))
 
 
-class ContinuingTeacher:
-    """A remote model that goes on from the student's own chat: `opening`, the question, and the steps as the model's turn.
+class ContinuingTeacher(OpenAITeacher):
+    """A remote model that goes on from the student's own chat: `opening`, the question, the steps.
 
-    It needs no word of what a step is: its next line is one. A server must continue a last message of the assistant:
-    vLLM and this package's `serve` do where they are asked to, others do it of themselves or not at all. `stops`: it is told
-    to stop at a line's end; a chat model, which may begin with an empty line, writes to its end, and the rest is dropped.
+    It needs no word of what a step is: its next line is one. A server must continue a last message of
+    the assistant: vLLM and this package's `serve` do where they are asked to, others do it of
+    themselves or not at all. With `stops` it is told to stop at a line's end; a chat model, which may
+    begin with an empty line, writes to its end, and the rest is dropped.
     """
 
     def __init__(self, client: ChatClient, opening: Opening = NOTHING, stops: bool = True) -> None:
-        self.name = client.name
-        self.ledger = client.books.ledger(client.name)
-        self._client, self._opening, self._stops = client, opening, stops
+        super().__init__(client)
+        self._opening, self._stops = opening, stops
 
-    async def propose(
-        self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
-    ) -> TeacherProposal | None:
-        """The model's next line, or None where there is none or it is too long.
-
-        Raises:
-            CallError: the model can't be asked.
-        """
-        messages = [*self._opening.messages(problem.question), {"role": "user", "content": problem.question}]
+    async def _ask(self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int) -> str | None:
+        user = {"role": "user", "content": problem.question}
+        messages = [*self._opening.messages(problem.question), user]
         more: dict[str, Any] = {"stop": ["\n"]} if self._stops else {}
         if steps:
             messages.append({"role": "assistant", "content": "\n".join(steps) + "\n"})
             more["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        text = await self._client.complete(messages, seed=seed % 2**31, **more)
-        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        if not line or len(line) > MAX_STEP_CHARACTERS:
-            self._client.books.note(self.name, "failure", UNUSABLE)
-            return None
-        return TeacherProposal(line, f"teacher:{self.name}", direction)
+        text = await self.client.complete(messages, seed=seed, **more)
+        line = text.strip().partition("\n")[0].strip()
+        return line if 0 < len(line) <= MAX_STEP_CHARACTERS else None
 
 
-class TerminalChecker:
+class TerminalChecker(RemoteModel):
     """Asks a model whether a response is finished. The rule's verdict stands in for every failure."""
-
-    def __init__(self, client: ChatClient) -> None:
-        self.name, self.ledger = client.name, client.books.ledger(client.name)
-        self._client = client
 
     async def finished(self, problem: Problem, response: str, rule: bool) -> bool:
         """Whether `response` is finished; `rule` is what the search's own rule says."""
         asked = (
-            f"Problem: {problem.question}\n\nSolution so far:\n{response}\n\nDoes the solution so far state its final"
-            " answer? Reply with one word: FINISHED or UNFINISHED."
+            f"Problem: {problem.question}\n\nSolution so far:\n{response}\n\nDoes the solution so far"
+            " state its final answer? Reply with one word: FINISHED or UNFINISHED."
         )
-        books = self._client.books
+        messages = [{"role": "user", "content": asked}]
         try:
-            answer = await self._client.complete([{"role": "user", "content": asked}], temperature=0.0)
+            answer = await self.client.complete(messages, temperature=0.0)
+            words = re.findall(r"\b(?:un)?finished\b", answer.lower())
+            if not words:
+                raise CallError(UNUSABLE, f"{self.name} said neither FINISHED nor UNFINISHED")
         except CallError as error:
-            books.failed(self.name, error)
+            self.client.ledgers.failed(self.name, error)
             return rule
-        said = re.findall(r"\b(?:un)?finished\b", answer.lower())
-        if not said:
-            books.note(self.name, "failure", UNUSABLE)
-            return rule
-        return bool(said[-1] == "finished")
+        return bool(words[-1] == "finished")

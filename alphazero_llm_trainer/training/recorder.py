@@ -90,7 +90,7 @@ class Recorder(Measured):
         self.journal = Journal(self.folder.journal)
         if resume:
             self.progress.say(f"going on after round {start}; {len(self.journal):,} trees are there")
-        self.collector.keep_books(self.folder.path)
+        self.collector.keep_ledgers(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
         cost = self.student.engine.cost
