@@ -56,7 +56,8 @@ class Run:
         ranks: Ranks = ALONE,
     ) -> None:
         self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
-        self.ranks, self.stop, self.progress = ranks, stop, progress or Progress(quiet=True)
+        self.ranks, self.stop = ranks, stop
+        self.progress = progress if progress is not None else Progress(quiet=True)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
