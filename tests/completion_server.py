@@ -9,28 +9,28 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.background import LoopThread
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
-from alphazero_llm_trainer.policy.student import Student, load_student, make_student
+from alphazero_llm_trainer.policy.student import load_student, make_student
 
 CONFIG = ["student=embedded", "engine.cache_tokens=40000", "rewards.use_student_model=false"]
 
 
 class CompletionServer:
-    """`url` serves the shipped student as `name`; `answered` counts completions by model name.
+    """`url` serves a student (the shipped one) as "student"; `answered` counts completions by model name.
 
     `die_after` answers it dies, as a killed process: connections break without an answer.
     """
 
-    def __init__(self, name: str = "student") -> None:
-        self.name, self.lock = name, threading.Lock()
-        self.config = load_config(overrides=CONFIG)
+    def __init__(self, make: Callable[[], Any] = lambda: load_student(load_config(overrides=CONFIG))) -> None:
+        self.name, self.make, self.lock = "student", make, threading.Lock()
         self.thread = LoopThread("completions")
-        self.students: dict[str, Student] = {}
+        self.students: dict[str, Any] = {}
         self.answered: dict[str, int] = {}
         self.die_after: int | None = None
         self.port = 0
@@ -42,7 +42,7 @@ class CompletionServer:
 
     def start(self) -> None:
         """Serve again, on the same port: without adapters, as a new process."""
-        self.students = {self.name: load_student(self.config)}
+        self.students = {self.name: self.make()}
         self.dead = False
         owner = self
 
@@ -98,7 +98,8 @@ class CompletionServer:
     def post(self, path: str, sent: dict[str, Any]) -> tuple[int, Any]:
         base = self.students[self.name]
         if path == "/tokenize":
-            return 200, {"tokens": base.encode(sent["prompt"]), "max_model_len": 1024}
+            ids = base.tokenizer(sent["prompt"], add_special_tokens=False)["input_ids"]
+            return 200, {"tokens": ids, "max_model_len": 1024}
         if path == "/detokenize":
             return 200, {"prompt": base.tokenizer.decode(sent["tokens"])}
         if path == "/v1/unload_lora_adapter":
@@ -107,7 +108,7 @@ class CompletionServer:
             model = copy.deepcopy(base.model)
             model.load_adapter(sent["lora_path"])
             self.students[sent["lora_name"]] = make_student(
-                "adapted", model, base.tokenizer, base.spec, self.config, None
+                "adapted", model, base.tokenizer, base.spec, load_config(overrides=CONFIG), None
             )
             return 200, {}
         student = self.students.get(sent["model"])
@@ -115,12 +116,13 @@ class CompletionServer:
             return 404, {"error": {"message": f"The model {sent['model']} does not exist."}}
         return 200, self.complete(student, sent)
 
-    def complete(self, student: Student, sent: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, student: Any, sent: dict[str, Any]) -> dict[str, Any]:
         prompt = tuple(sent["prompt"])
         request = GenerateRequest(
             prompt,
             max_new_tokens=sent["max_tokens"],
             temperature=sent["temperature"],
+            top_p=sent["top_p"],
             seed=sent.get("seed", 0),
             stop_ids=frozenset(sent["stop_token_ids"]),
             top_k=sent["logprobs"],

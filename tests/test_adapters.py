@@ -22,7 +22,7 @@ from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.policy.adapters import POLICY, fit_lora, layers, load_adapter, shape_of, under
+from alphazero_llm_trainer.policy.adapters import POLICY, activate, fit_lora, load_adapter, shape_of, under
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.training.merging import bare, merged, read_back
@@ -107,8 +107,7 @@ def made(config: PeftConfig, folder: Path, tied: bool = False, model: Any = None
 def adapted(folder: Path, tied: bool = False) -> Any:
     model: Any = base(tied)
     load_adapter(model, folder, POLICY)
-    for layer in layers(model):
-        layer._active_adapter = [POLICY]
+    activate(model, POLICY)
     return model
 
 
@@ -271,8 +270,7 @@ def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_save
     with pytest.raises(ConfigError, match="down_proj"):
         fit_lora(model, OurLora(targets=("down_proj",)), "x")
     attach(model, fit_lora(model, OurLora(), "x"), POLICY)
-    for layer in layers(model):
-        layer._active_adapter = [POLICY]
+    activate(model, POLICY)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data.normal_(std=0.2)

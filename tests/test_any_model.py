@@ -21,7 +21,7 @@ from transformers import (
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_object, write_json
-from alphazero_llm_trainer.policy.adapters import load_adapter, own_parameters
+from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
 from alphazero_llm_trainer.policy.folders import find_model, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
@@ -91,9 +91,7 @@ def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(
     save_adapter(student.model, tmp_path / "adapter")
     fresh = load_student(config)
     load_adapter(fresh.model, tmp_path / "adapter", "default")
-    for module in fresh.model.modules():
-        if hasattr(module, "_active_adapter"):
-            module._active_adapter = ["default"]
+    activate(fresh.model, "default")
     torch.testing.assert_close(logits(fresh), changed)
     wrong = {"models": {"mine": {"path": config.models["mine"].path, "lora": {"targets": ["q_porj"]}}}}
     with pytest.raises(ConfigError, match="q_porj") as caught:

@@ -21,7 +21,7 @@ from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems import source
 
 from support import tiny_chat  # isort: skip
-from test_native_bf16 import needs_bf16  # isort: skip
+from test_native import needs_bf16  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"

@@ -1,14 +1,15 @@
-"""The compiled forward: exact for every shape, the same bits in any company, and transformers where it can't be built."""
+"""The compiled forward: exact for every shape, the same bits in any company and on any threads, in fp32 and in bfloat16."""
 
 from __future__ import annotations
 
 import copy
 import faulthandler
 import os
-import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from support import (
     tiny_engine,
     tiny_llama,
 )
+from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -38,18 +40,26 @@ from transformers import (
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
-from alphazero_llm_trainer.engine import inprocess, kernel_build, native
+from alphazero_llm_trainer.engine import inprocess, kernel_build, native, precision
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
+from alphazero_llm_trainer.engine.precision import FLOATS, LARGE, UNITS, kernel_threads, product_unit, unit_name
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.queue_rows import DecodingRow
 from alphazero_llm_trainer.engine.sampling import Sampler
+from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.policy import backend
 from alphazero_llm_trainer.policy.adapters import AdapterView
+from alphazero_llm_trainer.policy.student import load_student
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+LIBRARY = native.library()
+BEST = FLOATS if LIBRARY is None else LIBRARY.bf16_unit()
+needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="no C compiler here")
+needs_bf16 = pytest.mark.skipif(BEST == FLOATS, reason="neither AMX nor AVX512-BF16 here")
+HALVES = [pytest.param(unit, id=UNITS[unit]) for unit in UNITS if unit <= BEST]
 CLOSE = 1e-5
-
-
+# Sums in another order round an activation to its other neighbour now and then, a 256th of it away.
+ROUNDED = 2e-2
 KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -61,16 +71,9 @@ def llama(kind: str = "llama", **shape: Any) -> Any:
     """A random fp32 model, far from uniform. Default: a Llama, sizes that are multiples of no vector."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {
-        "vocab_size": 77,
-        "hidden_size": 40,
-        "intermediate_size": 51,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.1,
-        "attn_implementation": "sdpa",
-    }
+        "vocab_size": 77, "hidden_size": 40, "intermediate_size": 51, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1, "attn_implementation": "sdpa",
+    }  # fmt: skip
     of_shape, of_model = KINDS[kind]
     model = of_model(of_shape(**{**sizes, **shape})).eval()
     with torch.no_grad():
@@ -82,47 +85,61 @@ def llama(kind: str = "llama", **shape: Any) -> Any:
     return model
 
 
+def with_lora(model: Any, rank: int = 5) -> Any:
+    """The model with a random adapter on its seven projections, active."""
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj"), "default")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.1)
+    return model.eval()
+
+
 def engine_of(model: LlamaForCausalLM, **settings: Any) -> InProcessEngine:
     limits = {"max_batch": 32, "max_context": 400, "cache_tokens": 8192, **settings}
     return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
+def heads(size: int, count: int, groups: int, **more: Any) -> dict[str, Any]:
+    return {"hidden_size": size, "num_attention_heads": count, "num_key_value_heads": groups, **more}
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "odd sizes": {},
-    "one vector a head": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
-    "heads of 32": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3},
-    "heads of 32, grouped": {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2},
-    "heads of 64, one key head": {
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-    },
-    "heads of 128": {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
-    "heads of 6, untied": {"hidden_size": 24, "num_attention_heads": 4, "tie_word_embeddings": False},
+    "one vector a head": heads(64, 4, 4),
+    "heads of 32": heads(96, 3, 3),
+    "heads of 32, grouped": heads(192, 6, 2),
+    "heads of 64, one key head": heads(128, 4, 1, head_dim=64),
+    "heads of 128": heads(128, 2, 2, head_dim=128),
+    "heads of 6, untied": heads(24, 4, 2, tie_word_embeddings=False),
     "tied": {"tie_word_embeddings": True},
     "qwen2": {"kind": "qwen2"},
-    "qwen2, seven heads a key, tied": {
-        "kind": "qwen2",
-        "hidden_size": 448,
-        "num_attention_heads": 7,
-        "num_key_value_heads": 1,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.05,
-    },
-    "qwen3, heads wider than the model": {"kind": "qwen3", "head_dim": 32, "num_attention_heads": 4},
+    "qwen2, seven heads a key, tied": heads(448, 7, 1, kind="qwen2", tie_word_embeddings=True, initializer_range=0.05),
+    "qwen3, heads wider than the model": {"kind": "qwen3", "head_dim": 32},
     "qwen3, tied": {"kind": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
-    "llama 3 positions": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
-    },
+    "llama 3 positions": {"rope_parameters": LLAMA3},
 }
+
+
+def tokens(rng: Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(77) for _ in range(count))
+
+
+def pairs_of(*lengths: tuple[int, int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    rng = Random(1)
+    return [(tokens(rng, a), tokens(rng, b)) for a, b in lengths]
+
+
+def scores(engine: InProcessEngine, pairs: list[Any]) -> list[list[float]]:
+    return run(lambda: engine.score(pairs))
+
+
+def drawn(engine: InProcessEngine, requests: list[GenerateRequest]) -> list[Any]:
+    return [[(one.token_ids, one.logprobs) for one in group] for group in run(lambda: engine.generate(requests))]
 
 
 @needs_compiler
@@ -131,12 +148,9 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
     model = llama(**SHAPES[name])
     engine = engine_of(model)
     assert engine.forward.name == "native"
-    rng = Random(1)
     # Longer than a chunk of rows and than several vectors of keys; and short ones beside it.
-    lengths = [(150, 40), (1, 1), (3, 17), (16, 16), (33, 5), (2, 31)]
-    pairs = [tuple(tuple(rng.randrange(77) for _ in range(n)) for n in both) for both in lengths]
-    found = run(lambda: engine.score(pairs))
-    for pair, values in zip(pairs, found, strict=True):
+    pairs = pairs_of((150, 40), (1, 1), (3, 17), (16, 16), (33, 5), (2, 31))
+    for pair, values in zip(pairs, scores(engine, pairs), strict=True):
         assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
     [[one]] = run(lambda: engine.generate([GenerateRequest(pairs[0][0], max_new_tokens=50, top_k=5, seed=4)]))
     rows = library_logprobs(model, pairs[0][0] + one.token_ids)[149:-1]
@@ -152,37 +166,97 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
     assert value == pytest.approx(float(torch.sigmoid(hidden @ weight + 0.5)), abs=CLOSE)
 
 
+def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model as bfloat16 products with fp32 sums see it: rounded matrices, and activations rounded before each."""
+    model = copy.deepcopy(model)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())  # the embedding of a tied model isn't multiplied
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.bfloat16().float()
+            module.register_forward_pre_hook(lambda module, given: (given[0].bfloat16().float(),))
+    return model
+
+
+@needs_bf16
+@pytest.mark.parametrize("unit", HALVES)
+@pytest.mark.parametrize("name", [*SHAPES, "adapted"])
+def test_every_shape_in_bfloat16_is_the_rounded_models_forward(
+    name: str, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "product_unit", lambda wanted, parameters: unit)
+    model = with_lora(llama("qwen2")) if name == "adapted" else llama(**SHAPES[name])
+    engine, reference = engine_of(model), rounded(model)
+    assert engine.facts["forward"]["products"] == unit_name(unit)
+    gaps: dict[str, list[float]] = {"rounded": [], "fp32": []}
+    # Alone, in one tile, in two, in two and a bit, and in more than a chunk of rows.
+    for pair in pairs_of((150, 40), (1, 1), (3, 14), (16, 17), (33, 5), (2, 31)):
+        [values] = scores(engine, [pair])
+        for kind, other in (("rounded", reference), ("fp32", model)):
+            gaps[kind] += [abs(a - b) for a, b in zip(values, library_scores(other, *pair), strict=True)]
+    mean = {kind: sum(found) / len(found) for kind, found in gaps.items()}
+    assert mean["rounded"] < mean["fp32"] / 4 and max(gaps["rounded"]) < ROUNDED
+
+
 @needs_compiler
+@pytest.mark.parametrize("unit", [pytest.param(FLOATS, id="float32"), *HALVES])
 @pytest.mark.parametrize("name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"])
-def test_results_are_the_same_bits_in_any_company(name: str) -> None:
-    """Alone, with 40 others, beside prompts of other lengths, token by token, in batches of 1, 3 and 64: equal floats."""
-    model, rng = llama(**SHAPES[name]), Random(2)
-
-    def tokens(n: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(77) for _ in range(n))
-
-    requests = [GenerateRequest(tokens(rng.randint(1, 60)), n=2, max_new_tokens=12, seed=i) for i in range(20)]
-    requests += [GenerateRequest(requests[0].prompt_ids[:1] + tokens(9), max_new_tokens=20, seed=i) for i in range(20)]
+def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
+    name: str, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, with others, beside prompts of other lengths, token by token, in small and large batches: equal floats."""
+    monkeypatch.setattr(native, "product_unit", lambda wanted, parameters: unit)
+    model, rng = with_lora(llama(**SHAPES[name])), Random(2)
+    requests = [GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=12, seed=i) for i in range(16)]
+    requests += [GenerateRequest((*requests[0].prompt_ids[:1], *tokens(rng, 9)), max_new_tokens=20) for _ in range(8)]
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
 
-    def results(engine: InProcessEngine, chosen: list[GenerateRequest]) -> list[Any]:
+    def results(chosen: list[GenerateRequest], **settings: Any) -> list[Any]:
+        engine = engine_of(model, **settings)
         engine.set_value(head)
-        groups = run(lambda: engine.generate(chosen))
-        ends = [
-            request.prompt_ids + one.token_ids for request, group in zip(chosen, groups, strict=True) for one in group
-        ]
-        values = iter(run(lambda: engine.values(ends)))
-        return [[(one.token_ids, one.logprobs, next(values)) for one in group] for group in groups]
+        groups = drawn(engine, chosen)
+        ends = [request.prompt_ids + group[0][0] for request, group in zip(chosen, groups, strict=True)]
+        return list(zip(groups, run(lambda: engine.values(ends)), strict=True))
 
-    alone = [results(engine_of(model), [request])[0] for request in requests]
-    for batch in (1, 3, 64):
-        assert results(engine_of(model, max_batch=batch), requests) == alone
-    assert results(engine_of(model), requests[::-1])[::-1] == alone
+    alone = [results([request])[0] for request in requests]
+    for batch in (1, 9, 64):
+        assert results(requests, max_batch=batch) == alone
+    assert results(requests[::-1])[::-1] == alone
     # The same tokens scored in one piece, where each was computed by itself before.
-    for request, group in list(zip(requests, alone, strict=True))[::5]:
-        token_ids, logprobs, _ = group[0]
-        fresh = engine_of(model)
-        assert tuple(run(lambda: fresh.score([(request.prompt_ids, token_ids)]))[0]) == logprobs
+    for request, (group, _) in list(zip(requests, alone, strict=True))[::5]:
+        ids, logprobs = group[0]
+        assert tuple(scores(engine_of(model), [(request.prompt_ids, ids)])[0]) == logprobs
+    for threads in (2, 3, 8, 2, 100):  # more than there are, fewer than before, more than the pool has
+        monkeypatch.setattr(native, "kernel_threads", lambda parameters, available, threads=threads: threads)
+        assert engine_of(model).facts["forward"]["threads"] == threads
+        assert results(requests) == alone
+
+
+@needs_compiler
+def test_forks_and_forwards_at_once_have_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has threads of its own; of several forwards one has the threads and the others compute alone."""
+    model, rng = llama(), Random(3)
+    requests = [GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=10, seed=i) for i in range(20)]
+    alone = drawn(engine_of(model), requests)
+    monkeypatch.setattr(native, "kernel_threads", lambda parameters, available: 3)
+    assert drawn(engine_of(model), requests) == alone
+    child = os.fork()
+    if not child:
+        try:
+            same = drawn(engine_of(model), requests) == alone
+        except BaseException:  # noqa: BLE001 - the parent reads the exit status alone
+            same = False
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found: list[Any] = [None] * 4
+    askers = [
+        threading.Thread(target=lambda i=i: found.__setitem__(i, drawn(engine_of(model), requests)))  # type: ignore[misc]
+        for i in range(4)
+    ]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(120)
+    assert found == [alone] * 4
 
 
 @needs_compiler
@@ -190,11 +264,9 @@ def test_results_are_the_same_bits_after_eviction_and_reuse_of_nodes() -> None:
     """A node's number is used again for another token: nothing of the old one may be read."""
     model, rng = llama(), Random(5)
     small = engine_of(model, max_context=40, cache_tokens=0, max_batch=4)
-    for i in range(40):
-        request = GenerateRequest(tuple(rng.randrange(77) for _ in range(24)), n=3, max_new_tokens=12, seed=i)
-        [found] = run(lambda: small.generate([request]))
-        [fresh] = run(lambda: engine_of(model, max_context=40).generate([request]))
-        assert [(one.token_ids, one.logprobs) for one in found] == [(one.token_ids, one.logprobs) for one in fresh]
+    for i in range(20):
+        request = GenerateRequest(tokens(rng, 24), n=3, max_new_tokens=12, seed=i)
+        assert drawn(small, [request]) == drawn(engine_of(model, max_context=40), [request])
         check_tree(small.tree)
     assert small.tree.used() < 160 < small.stats.computed_tokens  # nodes were dropped
 
@@ -202,177 +274,135 @@ def test_results_are_the_same_bits_after_eviction_and_reuse_of_nodes() -> None:
 @needs_compiler
 def test_a_prefix_that_several_rows_need_is_computed_once_in_one_call() -> None:
     engine = engine_of(llama())
-    prefix = tuple(range(5, 45))
-    requests = [GenerateRequest((*prefix, i), max_new_tokens=1, seed=i) for i in range(10)]
-    run(lambda: engine.generate(requests))
+    drawn(engine, [GenerateRequest((*range(5, 45), i), max_new_tokens=1, seed=i) for i in range(10)])
     assert (engine.stats.forwards, engine.stats.computed_tokens) == (1, 50)
 
 
 @needs_compiler
 def test_weights_are_packed_again_by_set_policy_and_only_then() -> None:
     model, other = tiny_llama(), tiny_llama(seed=1)
-    engine = tiny_engine(model)
-    pair = ((5, 6, 7), (8, 9))
-    before = run(lambda: engine.score([pair]))
+    engine, pair = tiny_engine(model), ((5, 6, 7), (8, 9))
+    before = scores(engine, [pair])
     model.load_state_dict(other.state_dict())
     engine.tree.clear()
-    assert run(lambda: engine.score([pair])) == before  # a copy: half-trained weights are never mixed in
+    assert scores(engine, [pair]) == before  # a copy: half-trained weights are never mixed in
     engine.set_policy(None, version=1)
-    assert run(lambda: engine.score([pair]))[0] == pytest.approx(library_scores(other, *pair), abs=CLOSE)
+    assert scores(engine, [pair])[0] == pytest.approx(library_scores(other, *pair), abs=CLOSE)
 
 
-# -- where it doesn't fit ---------------------------------------------------------------------------------------------
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(kind: str) -> None:
+    pairs = pairs_of((150, 40), (1, 1), (33, 5))
+    base, model = llama(kind), with_lora(llama(kind))
+    found, before, expected = (scores(engine_of(one), pairs) for one in (model, AdapterView(model, None), base))
+    assert before == expected
+    for pair, values in zip(pairs, found, strict=True):
+        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
+    assert max(abs(a - b) for a, b in zip(found[0], before[0], strict=True)) > 0.1
+    assert scores(engine_of(AdapterView(model, "default")), pairs[1:])[::-1] == found[:0:-1]
+    half = base.bfloat16()
+    engine = engine_of(half)
+    assert engine.tree.states.dtype == torch.float32 and engine.forward.name == "native"
+    assert scores(engine, pairs) == scores(engine_of(copy.deepcopy(half).float()), pairs)
+
+
+# -- where it doesn't fit, and what it chooses ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_working_compiler_transformers_computes_the_same(
     compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)
-    [expected] = run(lambda: tiny_engine().generate([request]))
+    requests = [GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)]
+    [expected] = drawn(tiny_engine(), requests)
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(native, "kernels", kernel_build.load_kernels)
     library = native.library.__wrapped__
     for module in (native, inprocess):
         monkeypatch.setattr(module, "library", library)
-    assert native.library() is None
     engine = tiny_engine()
     assert isinstance(engine.forward, LibraryForward)
-    [found] = run(lambda: engine.generate([request]))
-    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    assert [one.logprobs for one in found] == [pytest.approx(one.logprobs, abs=CLOSE) for one in expected]
-    assert [[[token for token, _ in top] for top in one.top or ()] for one in found] == [
-        [[token for token, _ in top] for top in one.top or ()] for one in expected
-    ]
-
-
-def test_off_is_off() -> None:
-    assert tiny_engine(native="off").forward.name == "transformers"
-    assert load_config(overrides=["engine.native=off"]).engine.native == "off"  # YAML's `off` is false
+    [found] = drawn(engine, requests)
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    for (_, mine), (_, theirs) in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, abs=CLOSE)
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("make", "reason"),
     [
-        (lambda: llama(attention_bias=True), "no biases but those of Qwen2"),
-        (lambda: llama("qwen3", attention_bias=True), "no biases but those of Qwen2"),
-        (lambda: llama("qwen2", use_sliding_window=True, max_window_layers=1), "no sliding window"),
-        (lambda: llama(hidden_act="gelu"), "no gelu"),
-        (
-            lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-            "rotary .* dynamic",
-        ),
-        (lambda: llama().double(), "float32, bfloat16 or float16 on the CPU"),
-        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "llama, qwen2, qwen3 and not gpt2"),
+        (lambda: llama(attention_bias=True), "biases"),
+        (lambda: llama("qwen3", attention_bias=True), "biases"),
+        (lambda: llama("qwen2", use_sliding_window=True, max_window_layers=1), "window"),
+        (lambda: llama(hidden_act="gelu"), "gelu"),
+        (lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (lambda: llama().double(), "float32, bfloat16 or float16"),
+        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "gpt2"),
     ],
 )
-def test_what_the_kernels_dont_compute_is_said_with_the_reason(
-    model: Callable[[], Any], reason: str, caplog: pytest.LogCaptureFixture
+def test_what_the_kernels_dont_compute_is_said_once_with_the_reason(
+    make: Callable[[], Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     inprocess.tell_once.cache_clear()
-    made = model().eval()
+    model = make().eval()
     for _ in range(2):
-        assert isinstance(engine_of(made).forward, LibraryForward)
+        assert isinstance(engine_of(model).forward, LibraryForward)
     [said] = caplog.messages
-    assert re.search(reason, said)
+    assert reason in said
 
 
-def with_lora(model: Any, rank: int = 5) -> Any:
-    """The model with a random adapter on its seven projections, active."""
-    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj"), "default")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.1)
-    return model.eval()
+def test_units_and_threads_are_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def processor(unit: int | None) -> None:
+        library = None if unit is None else SimpleNamespace(bf16_unit=lambda: unit)
+        monkeypatch.setattr(precision, "kernels", lambda: SimpleNamespace(library=library, status="no compiler"))
+
+    assert [kernel_threads(n, 8) for n in (1000, LARGE - 1, LARGE)] == [1, 1, 8]
+    for unit in UNITS:
+        processor(unit)
+        assert product_unit("auto", LARGE) == product_unit("bfloat16", 1) == unit
+        assert product_unit("auto", LARGE - 1) == product_unit("float32", 10 * LARGE) == FLOATS
+    for unit, reason in ((FLOATS, "neither AMX nor AVX512-BF16"), (None, "no compiler")):
+        processor(unit)
+        assert product_unit("auto", LARGE) == FLOATS
+        with pytest.raises(ConfigError, match=reason):
+            tiny_engine(dtype="bfloat16")
 
 
-@needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
-def test_adapters_are_computed_and_the_base_is_a_view(kind: str) -> None:
-    rng = Random(1)
-    pairs = [tuple(tuple(rng.randrange(77) for _ in range(n)) for n in both) for both in ((150, 40), (1, 1), (33, 5))]
-    base, model = llama(kind), with_lora(llama(kind))
-    adapted, bare, plain = (engine_of(one) for one in (model, AdapterView(model, None), base))
-    found, before, expected = (run(lambda engine=engine: engine.score(pairs)) for engine in (adapted, bare, plain))
-    assert before == expected and all(engine.forward.name == "native" for engine in (adapted, bare))
-    for pair, values in zip(pairs, found, strict=True):
-        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
-    assert max(abs(a - b) for a, b in zip(found[0], before[0], strict=True)) > 0.1
-    assert run(lambda: engine_of(AdapterView(model, "default")).score(pairs[1:]))[::-1] == found[:0:-1]
-
-
-@needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_in_bfloat16_are_computed_in_float32(kind: str) -> None:
-    half, pair = llama(kind).bfloat16(), ((3, 4, 5), (6, 7, 8, 9))
-    engines = [engine_of(model) for model in (half, copy.deepcopy(half).float())]
-    assert engines[0].tree.states.dtype == torch.float32
-    first, second = (run(lambda engine=engine: engine.score([pair])) for engine in engines)
-    assert first == second
-
-
-# -- distributions that don't fit -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["auto", "off"])
-def test_where_whole_distributions_dont_fit_the_likeliest_tokens_stay_free(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy walks and k <= 32 read what is kept; more than that, and draws, compute the node again."""
-    monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
-    model = tiny_llama()
-    engine = tiny_engine(model, native=kind)
-    assert engine.tree.next_logprobs is None and engine.tree.top_tokens == 32 < VOCABULARY
-    greedy = GenerateRequest((5, 6, 7), max_new_tokens=30, temperature=0.0, top_k=4)
-    [[first]] = run(lambda: engine.generate([greedy]))
-    computed = engine.stats.computed_tokens
-    assert run(lambda: engine.generate([greedy]))[0][0].token_ids == first.token_ids
-    prefixes = [(5, 6, 7, *first.token_ids[:i]) for i in range(len(first.token_ids))]
-    tops = run(lambda: engine.next_token_topk(prefixes, 32))
-    assert engine.stats.computed_tokens == computed
-    for prefix, top in zip(prefixes, tops, strict=True):
-        values, ids = library_logprobs(model, prefix)[-1].topk(32)
-        assert [value for _, value in top] == pytest.approx(values.tolist(), abs=CLOSE)
-        assert [token for token, _ in top] == ids.tolist()
-    [more] = run(lambda: engine.next_token_topk(prefixes[:1], 33))
-    assert len(more) == 33 and engine.stats.computed_tokens == computed + 1
-    # Greedy and drawing samples at one node: the one walks, the other waits for it to be computed.
-    mixed = [greedy, GenerateRequest((5, 6, 7), n=3, max_new_tokens=12, seed=3)]
-    [[walked], drawn] = run(lambda: engine.generate(mixed))
-    assert walked.token_ids == first.token_ids
-    for one in drawn:
-        assert one.logprobs == pytest.approx(library_scores(model, (5, 6, 7), one.token_ids), abs=CLOSE)
-    assert [locks for locks in engine.tree.locks if locks] == []
+@needs_bf16
+def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(overrides=["student=embedded", "engine.dtype=bfloat16"])
+    facts = load_student(config).engine.facts
+    assert facts["forward"]["products"] == unit_name(BEST)
+    assert 0 < facts["numerics"]["sampled_mean"] < backend.ROUNDED.gap_mean
+    assert "numerics" not in load_student(config, inference=True).engine.facts
+    assert "numerics" not in load_student(load_config(overrides=["student=embedded"])).engine.facts
+    monkeypatch.setattr(backend, "ROUNDED", backend.Gaps(1e-6, 1.0, "FIX"))
+    with pytest.raises(EngineError, match="FIX"):
+        load_student(config)
 
 
 # -- draws --------------------------------------------------------------------------------------------------------------
 
 
 @needs_compiler
-def test_draws_and_top_k_in_c_are_numpys() -> None:
+def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
     rng = np.random.default_rng(7)
     table = np.log(rng.dirichlet(np.full(83, 0.3), size=30) + 1e-12).astype(np.float32)
     table[3, 40] = table[3, 50] = 0.0  # a tie: the first one wins
     rows = sorted(rng.integers(0, 30, 4000).tolist())
     temperatures = rng.choice([0.0, 0.001, 0.7, 1.0, 2.0], 4000).tolist()
     uniforms = rng.random(4000).tolist()
-    ours, numpys = Sampler(native.library()), Sampler(None)
-    tokens, logprobs = ours.draw(table, rows, temperatures, uniforms)
-    others, others_logprobs = numpys.draw(table, rows, temperatures, uniforms)
-    assert sum(a != b for a, b in zip(tokens, others, strict=True)) <= 2  # where a draw falls on a boundary
-    assert logprobs == [table[row, token] for row, token in zip(rows, tokens, strict=True)]
-    assert len(others_logprobs) == 4000
-    for row, temperature, token in zip(rows, temperatures, tokens, strict=True):
+    ours, numpys = Sampler(LIBRARY), Sampler(None)
+    chosen, logprobs = ours.draw(table, rows, temperatures, uniforms)
+    others, _ = numpys.draw(table, rows, temperatures, uniforms)
+    assert sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2  # where a draw falls on a boundary
+    assert logprobs == [table[row, token] for row, token in zip(rows, chosen, strict=True)]
+    for row, temperature, token in zip(rows, temperatures, chosen, strict=True):
         if temperature <= 0.001:
             assert table[row, token] >= table[row].max() - 0.02
     for k in (1, 5, 83, 200):
         assert ours.top(table, range(30), k) == numpys.top(table, range(30), k)
-
-
-@needs_compiler
-def test_uniform_numbers_in_c_are_numpys() -> None:
-    ours, numpys = Sampler(native.library()), Sampler(None)
     for seed, index, count in [(0, 0, 1), (1, 0, 7), (2**63 - 1, 3, 8), (2**40 + 5, 200, 161), (7, 1, 4)]:
         assert ours.uniforms(seed, index, count) == numpys.uniforms(seed, index, count)
 
@@ -387,7 +417,7 @@ def token_outside() -> None:
 
 def table_outside() -> None:
     table = np.lib.stride_tricks.as_strided(np.zeros((1, 80), np.float32), (1, 200))
-    Sampler(native.library()).draw(table, [0], [1.0], [0.9])
+    Sampler(LIBRARY).draw(table, [0], [1.0], [0.9])
 
 
 @pytest.mark.skipif("sanitize" not in os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""), reason="for scripts/sanitize.sh")

@@ -104,8 +104,7 @@ def in_64_bits(student: Student, adapter: Path) -> Any:
     """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
     model: Any = bare(student.model, torch.float32)
     adapters.load_adapter(model, adapter, adapters.POLICY)
-    for layer in adapters.layers(model):
-        layer._active_adapter = [adapters.POLICY]
+    adapters.activate(model, adapters.POLICY)
     return model.double()
 
 

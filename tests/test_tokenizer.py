@@ -71,22 +71,20 @@ def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_pa
     folder = shutil.copytree(PACKAGED, tmp_path / "folder")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind}))
-    expected = load_tokenizer(str(PACKAGED), inference=True)
+    expected = load_tokenizer(str(PACKAGED))
     text = "Ana has 314 pens. How many?\n"
-    for inference in (True, False):
-        found = load_tokenizer(str(folder), inference)
-        assert found(text)["input_ids"] == expected(text)["input_ids"]
-        assert (found.eos_token_id, found.chat_template) == (expected.eos_token_id, expected.chat_template)
-        found.save_pretrained(tmp_path / str(inference))
-        again = load_tokenizer(str(tmp_path / str(inference)), not inference)
-        assert again(text)["input_ids"] == expected(text)["input_ids"]
+    found = load_tokenizer(str(folder))
+    assert found(text)["input_ids"] == expected(text)["input_ids"]
+    assert (found.eos_token_id, found.chat_template) == (expected.eos_token_id, expected.chat_template)
+    found.save_pretrained(tmp_path / "again")
+    assert load_tokenizer(str(tmp_path / "again"))(text)["input_ids"] == expected(text)["input_ids"]
 
 
 def test_a_class_that_agrees_is_kept(tmp_path):
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(PACKAGED).save_pretrained(tmp_path)
-    kept = load_tokenizer(str(tmp_path), inference=False)
+    kept = load_tokenizer(str(tmp_path))
     assert type(kept) is type(AutoTokenizer.from_pretrained(tmp_path))
 
 
@@ -96,7 +94,5 @@ def test_a_tokenizer_that_loses_text_is_one_sentence(tmp_path):
     broken = json.loads(file.read_text())
     broken["decoder"] = {"type": "Strip", "content": "3", "start": 1, "stop": 0}
     file.write_text(json.dumps(broken))
-    for inference in (True, False):
-        with pytest.raises(CheckpointError, match="gives back") as caught:
-            load_tokenizer(str(folder), inference)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="gives back"):
+        load_tokenizer(str(folder))

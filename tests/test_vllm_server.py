@@ -1,11 +1,10 @@
-"""What the vLLM backends do without vLLM: requests and answers, cuts and costs, folders of weights, refusals.
+"""What the vLLM backends do without vLLM: requests and answers, folders of weights, starts and refusals.
 
-Their contract with the real vLLM is tests/test_vllm.py.
+What they promise as engines is in tests/test_engine.py, their contract with the real vLLM in tests/test_vllm.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import signal
@@ -13,9 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -26,10 +23,8 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel
 from alphazero_llm_trainer.engine.background import LoopThread
-from alphazero_llm_trainer.engine.completions import Answer, Ask, CompletionEngine, sample_seed
+from alphazero_llm_trainer.engine.completions import Ask, sample_seed
 from alphazero_llm_trainer.engine.device import device_memory
-from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
@@ -39,135 +34,10 @@ from alphazero_llm_trainer.policy.student import QUESTION, load_student
 from alphazero_llm_trainer.training.models import make_trainable
 
 from completion_server import CONFIG, CompletionServer  # isort: skip
-from support import EOS, LINE_ENDS, STEP_ENDS, tiny_engine, tiny_llama  # isort: skip
+from support import tiny_llama  # isort: skip
 
 PROMPT = (7, 8, 9, 10)
 TINY = StudentModel(path="tiny", lora=LoraConfig(rank=4, alpha=8, dropout=0.0))
-
-
-class LocalCompletions(CompletionEngine):
-    """A backend that completes prompts with a real in-process engine: what vLLM does, one completion at a time."""
-
-    def __init__(self, inner: InProcessEngine) -> None:
-        context = inner.capabilities.max_context
-        super().__init__(inner.model, eos_id=EOS, eos_ids=frozenset({EOS}), step_ends=STEP_ENDS, context=context - 1)
-        self.inner, self.thread, self.facts = inner, LoopThread("local"), {"backend": "local"}
-        self.pushed = 0
-
-    async def _complete(self, ask: Ask, base: bool = False) -> Answer:
-        scores: tuple[float | None, ...] = ()
-        if ask.scored:
-            [own] = await self.inner.score([(ask.prompt_ids[:1], ask.prompt_ids[1:])])
-            scores = (None, *own)
-        request = GenerateRequest(
-            ask.prompt_ids,
-            max_new_tokens=ask.max_new_tokens,
-            temperature=ask.temperature,
-            seed=ask.seed,
-            stop_ids=frozenset(ask.stop_ids),
-            top_k=ask.top_k,
-        )
-        [[one]] = await self.inner.generate([request])
-        return Answer(one.token_ids, one.logprobs, one.top or (), one.cached_tokens, scores)
-
-    async def _push(self) -> None:
-        self.pushed += 1
-
-
-@pytest.fixture
-def local() -> Iterator[LocalCompletions]:
-    engine = LocalCompletions(tiny_engine(tiny_llama()))
-    yield engine
-    engine.thread.close()
-
-
-def generate(engine: Any, *requests: GenerateRequest) -> list[list[Generated]]:
-    return asyncio.run(engine.generate(list(requests)))
-
-
-# -- the engine over completions ------------------------------------------------------------------------------------------
-
-
-def test_it_is_an_engine_that_says_what_the_in_process_one_says(local: LocalCompletions) -> None:
-    own = tiny_engine(tiny_llama())
-    assert isinstance(local, Engine) and isinstance(own, Engine)
-    rng = Random(1)
-    prompts = [tuple(rng.randrange(5, 60) for _ in range(rng.randint(1, 9))) for _ in range(12)]
-    for lines in (None, 1, 2, 4):
-        requests = [
-            GenerateRequest(p, n=2, max_new_tokens=40, temperature=0.0, max_steps=lines, top_k=3) for p in prompts
-        ]
-        mine, theirs = generate(own, *requests), generate(local, *requests)
-        for a, b in zip(chain(*mine), chain(*theirs), strict=True):
-            assert (a.token_ids, a.finish) == (b.token_ids, b.finish)
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
-            assert a.top is not None and b.top is not None and len(b.top) == len(b.token_ids)
-    pairs = [(p, (9, 10, 11)) for p in prompts]
-    for a, b in zip(*(asyncio.run(engine.score(pairs)) for engine in (own, local)), strict=True):
-        assert a == pytest.approx(b, abs=1e-5)
-    mine_top, their_top = (asyncio.run(engine.next_token_topk(prompts, 4)) for engine in (own, local))
-    assert [[token for token, _ in row] for row in mine_top] == [[token for token, _ in row] for row in their_top]
-
-
-def test_samples_depend_on_seed_and_index_and_lines_cut_them(local: LocalCompletions) -> None:
-    def drawn(n: int, seed: int, lines: int | None = None) -> list[Generated]:
-        return generate(local, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_steps=lines))[0]
-
-    free = drawn(30, 1)
-    assert len({one.token_ids for one in free}) == 30
-    assert [one.token_ids for one in drawn(3, 1)] == [one.token_ids for one in free[:3]]
-    seen = set()
-    for lines in (1, 2, 3):
-        for one, whole in zip(drawn(30, 1, lines), free, strict=True):
-            ends = sum(token in LINE_ENDS for token in one.token_ids)
-            assert whole.token_ids[: len(one.token_ids)] == one.token_ids and len(one.logprobs) == len(one.token_ids)
-            assert ends <= lines and (one.finish == "stop") == (ends == lines)
-            seen.add(one.finish)
-    assert seen == {"eos", "stop", "length"}
-
-
-def test_cost_counts_what_was_drawn(local: LocalCompletions) -> None:
-    [free] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
-    before = copy.copy(local.cost)
-    [cut] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_steps=2))
-    # The tokens after the second line were drawn all the same.
-    assert sum(len(one.token_ids) for one in cut) < sum(len(one.token_ids) for one in free)
-    assert local.cost.sampled_tokens - before.sampled_tokens == sum(len(one.token_ids) for one in free)
-    assert local.cost.calls - before.calls == 1 and local.cost.cached_tokens - before.cached_tokens == len(PROMPT)
-    asyncio.run(local.score([(PROMPT, (5, 6)), (PROMPT, ())]))
-    assert local.cost.scored_tokens == 2 and local.cost.calls == before.calls + 3
-
-
-def test_set_policy_waits_for_nothing_and_takes_no_weights_under_way(local: LocalCompletions) -> None:
-    async def both() -> None:
-        under_way = asyncio.ensure_future(
-            local.generate([GenerateRequest(PROMPT, n=64, max_new_tokens=200, temperature=3.0)])
-        )
-        await asyncio.sleep(0.01)
-        with pytest.raises(EngineError, match="under way"):
-            await asyncio.to_thread(local.set_policy, None, 3)
-        under_way.cancel()
-
-    asyncio.run(both())
-    local.set_policy(None, 4)
-    assert (local.version, local.pushed) == (4, 1)
-
-
-def test_refusals(local: LocalCompletions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(local, "inner")  # nothing of this gets to the backend
-    ways = [
-        local.generate([GenerateRequest((5, 60))]),
-        local.score([(PROMPT, (60,))]),
-        local.next_token_topk([(60,)], 2),
-    ]
-    for way in ways:
-        with pytest.raises(EngineError, match="token id 60 is not one of the model's 60 tokens"):
-            asyncio.run(way)
-    with pytest.raises(EngineError, match="value head"):
-        asyncio.run(local.values([PROMPT]))
-    with pytest.raises(EngineError, match="value head"):
-        local.set_value(torch.zeros(1))
-    local.set_value(None)
 
 
 def test_the_thread_takes_no_interrupts() -> None:

@@ -25,9 +25,9 @@ from .admission import check_tokens
 from .device import context_of, device_memory, kv_shape, text_config, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
-from .prefix_tree import TOP, WHOLE, PrefixTree
+from .prefix_tree import PrefixTree
 from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
-from .queue_rows import Call, Computed, Forward, Rider
+from .queue_rows import Call, Computed, DecodingRow, Forward, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
@@ -36,7 +36,8 @@ from .without import Taken
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
+# Turns of the event loop that callers get to put in their next requests before a step: while they do, and at most.
+QUIET, TURNS = 3, 16
 
 LONG_SECONDS = 0.004  # a shorter forward takes less than handing it to a thread may
 T = TypeVar("T")
@@ -237,34 +238,30 @@ class InProcessEngine(Engine):
         self.cost.cached_tokens += known
         self.cost.prompt_tokens += tokens - known
 
+    def _row(self, tokens: tuple[int, ...]) -> DecodingRow:
+        """The row that computes the last of `tokens`; what it takes is charged."""
+        self.queue.reserve(len(tokens))
+        path = self.tree.walk(tokens)
+        row, cached = self.queue.row(path[-1], path)
+        self._charge(len(path), cached)
+        return row
+
     def _submit_peek(self, prefix: tuple[int, ...], k: int) -> Any:
-        tree = self.tree
-        node = tree.find(prefix)
-        if node is not None and tree.memoised[node] == WHOLE:
+        node = self.tree.find(prefix)
+        if node is not None and self.tree.memoised[node]:
             self._charge(len(prefix), len(prefix))
             return list(self.queue.likeliest([node], k)[0])
-        if node is not None and tree.memoised[node] == TOP and min(k, tree.vocabulary) <= tree.top_tokens:
-            self._charge(len(prefix), len(prefix))
-            return list(tree.top(node, k))
-        self.queue.reserve(len(prefix))
-        path = tree.walk(prefix)
-        row, cached = self.queue.row(path[-1], path)
-        self._charge(len(prefix), cached)
         future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
-        row.peeks.append((future, k))
+        self._row(prefix).peeks.append((future, k))
         return future
 
     def _submit_value(self, tokens: tuple[int, ...]) -> Any:
-        self.queue.reserve(len(tokens))
-        path = self.tree.walk(tokens)
-        value = self.tree.value[path[-1]]
-        if not math.isnan(value):
-            self._charge(len(path), len(path))
-            return value
-        row, cached = self.queue.row(path[-1], path)
-        self._charge(len(path), cached)
+        node = self.tree.find(tokens)
+        if node is not None and not math.isnan(self.tree.value[node]):
+            self._charge(len(tokens), len(tokens))
+            return self.tree.value[node]
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        row.values.append(future)
+        self._row(tokens).values.append(future)
         return future
 
     def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> Any:
@@ -278,7 +275,7 @@ class InProcessEngine(Engine):
         for i in range(len(prefix), len(path)):
             if math.isnan(tree.logprob[path[i]]):
                 parent = path[i - 1]
-                if tree.memoised[parent] != WHOLE:
+                if not tree.memoised[parent]:
                     break
                 table, [at] = tree.distributions([parent])
                 tree.logprob[path[i]] = float(table[at, tree.token[path[i]]])
@@ -321,17 +318,16 @@ class InProcessEngine(Engine):
             raise
 
     async def _let_callers_park(self) -> None:
-        """Yield until nothing but this task can run, or the batch is full, or TURNS have passed.
+        """Yield until nobody has asked for more in QUIET turns of the event loop, or the batch is full, or TURNS have passed.
 
-        Woken callers pass through a few nested awaits before they submit again. A task that never waits for anything
-        may not hold the others up; an event loop that doesn't show its queue gets three turns.
+        Woken callers pass through a few nested awaits before they submit again.
         """
-        runnable = getattr(asyncio.get_running_loop(), "_ready", None)
-        for turn in range(TURNS):
+        calls, quiet = self.cost.calls, 0
+        for _ in range(TURNS):
             await asyncio.sleep(0)
-            if len(self.queue.live) + len(self.queue.waiting) >= self.max_batch:
-                return
-            if not runnable and (runnable is not None or turn >= 2):
+            quiet = quiet + 1 if self.cost.calls == calls else 0
+            calls = self.cost.calls
+            if quiet == QUIET or len(self.queue.live) + len(self.queue.waiting) >= self.max_batch:
                 return
 
     def _abandon(self, error: BaseException) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import os
 import platform
 import re
@@ -24,8 +23,6 @@ from ..config.cache import cache_folder
 
 SOURCES = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 300  # 2 on a quiet machine; a busy one, and sanitizers, may take a hundred times that
-
-log = logging.getLogger(__name__)
 
 
 class _KernelError(Exception):
@@ -140,5 +137,4 @@ def _usable_folder() -> tuple[Path | None, str]:
     if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077 and os.access(folder, os.W_OK):
         return folder, ""
     reason = f"{folder} is not this user's alone, or can't be written: remove it, or set ALPHAZERO_CACHE_DIR"
-    log.warning("the C kernels are compiled for this process alone: %s", reason)
     return None, f"for this process alone: {reason}"

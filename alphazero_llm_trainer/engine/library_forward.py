@@ -18,7 +18,7 @@ from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
 from .device import text_config
 from .last_layer import LastLayer
 from .masks import Masks, masks
-from .prefix_tree import TOP, WHOLE, PrefixTree
+from .prefix_tree import PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
@@ -263,22 +263,14 @@ class LibraryForward:
             self.tree.logprob[node] = value
 
     def _memoise(self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, np.ndarray]) -> None:
-        """Keep the distributions `[n, vocabulary]` after the rows' last nodes, all of each or its likeliest tokens."""
+        """Keep the distributions `[n, V]` after the rows' last nodes: in the tree, else in `tables` where they are read."""
         tree = self.tree
         ends = [row.nodes[-1] for row in rows]
         if tree.next_logprobs is not None:
             tree.next_logprobs[torch.tensor(ends, device=logprobs.device)] = logprobs
             for node in ends:
-                tree.memoised[node] = WHOLE
+                tree.memoised[node] = True
             return
-        values, ids = logprobs.topk(tree.top_tokens, dim=-1)
-        # Equal ones by token id, so that a greedy choice is the same whether it is read or drawn.
-        best, likely = ids.cpu().numpy(), values.cpu().numpy()
-        order = np.lexsort((best, -likely), axis=-1)
-        tree.top_ids[ends] = np.take_along_axis(best, order, -1)
-        tree.top_logprobs[ends] = np.take_along_axis(likely, order, -1)
-        whole = logprobs.cpu().numpy()
-        for i, row in enumerate(rows):
-            tree.memoised[ends[i]] = TOP
+        for row, whole in zip(rows, logprobs.cpu().numpy(), strict=True):
             if row.read():
-                tables[id(row)] = whole[i]
+                tables[id(row)] = whole

@@ -26,13 +26,14 @@ from torch import nn
 
 from ..errors import EngineError
 from .kernel_build import kernels
-from .plain import DTYPES, PlainLlama
 from .precision import FLOATS, KINDS, Wanted, kernel_threads, product_unit, uncovered, unit_name
-from .prefix_tree import TOP, WHOLE, PrefixTree
+from .prefix_tree import PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
     from transformers import LlamaModel, PreTrainedModel
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights that the kernels pack
 
 
 class Shape(ctypes.Structure):
@@ -86,7 +87,7 @@ def adapters(linears: Sequence[Any], active: Sequence[str] | None) -> list[tuple
         (linear, linear.lora_A[name].weight, linear.lora_B[name].weight.float() * linear.scaling[name])
         for linear in linears
         if hasattr(linear, "lora_A")
-        for name in (linear._active_adapter if active is None else active)
+        for name in (linear.active_adapters if active is None else active)
         if name in linear.lora_A
     ]
 
@@ -181,8 +182,6 @@ class NativeLlama:
     @staticmethod
     def why_not(model: Any) -> str | None:
         """Why torch must compute this model, or None where the kernels can."""
-        if isinstance(model, PlainLlama):
-            return None
         reason = uncovered(model.config.to_dict())
         if reason is not None:
             return reason
@@ -261,9 +260,9 @@ class NativeLlama:
             into,
             scores.ctypes.data,
             values.ctypes.data,
-            tree.top_ids.ctypes.data,
-            tree.top_logprobs.ctypes.data,
-            tree.top_tokens,
+            None,  # no tables of likeliest tokens
+            None,
+            0,
             self.threads,
         )
         seconds = time.perf_counter() - began
@@ -271,9 +270,9 @@ class NativeLlama:
             raise EngineError("there is not enough memory for a forward's paths")
         for node in nodes:
             tree.ready[node] = True
-        memoised = TOP if tree.next_logprobs is None else WHOLE
-        for node in plan.kept:
-            tree.memoised[node] = memoised
+        if table is None:
+            for node in plan.kept:
+                tree.memoised[node] = True
         for place, node in plan.scored:
             tree.logprob[node] = float(scores[place])
         if self.valued:

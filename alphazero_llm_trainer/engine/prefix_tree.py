@@ -15,8 +15,6 @@ import torch
 
 ROOT = 0
 NAN = float("nan")
-TOP, WHOLE = 1, 2  # what `memoised` says of a node's distribution: its likeliest tokens are kept, or all of it
-TOP_TOKENS = 32
 TOPS_KEPT = 20_000  # nodes whose likeliest tokens are kept as Python's objects, a kilobyte each
 
 Pairs = tuple[tuple[int, float], ...]
@@ -25,14 +23,14 @@ Pairs = tuple[tuple[int, float], ...]
 class PrefixTree:
     """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of everything.
 
-    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys and values
-    are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
-    token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
+    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys
+    and values are stored), `memoised` (the next-token distribution is), `locks` (rows that need it now), `stamp` (last
+    use), `logprob` (of the token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN
+    where unknown).
 
     Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no memory before its first
     use and after `release`. Where all next-token distributions fit `memo_bytes`, `next_logprobs` is
-    `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs` `[capacity, top_tokens]` hold the
-    likeliest tokens of each, likeliest first.
+    `[capacity, vocabulary]`; elsewhere it is None, and none is kept.
     """
 
     def __init__(
@@ -51,13 +49,8 @@ class PrefixTree:
         self.states_shape, self.dtype, self.device = (capacity, layers, 2, kv_heads, head_dim), dtype, device
         self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
-        self.top_tokens = 0
         if capacity * vocabulary * 4 <= memo_bytes:
             self.next_logprobs = torch.empty((capacity, vocabulary), dtype=torch.float32, device=device)
-        else:
-            self.top_tokens = min(TOP_TOKENS, vocabulary)
-        self.top_ids = np.empty((capacity, self.top_tokens), dtype=np.int32)
-        self.top_logprobs = np.empty((capacity, self.top_tokens), dtype=np.float32)
         self.clear()
 
     @property
@@ -77,7 +70,7 @@ class PrefixTree:
     def clear(self) -> None:
         """Forget every node but the root (after a change of weights)."""
         self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
-        self.ready, self.memoised = bytearray(self.capacity), array("B", [0]) * self.capacity
+        self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
         self.logprob, self.value = array("d", [NAN]) * self.capacity, array("d", [NAN]) * self.capacity
         self.children: list[dict[int, int]] = [{}]
@@ -195,7 +188,7 @@ class PrefixTree:
         return len(self.children) - 1 - len(self.free)
 
     def distributions(self, nodes: list[int]) -> tuple[np.ndarray, list[int]]:
-        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all WHOLE) its row there."""
+        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all memoised) its row there."""
         assert self.next_logprobs is not None
         if self.next_logprobs.device.type == "cpu":
             return self.next_logprobs.numpy(), nodes
@@ -203,12 +196,8 @@ class PrefixTree:
         return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))
 
     def tops(self, k: int) -> dict[int, Pairs]:
-        """The k likeliest next tokens of nodes (all WHOLE) as far as they were looked up; whoever looks up more adds them."""
+        """The k likeliest next tokens of memoised nodes, as far as they were looked up; whoever looks up more adds them."""
         found = self._tops.setdefault(k, {})
         if len(found) > TOPS_KEPT:
             found.clear()
         return found
-
-    def top(self, node: int, k: int) -> tuple[tuple[int, float], ...]:
-        """The k <= `top_tokens` likeliest next tokens of a node that is TOP."""
-        return tuple(zip(self.top_ids[node, :k].tolist(), self.top_logprobs[node, :k].tolist(), strict=True))

@@ -73,20 +73,6 @@ class Sampler:
         return [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
-def draw_nuclei(
-    table: np.ndarray,
-    rows: list[int],
-    temperatures: list[float],
-    narrow: list[tuple[int, float, float]],
-    tokens: list[int],
-    logprobs: list[float],
-) -> None:
-    """Draw again those of `Sampler.draw` that are from a nucleus; `narrow` has their places, uniform numbers and top_p."""
-    for i, uniform, top_p in narrow:
-        tokens[i] = draw_nucleus(table[rows[i]], temperatures[i], top_p, uniform)
-        logprobs[i] = float(table[rows[i], tokens[i]])
-
-
 def draw_nucleus(logprobs: np.ndarray, temperature: float, top_p: float, uniform: float) -> int:
     """The token where `uniform` falls in the nucleus of `logprobs` `[V]` (nats, temperature 1) at `temperature`: the fewest
     likeliest tokens whose probabilities add up to `top_p` or more (Holtzman et al. 2020); of equal ones the first.

@@ -15,10 +15,10 @@ import numpy as np
 
 from ..errors import EngineError
 from ..types import Cost
-from .prefix_tree import TOP, WHOLE, Pairs, PrefixTree
+from .prefix_tree import Pairs, PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
-from .sampling import Sampler, draw_nuclei
+from .sampling import Sampler, draw_nucleus
 from .step_ends import StepEnds
 from .without import Taken, tempered
 
@@ -102,19 +102,13 @@ class Schedule:
 
     def place(self, path: list[int], riders: list[Rider]) -> int:
         """Let a call's riders wait for the end of `path`; returns how many tokens down to it were known already."""
-        known = self.tree.memoised[path[-1]]
-        if known == WHOLE or (known == TOP and self._walks(riders[0])):
+        if self.tree.memoised[path[-1]]:
             self.tree.lock(path[-1])
             self.walkers.append((path[-1], riders))
             return len(path)
         row, cached = self.row(path[-1], path)
         row.riders += riders
         return cached
-
-    def _walks(self, rider: Rider) -> bool:
-        """True for a sample that needs no more of a distribution than its likeliest tokens."""
-        request = rider.call.request
-        return request.temperature == 0 and request.top_k <= self.tree.top_tokens and request.tempered is None
 
     def refill(self, limit: int) -> None:
         """Take rows from the queue until `limit` are live, leaving out those that nobody waits for any more."""
@@ -241,7 +235,7 @@ class Schedule:
         return kept
 
     def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
-        """The k likeliest next tokens of each node (all WHOLE): looked up once, most nodes are passed again and again."""
+        """The k likeliest next tokens of each node (all memoised): looked up once, most nodes are passed again and again."""
         known = self.tree.tops(k)
         missing = list({node for node in nodes if node not in known})
         if missing:
@@ -251,26 +245,17 @@ class Schedule:
 
     def _onward(self, node: int, riders: list[Rider]) -> Frontier:
         """Riders that can draw at once from what is known of `node`; the others wait for a row."""
-        known = self.tree.memoised[node]
-        if known == TOP:
-            ready = [rider for rider in riders if self._walks(rider)]
-            riders = [rider for rider in riders if rider not in ready]
-        else:
-            ready, riders = (riders, []) if known else ([], riders)
-        if riders:
-            row, _ = self.row(node, None)
-            row.riders += riders
-        if not ready:
-            return []
-        self.tree.lock(node)
-        return [(node, ready, None)]
+        if self.tree.memoised[node]:
+            self.tree.lock(node)
+            return [(node, riders, None)]
+        row, _ = self.row(node, None)
+        row.riders += riders
+        return []
 
     def _draw(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> _Drawn:
         """Draw for each rider of `frontier` whose caller still waits."""
         tree = self.tree
         if table is None:
-            if tree.next_logprobs is None:
-                return self._likeliest(frontier)
             table, index = tree.distributions([node for node, _, _ in frontier])
         rows: list[int] = []
         temperatures: list[float] = []
@@ -305,7 +290,9 @@ class Schedule:
             if left is not None:
                 tokens[i], logprobs[i] = left, float(table[rows[i], left])
             rider.taken = taken.after.get(tokens[i])
-        draw_nuclei(table, rows, temperatures, narrow, tokens, logprobs)
+        for i, uniform, top_p in narrow:
+            tokens[i] = draw_nucleus(table[rows[i]], temperatures[i], top_p, uniform)
+            logprobs[i] = float(table[rows[i], tokens[i]])
         for i, rider, temperature in telling:
             rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
         return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))
@@ -320,20 +307,6 @@ class Schedule:
                 found = self.likeliest([node for _, node in draws], k)
             tops.update(zip((i for i, _ in draws), found, strict=True))
         return tops
-
-    def _likeliest(self, frontier: Frontier) -> _Drawn:
-        """`_draw` for greedy riders, of nodes whose likeliest tokens alone are kept."""
-        drawn = _Drawn([], [], {})
-        for node, riders, _ in frontier:
-            for rider in riders:
-                if not rider.call.future.done():
-                    k = rider.call.request.top_k
-                    top = self.tree.top(node, max(k, 1))
-                    if k:
-                        drawn.tops[len(drawn.tokens)] = top
-                    drawn.tokens.append(top[0][0])
-                    drawn.logprobs.append(top[0][1])
-        return drawn
 
     def _finish(self, rider: Rider, token: int) -> str | None:
         """Why a sample ends with `token`, its newest, or None where it goes on."""

@@ -7,7 +7,6 @@ vLLM 0.32; the CPU build was run (scripts/vllm_cpu.py), sleep, 4-bit weights and
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 import math
@@ -21,7 +20,6 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, EngineError
 from .background import LoopThread, block_interrupts
 from .completions import Answer, Ask, CompletionEngine, ranked, sampling
-from .step_ends import StepEnds
 from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
@@ -40,12 +38,11 @@ class VllmEngine(CompletionEngine):
     Args:
         model: the trainer's model.
         launch: how vLLM is started.
+        ends: `eos_id`, `eos_ids` and `step_ends`, as `CompletionEngine` takes them.
     """
 
-    def __init__(
-        self, model: Any, *, eos_id: int, eos_ids: frozenset[int], step_ends: StepEnds, launch: Launch
-    ) -> None:
-        super().__init__(model, eos_id=eos_id, eos_ids=eos_ids, step_ends=step_ends, context=launch.context)
+    def __init__(self, model: Any, *, launch: Launch, **ends: Any) -> None:
+        super().__init__(model, context=launch.context, **ends)
         quiet()
         try:
             import vllm
@@ -197,10 +194,7 @@ def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
 
     def end() -> None:
         while clients:
-            client = clients.pop()
-            # Newer versions kill what has not ended after 5 s unless they are told to wait for longer.
-            waits = "timeout" in inspect.signature(client.shutdown).parameters
-            client.shutdown(**({"timeout": SHUTDOWN_SECONDS} if waits else {}))
+            clients.pop().shutdown(timeout=SHUTDOWN_SECONDS)  # its own is 5 s
 
     async def end_there() -> None:
         end()

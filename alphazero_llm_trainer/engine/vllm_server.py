@@ -25,7 +25,6 @@ from ..config.sections import EngineConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, ranked, sampling
-from .step_ends import StepEnds
 from .vllm_weights import Versions, has_adapter, write_adapter
 
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
@@ -47,6 +46,7 @@ class ServerEngine(CompletionEngine):
         model: the trainer's model.
         tokenizer: the student's; the server's must agree with it.
         adapter: what training would change, "full" or "lora".
+        ends: `eos_id`, `eos_ids` and `step_ends`, as `CompletionEngine` takes them.
 
     Raises:
         ConfigError: the key's variable is not set.
@@ -58,11 +58,9 @@ class ServerEngine(CompletionEngine):
         model: Any,
         tokenizer: Any,
         *,
-        eos_id: int,
-        eos_ids: frozenset[int],
-        step_ends: StepEnds,
         settings: EngineConfig,
         adapter: str,
+        **ends: Any,
     ) -> None:
         vllm = settings.vllm
         self.settings, self.adapter, self.url = vllm, adapter, vllm.base_url.rstrip("/")
@@ -82,18 +80,12 @@ class ServerEngine(CompletionEngine):
         )
         self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions, self.url)
         try:
-            self.base, served, swaps = self.thread.wait(self._greet(tokenizer, eos_id))
+            self.base, served, swaps = self.thread.wait(self._greet(tokenizer, ends["eos_id"]))
         except EngineError:
             self._end()
             raise
-        super().__init__(
-            model,
-            eos_id=eos_id,
-            eos_ids=eos_ids,
-            step_ends=step_ends,
-            context=min(settings.max_context, served - 1),
-            trainable=swaps and adapter == "lora",
-        )
+        context = min(settings.max_context, served - 1)
+        super().__init__(model, context=context, trainable=swaps and adapter == "lora", **ends)
         self.folder: Path | None = None  # of the adapter that answers, by this folder's name
         self.facts = {"backend": "vllm-server", "base_url": vllm.base_url, "model": self.base}
 

@@ -41,23 +41,47 @@ _current: list[tuple[Any, str | None]] = []  # what `under` was entered with and
 
 def layers(model: Any) -> list[Any]:
     """The modules of `model` that hold adapters."""
-    return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "_active_adapter")]
+    return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "active_adapters")]
+
+
+def _switch(layer: Any, adapters: list[str]) -> None:
+    """Have a layer compute with these adapters.
+
+    The one private name of peft's that is used: its public `set_adapter` also decides what is trained, and takes no empty list.
+    """
+    layer._active_adapter = adapters
+
+
+def activate(model: Any, adapter: str) -> None:
+    """Have all layers of `model` compute with `adapter` from now on."""
+    for layer in layers(model):
+        _switch(layer, [adapter])
+
+
+@contextmanager
+def restored(model: Any) -> Iterator[None]:
+    """Inside, adapters may be put into `model`; afterwards those are active that were before."""
+    before = {id(layer): layer.active_adapters for layer in layers(model)}
+    try:
+        yield
+    finally:
+        for layer in layers(model):
+            _switch(layer, before.get(id(layer), []))
 
 
 @contextmanager
 def under(model: Any, adapter: str | None) -> Iterator[None]:
     """Forwards of `model` compute with `adapter` (None: with the base alone); what was active before is restored."""
-    # The name alone is switched: peft's own `set_adapter` also decides what is trained.
-    before = [(layer, layer._active_adapter) for layer in layers(model)]
+    before = [(layer, layer.active_adapters) for layer in layers(model)]
     for layer, _ in before:
-        layer._active_adapter = [] if adapter is None else [adapter]
+        _switch(layer, [] if adapter is None else [adapter])
     _current.append((model, adapter))
     try:
         yield
     finally:
         _current.pop()
         for layer, active in before:
-            layer._active_adapter = active
+            _switch(layer, active)
 
 
 def recomputing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -143,10 +167,10 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
         return
     for field in unusual(folder):
         raise CheckpointError(not_plain(folder, field))
-    before = {id(layer): layer._active_adapter for layer in layers(model)}
     trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
     try:
-        report = model.load_adapter(str(folder), adapter_name=name)
+        with restored(model):
+            report = model.load_adapter(str(folder), adapter_name=name)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"adapter {folder} can't be loaded over this student: train it again") from error
     lacking = {key for key in report.missing_keys if f".{name}." in key}
@@ -164,8 +188,6 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
     freeze_base(model)
     for parameter in trained:
         parameter.requires_grad_(True)
-    for layer in layers(model):
-        layer._active_adapter = before.get(id(layer), [])
 
 
 def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:

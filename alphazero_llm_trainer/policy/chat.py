@@ -16,12 +16,15 @@ from ..types import Opening, Problem
 from .folders import PACKAGED, TEMPLATE
 
 DATE = "26 Jul 2024"  # Llama 3's template: always the same day, so that prompts are too
-PROBE = "a-system-message"
 OPEN, CLOSED = "<think>", "\n\n</think>\n\n"
 # What a template raises: its own refusal, a message that it doesn't show and is to go on from, a variable that isn't there.
 REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
 
-_takes_system: dict[str, bool] = {}  # by chat template
+
+@functools.cache
+def packaged_template() -> str:
+    """The embedded student's chat template, which leaves system messages out on purpose."""
+    return (PACKAGED / TEMPLATE).read_text(encoding="utf-8")
 
 
 class Chat:
@@ -51,20 +54,12 @@ class Chat:
             if going_on:
                 texts[-1] = messages[-1]["content"]
             return (*opening, *self.encode("".join(texts)))
-        if messages[0]["role"] == "system" and not self.takes_system():
-            messages = in_first_question(messages)
         try:
-            text = self.render(messages, going_on)
-        except REFUSALS as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RequestError(f"the student's chat template refuses these messages ({said}): change them") from error
-        for message in messages:
-            content = message["content"].strip()
-            if message["role"] != "system" and content not in text and "</think>" not in content:
-                raise RequestError(
-                    f"the student's chat template leaves out the {message['role']} message {content[:60]!r}: put a template"
-                    " that shows it into its folder (chat_template.jinja), or choose another model"
-                )
+            text = self.whole(messages, going_on)
+        except RequestError:
+            if messages[0]["role"] != "system":
+                raise
+            text = self.whole(in_first_question(messages), going_on)
         if going_on:
             last = messages[-1]["content"]
             if not text.endswith(last):  # templates trim a message's end, which the next token depends on
@@ -84,17 +79,22 @@ class Chat:
             date_string=DATE,
         )
 
-    def takes_system(self) -> bool:
-        """Whether the template shows system messages; the embedded student's leaves them out on purpose."""
-        template = str(self.tokenizer.chat_template)
-        if template not in _takes_system:
-            messages = [{"role": "system", "content": PROBE}, {"role": "user", "content": "?"}]
-            try:
-                shown = PROBE in self.render(messages)
-            except REFUSALS:
-                shown = False
-            _takes_system[template] = shown or template == (PACKAGED / TEMPLATE).read_text(encoding="utf-8")
-        return _takes_system[template]
+    def whole(self, messages: Sequence[Mapping[str, str]], going_on: bool) -> str:
+        """`render`, with all messages in it. Raises RequestError where the template refuses them or leaves one out."""
+        try:
+            text = self.render(messages, going_on)
+        except REFUSALS as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RequestError(f"the student's chat template refuses these messages ({said}): change them") from error
+        for message in messages:
+            role, content = message["role"], message["content"].strip()
+            shown = content in text or "</think>" in content  # earlier turns' thinking is left out
+            if not shown and (role != "system" or self.tokenizer.chat_template != packaged_template()):
+                raise RequestError(
+                    f"the student's chat template leaves out the {role} message {content[:60]!r}: put a template"
+                    " that shows it into its folder (chat_template.jinja), or choose another model"
+                )
+        return text
 
     def lead(self) -> str:
         """What a response's text begins with that the template has put into the prompt: the mark that opens thinking."""

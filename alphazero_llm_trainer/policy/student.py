@@ -18,13 +18,11 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
-from ..engine.native import library
-from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
 from ..types import NOTHING, Opening, Task
-from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
+from .adapters import BASE, POLICY, START, AdapterView, activate, fingerprint, fit_lora, load_adapter, shape_of
 from .chat import Chat
 from .folders import ADAPTER_CONFIG, GGUF, HUB_ID, INSTALL_GGUF, PACKAGED, SMALL, check_folder, read_note, weights_of
 
@@ -89,8 +87,8 @@ def load_student(
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
     A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out. `opening` is of its
-    chats. `inference` says that nothing will be trained and no other network is asked: then a model that the kernels
-    compute is loaded without transformers' model code, in half the time.
+    chats. `inference` says that nothing will be trained and no other network is asked: no adapter is fitted to the
+    model then, and products in bfloat16 aren't compared with the model's own.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -120,11 +118,8 @@ def load_student(
     if HUB_ID.fullmatch(source) and not Path(source).exists():
         ask_hub_or_cache()
     check_device(name, source, spec)
-    plain = inference and adapter is None and may_be_plain(config, spec)
-    model: Any = read_plain(Path(source), getattr(torch, spec.dtype)) if plain else None
-    if model is None:
-        model = load_model(source, spec, name)
-    tokenizer = load_tokenizer(source, inference)
+    model: Any = load_model(source, spec, name)
+    tokenizer = load_tokenizer(source)
     give_pad(tokenizer)
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
@@ -136,8 +131,7 @@ def load_student(
             )
         if not bare:
             load_adapter(model, adapter, POLICY)
-            for layer in layers(model):
-                layer._active_adapter = [POLICY]
+            activate(model, POLICY)
             spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, opening, source)
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
@@ -149,39 +143,28 @@ def load_student(
     return student
 
 
-def may_be_plain(config: Config, spec: StudentModel) -> bool:
-    """Whether the C kernels compute it: here, on the CPU."""
-    here = config.engine.backend == "inprocess" and not torch.cuda.is_available()
-    return here and spec.quantization == "none" and config.engine.native == "auto" and library() is not None
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder, a hub id or a GGUF file.
 
-
-def load_tokenizer(source: str, inference: bool) -> Any:
-    """The tokenizer of a folder, a hub id or a GGUF file, the same for inference and training.
-
-    What tokenizer.json says counts, where there is such a file. A student that is trained and saved again keeps its
-    tokenizer's own class, unless that reads a text otherwise: some folders name another model's.
+    What tokenizer.json says counts, where there is such a file: the class that a folder names is taken only where it reads
+    texts alike. Some folders name another model's.
 
     Raises CheckpointError where there is none, or it doesn't give back a text that it read.
     """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     folder, options = place(source)
     try:
-        chosen: Any = None
+        chosen: Any = AutoTokenizer.from_pretrained(folder, **options)
         if not options and has_file(folder, "tokenizer.json"):
-            from transformers import PreTrainedTokenizerFast  # without transformers' model code
-
-            chosen = PreTrainedTokenizerFast.from_pretrained(folder)
-        if chosen is None or chosen.eos_token is None or not inference:
-            from transformers import AutoTokenizer
-
-            own: Any = AutoTokenizer.from_pretrained(folder, **options)
+            own: Any = PreTrainedTokenizerFast.from_pretrained(folder)
             # "" is read as the token that opens texts, where there is one.
-            if chosen is None or (
-                own("")["input_ids"] == chosen("")["input_ids"]
-                and all(read(own, text) == read(chosen, text) for text in TEXTS)
+            if own("")["input_ids"] != chosen("")["input_ids"] or any(
+                read(own, text) != read(chosen, text) for text in TEXTS
             ):
+                if own.eos_token is None:
+                    own.eos_token = chosen.eos_token
                 chosen = own
-            elif chosen.eos_token is None:
-                chosen.eos_token = own.eos_token
         backend = getattr(chosen, "backend_tokenizer", None)
         if backend is not None and not backend.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
@@ -350,12 +333,10 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
     folder, file = place(source)
     if file and find_spec("gguf") is None:
         raise ConfigError(f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}")
-    check_quantisation(source)
     try:
-        try:
-            model = load_weights(AutoModelForCausalLM, folder, **options, **file)
-        finally:
-            check_quantisation(source)  # a hub's config.json is here by now
+        if not file:
+            check_quantisation(folder)
+        model = load_weights(AutoModelForCausalLM, folder, **options, **file)
     except AlphaZeroError:
         raise
     except ImportError as error:
@@ -378,13 +359,7 @@ def check_quantisation(source: str) -> None:
     """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a search can be had here."""
     from transformers import PreTrainedConfig
 
-    folder, file = place(source)
-    if file:
-        return
-    try:
-        said, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
-    except OSError:  # a hub's model that is not here yet
-        return
+    said, _ = PreTrainedConfig.get_config_dict(source)
     method = (said.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise ConfigError(

@@ -22,11 +22,13 @@ from ..files import sync_all, write_json
 from ..policy.adapters import (
     BASE,
     POLICY,
+    activate,
     fingerprint,
     freeze_base,
     layers,
     own_parameters,
     recomputing,
+    restored,
 )
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
 from ..policy.weights import save_tensors
@@ -112,8 +114,7 @@ def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> 
         model.requires_grad_(True)
     else:
         attach(model, spec.lora, POLICY)
-        for layer in layers(model):
-            layer._active_adapter = [POLICY]
+        activate(model, POLICY)
     return model
 
 
@@ -174,7 +175,6 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     One that is there goes on; a new one starts as the policy's own. peft's preparation of a quantised model isn't used: it
     casts embeddings and norms to fp32, another base.
     """
-    before = {id(layer): layer._active_adapter for layer in layers(model)}
     own = own_parameters(model, name) or own_parameters(model, POLICY)
     begun = {key.replace(f".{POLICY}.", f".{name}."): p.detach().clone() for key, p in own.items()}
     started: Any = model  # from an adapter's folder: its ranks, scales and modules may differ by layer
@@ -183,7 +183,8 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     config.lora_dropout, config.inference_mode = lora.dropout, False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", SEVERAL)
-        inject_adapter_in_model(config, model, adapter_name=name)
+        with restored(model):
+            inject_adapter_in_model(config, model, adapter_name=name)
     freeze_base(model)
     with torch.no_grad():
         for key, parameter in own_parameters(model, name).items():
@@ -191,8 +192,6 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
             parameter.requires_grad_(True)
             if key in begun:
                 parameter.copy_(begun[key])
-    for layer in layers(model):
-        layer._active_adapter = before.get(id(layer), [])
 
 
 def peft_config(lora: LoraConfig) -> PeftLora:
