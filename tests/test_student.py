@@ -1,22 +1,55 @@
-"""The shipped student is what its manifest says."""
+"""Students: the shipped one, its tokenizer, other architectures and formats, and damaged folders."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import run
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
-from alphazero_llm_trainer.errors import RequestError
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
-from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student
+from alphazero_llm_trainer.files import read_object, write_json
+from alphazero_llm_trainer.policy import fetch
+from alphazero_llm_trainer.policy import student as student_module
+from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
+from alphazero_llm_trainer.policy.folders import find_model, with_model
+from alphazero_llm_trainer.policy.student import (
+    PACKAGED,
+    PADS,
+    Student,
+    give_pad,
+    load_student,
+    load_tokenizer,
+    make_student,
+)
+from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
+from alphazero_llm_trainer.problems.tokenizer import EOS, PAD, UNK, build_tokenizer
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows
 from alphazero_llm_trainer.types import Opening
 
@@ -124,3 +157,306 @@ def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
     texts = [samples[0] for samples in found.responses]
     lucky = [i for i, task in enumerate(tasks) if "####" not in texts[i] and extract(texts[i]) == task.gold]
     assert lucky and not any(found.first[i] for i in lucky)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+def test_round_trip_is_exact_and_nothing_is_unknown(tokenizer):
+    for split in embedded.SPLITS:
+        for task in embedded.load(split, 1000, (1, 2, 3, 4)):
+            text = f"{task.problem.question}\n{task.solution}"
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.unk_token_id not in ids, text
+            assert tokenizer.decode(ids) == text
+
+
+def test_a_step_is_eight_tokens_and_pieces_join_at_line_ends(tokenizer):
+    assert tokenizer.tokenize("12 + 7 = 19\n") == ["1", "2", " + ", "7", " = ", "1", "9", "\n"]
+    task = embedded.build("train", 3, 2)
+    parts = [task.problem.question + "\n", *(line + "\n" for line in task.solution.split("\n"))]
+    together = tokenizer("".join(parts))["input_ids"]
+    assert [i for part in parts for i in tokenizer(part)["input_ids"]] == together
+
+
+def test_it_is_small_the_same_every_time_and_has_no_hidden_tokens(tokenizer):
+    again = build_tokenizer()
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert len(tokenizer) <= 250
+    assert [tokenizer.convert_tokens_to_ids(t) for t in (PAD, EOS, UNK)] == [0, 1, 2]
+    assert tokenizer.pad_token == PAD and tokenizer.eos_token == EOS and tokenizer.bos_token is None
+    assert tokenizer("")["input_ids"] == []
+
+
+SYSTEM_MESSAGE = {"role": "system", "content": "Think."}
+USER_MESSAGE = {"role": "user", "content": "How many?"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "generate", "text"),
+    [
+        ([USER_MESSAGE], True, "How many?\n"),
+        ([SYSTEM_MESSAGE, USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}], True, "How many?\n1 + 2 = 3\n"),
+        ([USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3\n"}], True, "How many?\n1 + 2 = 3\n"),
+        (
+            [USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}, {"role": "assistant", "content": "#### 3"}],
+            False,
+            "How many?\n1 + 2 = 3\n#### 3",
+        ),
+    ],
+)
+def test_chat_template(tokenizer, messages, generate, text):
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False) == text
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=generate, return_dict=False)
+    assert ids == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"]
+)
+def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_path):
+    """For training transformers' own class was taken, which made `314?` of a question."""
+    folder = shutil.copytree(PACKAGED, tmp_path / "folder")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind}))
+    expected = load_tokenizer(str(PACKAGED))
+    text = "Ana has 314 pens. How many?\n"
+    found = load_tokenizer(str(folder))
+    assert found(text)["input_ids"] == expected(text)["input_ids"]
+    assert (found.eos_token_id, found.chat_template) == (expected.eos_token_id, expected.chat_template)
+    found.save_pretrained(tmp_path / "again")
+    assert load_tokenizer(str(tmp_path / "again"))(text)["input_ids"] == expected(text)["input_ids"]
+
+
+def test_a_tokenizer_that_loses_text_is_one_sentence(tmp_path):
+    folder = shutil.copytree(PACKAGED, tmp_path / "folder")
+    file = folder / "tokenizer.json"
+    broken = json.loads(file.read_text())
+    broken["decoder"] = {"type": "Strip", "content": "3", "start": 1, "stop": 0}
+    file.write_text(json.dumps(broken))
+    with pytest.raises(CheckpointError, match="gives back"):
+        load_tokenizer(str(folder))
+
+
+APPLES = "How many apples are in 3 boxes of 14 apples?"
+SMALL_SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def gpt2(ids: dict[str, int]) -> Any:
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=256, **ids))
+
+
+def phi3(ids: dict[str, int]) -> Any:
+    return Phi3ForCausalLM(Phi3Config(**SMALL_SHAPE, intermediate_size=48, num_key_value_heads=2, **ids))
+
+
+OTHERS = {
+    "gpt2": (gpt2, {"c_attn", "c_proj", "c_fc"}),
+    "phi3": (phi3, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
+}
+
+
+@pytest.fixture(params=list(OTHERS))
+def unknown(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Config, set[str]]:
+    """A student of an architecture that models.yaml has none of, and its linear layers' names."""
+    make, names = OTHERS[request.param]
+    tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
+    torch.manual_seed(0)
+    ids = {
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    folder = tmp_path / request.param
+    make(ids).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_config(overrides=[{"student": "mine", "models": {"mine": {"path": str(folder)}}}]), names
+
+
+def logits(student: Any) -> torch.Tensor:
+    ids = torch.tensor([student.prompt_ids(APPLES)])
+    with torch.no_grad():
+        return student.model(input_ids=ids).logits
+
+
+def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(
+    unknown: tuple[Config, set[str]], tmp_path: Path
+) -> None:
+    config, names = unknown
+    student = load_student(config)
+    assert set(student.spec.lora.targets) == names
+    before = logits(student)
+    make_trainable(student.model, student.spec, "lora")
+    adapted = own_parameters(student.model, "default")
+    found = {key.split(".lora_")[0].rpartition(".")[2] for key in adapted}
+    assert found == names
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.values():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    student.model.eval()
+    changed = logits(student)
+    assert (changed - before).abs().max() > 1e-3
+    save_adapter(student.model, tmp_path / "adapter")
+    fresh = load_student(config)
+    load_adapter(fresh.model, tmp_path / "adapter", "default")
+    activate(fresh.model, "default")
+    torch.testing.assert_close(logits(fresh), changed)
+    wrong = {"models": {"mine": {"path": config.models["mine"].path, "lora": {"targets": ["q_porj"]}}}}
+    with pytest.raises(ConfigError, match="q_porj") as caught:
+        load_student(load_config(overrides=[{"student": "mine"}, wrong]))
+    assert min(names) in str(caught.value)
+
+
+def test_a_gguf_file_is_a_model_that_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "Tiny.gguf"
+    path.write_bytes(b"GGUF")
+    found, folder = find_model(str(path), load_config())
+    assert folder is None and found["student"] == "tiny-gguf"
+    assert student_module.place(str(path)) == (str(tmp_path), {"gguf_file": "Tiny.gguf"})
+    monkeypatch.setattr(student_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="gguf"):
+        load_student(load_config(overrides=[found]))
+    with pytest.raises(ConfigError, match="no folder or GGUF file"):
+        find_model(str(tmp_path / "gone.gguf"), load_config())
+
+
+@pytest.mark.parametrize("method", ["awq", "fp8"])
+def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path) -> None:
+    folder = saved_llama(tmp_path / "student", "float32")
+    shape = read_object(folder / "config.json")
+    write_json(folder / "config.json", shape | {"quantization_config": {"quant_method": method, "bits": 4}})
+    config, path = with_model(str(folder), [], lambda overrides: load_config(overrides=list(overrides)))
+    with pytest.raises(ConfigError, match=rf"student {folder} is quantised by {method.upper()}, .*nf4") as caught:
+        load_student(config, path=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
+    """By the kernels in float32, which holds its numbers; training all of its weights is refused."""
+    folder = saved_llama(tmp_path / "student", "float16")
+    entry = {"path": str(folder), "dtype": "float16", "adapter": "lora"}
+    student = load_student(load_config(overrides=[{"student": "mine", "models": {"mine": entry}}]))
+    assert student.model.dtype == torch.float16
+    prompt = student.prompt_ids(APPLES)
+    [scores] = asyncio.run(student.engine.score([(prompt[:5], prompt[5:])]))
+    right = logits(student)[0].float().log_softmax(-1)[4:-1].gather(1, torch.tensor(prompt[5:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(scores), right, rtol=0, atol=0.02)
+    with pytest.raises(ConfigError, match="dtype is float16, in which updates are lost: use 'lora'"):
+        make_trainable(student.model, student.spec, "full")
+
+
+def saved_llama(folder: Path, dtype: str) -> Path:
+    """A tiny Llama's folder with the embedded student's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        **SMALL_SHAPE, intermediate_size=48, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
+    )
+    LlamaForCausalLM(shape).to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+Weights = dict[str, torch.Tensor]
+EMBEDDED_ROWS = 169  # of the embedded student's embedding
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the embedded student, to be damaged."""
+    return Path(shutil.copytree(PACKAGED, tmp_path / "student"))
+
+
+def change_weights(folder: Path, change: Callable[[Weights], Any]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def change_json(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def add_token(folder: Path, token_id: int, token: str = "<new>", special: bool = False) -> None:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    entry = {"id": token_id, "content": token, "special": special, **plain}
+    change_json(folder / "tokenizer.json", lambda content: content["added_tokens"].append(entry))
+
+
+def whole(folder: Path) -> Student:
+    return load_student(load_config(overrides=["student=embedded"]), path=folder)
+
+
+def refused(folder: Path, *words: str) -> None:
+    """It can't be loaded, and why is one sentence that has these words."""
+    with pytest.raises(CheckpointError) as caught:
+        whole(folder)
+    text = str(caught.value)
+    assert str(folder) in text and "\n" not in text and len(text) < 400
+    for word in words:
+        assert word in text, (word, text)
+
+
+def lose(weights: Weights) -> None:
+    del weights["model.layers.0.self_attn.q_proj.weight"], weights["model.norm.weight"]
+
+
+FAULTS: dict[str, Callable[[Weights], Any]] = {
+    "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files": lose,
+    "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop("model.embed_tokens.weight"),
+    "has another shape than config.json says for model.norm.weight": lambda weights: weights.update(
+        {"model.norm.weight": torch.ones(128)}
+    ),
+    "has numbers that are not finite in model.layers.1.mlp.up_proj.weight": lambda weights: weights[
+        "model.layers.1.mlp.up_proj.weight"
+    ][3, 5].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
+    whole(folder)  # its tied output layer is not missing
+    change_weights(folder, FAULTS[words])
+    refused(folder, words)
+
+
+def test_the_command_says_so_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change_weights(folder, lambda weights: weights.pop("model.norm.weight"))
+    assert main(["search", "--set", "student=embedded", "--model", str(folder)]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: model ") and err.count("\n") == 1
+
+
+# -- the tokenizer -----------------------------------------------------------------------------------------------------
+
+
+def test_a_placeholder_beyond_the_model_is_refused_where_a_prompt_has_it(folder: Path) -> None:
+    """Gemma 3's text models have such a token; a prompt without it is answered as ever."""
+    add_token(folder, EMBEDDED_ROWS, "<image>", special=True)
+    student, plain = whole(folder), whole(PACKAGED)
+    question = "Ana has 3 pens."
+    assert student.prompt_ids(question) == plain.prompt_ids(question)
+    request = GenerateRequest(student.prompt_ids(question), max_new_tokens=8, temperature=0.0)
+    assert run(lambda: student.engine.generate([request])) == run(lambda: plain.engine.generate([request]))
+    wrong = GenerateRequest(student.prompt_ids(f"{question} <image>"))
+    with pytest.raises(EngineError, match=f"token id {EMBEDDED_ROWS} is not one of the model's {EMBEDDED_ROWS} tokens"):
+        run(lambda: student.engine.generate([wrong]))
+
+
+def test_fetch_says_where_a_model_is_or_why_it_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fetch, "from_hub", lambda repository: f"/cache/{repository}")
+    assert main(["fetch", "qwen3-0.6b"]) == 0 and "/cache/Qwen/Qwen3-0.6B" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name, words in {"qwen3-0.6b": "can't be fetched from the hub", "embedded": "needs no fetching"}.items():
+        assert main(["fetch", name]) == 2
+        [line] = capsys.readouterr().err.strip().splitlines()
+        assert words in line

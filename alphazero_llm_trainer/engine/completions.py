@@ -72,7 +72,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 def sampling(ask: Ask) -> dict[str, Any]:
     """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's defaults could change."""
-    given: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "top_k": 0,
@@ -87,8 +87,8 @@ def sampling(ask: Ask) -> dict[str, Any]:
         "logprobs": ask.top_k,
     }
     if ask.temperature > 0:
-        given["seed"] = ask.seed
-    return given | ({"prompt_logprobs": 0} if ask.scored else {})
+        parameters["seed"] = ask.seed
+    return parameters | ({"prompt_logprobs": 0} if ask.scored else {})
 
 
 def ranked(pairs: dict[int, float], k: int) -> Pairs:
@@ -196,16 +196,18 @@ class CompletionEngine(Engine):
         drawn = 1 if request.temperature == 0 else request.n
         samples = await all_or_none([self._sample(request, index, limit) for index in range(drawn)])
         samples *= request.n // drawn
-        cached = min(one.cached for one, _ in samples)
+        cached = min(answer.cached for answer, _ in samples)
         self.cost.calls += 1
         self.cost.cached_tokens += cached
         # The block that the prompt ends in is computed again for each sample.
-        self.cost.prompt_tokens += sum(len(request.prompt_ids) - one.cached for one, _ in samples[:drawn])
+        self.cost.prompt_tokens += sum(len(request.prompt_ids) - answer.cached for answer, _ in samples[:drawn])
         self.cost.sampled_tokens += sum(tokens for _, tokens in samples)
         top = request.top_k > 0
         return [
-            Generated(one.token_ids, one.logprobs, self._finish(request, one), one.top if top else None, cached)
-            for one, _ in samples
+            Generated(
+                answer.token_ids, answer.logprobs, self._finish(request, answer), answer.top if top else None, cached
+            )
+            for answer, _ in samples
         ]
 
     async def _sample(self, request: GenerateRequest, index: int, limit: int) -> tuple[Answer, int]:
@@ -230,11 +232,11 @@ class CompletionEngine(Engine):
             answer, token_ids=answer.token_ids[:end], logprobs=answer.logprobs[:end], top=answer.top[:end]
         ), drawn
 
-    def _finish(self, request: GenerateRequest, one: Answer) -> str:
-        last = one.token_ids[-1]
+    def _finish(self, request: GenerateRequest, answer: Answer) -> str:
+        last = answer.token_ids[-1]
         if last in self.eos_ids:
             return "eos"
-        full = request.max_steps is not None and len(self.step_ends.cut(one.token_ids)) >= request.max_steps
+        full = request.max_steps is not None and len(self.step_ends.cut(answer.token_ids)) >= request.max_steps
         return "stop" if last in request.stop_ids or full else "length"
 
     async def _scored(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:

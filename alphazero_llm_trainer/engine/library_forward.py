@@ -88,9 +88,9 @@ class Slots:
             new_slots *= 2
         while new_room < room:
             new_room *= 2
-        grown = self.states.new_zeros((layers, two, new_slots, kv_heads, new_room, head_dim))
-        grown[:, :, :old_slots, :, :old_room] = self.states
-        self.states = grown
+        larger = self.states.new_zeros((layers, two, new_slots, kv_heads, new_room, head_dim))
+        larger[:, :, :old_slots, :, :old_room] = self.states
+        self.states = larger
 
     def write(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put a layer's new keys and values `[2, n, kv_heads, S, head_dim]` into the window; returns what it reads.

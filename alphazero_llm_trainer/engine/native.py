@@ -99,12 +99,12 @@ def with_adapters(
 
     Weights and adapters are not added up: what an adapter adds would be lost in rounding to bfloat16.
     """
-    found, weights = adapters(linears, active), []
+    active_ones, weights = adapters(linears, active), []
     for linear in linears:
         base = getattr(linear, "base_layer", linear).weight
-        columns = [b if own is linear else b.new_zeros(len(base), b.shape[1]) for own, _, b in found]
+        columns = [b if own is linear else b.new_zeros(len(base), b.shape[1]) for own, _, b in active_ones]
         weights.append(torch.cat([base.float(), *columns], dim=1) if columns else base)
-    return weights, torch.cat([a for _, a, _ in found]) if found else None
+    return weights, torch.cat([a for _, a, _ in active_ones]) if active_ones else None
 
 
 def inputs(layer: Any) -> tuple[list[Any], ...]:
@@ -169,13 +169,13 @@ class NativeLlama:
             epsilon=shape.rms_norm_eps,
         )
         outer = [inner.embed_tokens.weight, inner.norm.weight, shared.get_output_embeddings().weight, cos, sin]
-        with addresses(outer) as found:
-            self.model = kernels.model_new(ctypes.byref(dimensions), found, unit)
+        with addresses(outer) as pointers:
+            self.model = kernels.model_new(ctypes.byref(dimensions), pointers, unit)
         weakref.finalize(self, kernels.model_free, self.model)
         for i, layer in enumerate(inner.layers):  # one at a time: weights of half the size are copied first
             weights, sizes = layer_weights(layer, active)
-            with addresses(weights) as found:
-                if not self.model or not kernels.model_layer(self.model, i, found, sizes.buffer_info()[0]):
+            with addresses(weights) as pointers:
+                if not self.model or not kernels.model_layer(self.model, i, pointers, sizes.buffer_info()[0]):
                     raise EngineError("there is not enough memory for the engine's copy of the weights")
         kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
 

@@ -44,10 +44,10 @@ def product_unit(wanted: Wanted, parameters: int) -> int:
     """
     if wanted == "float32" or (wanted == "auto" and parameters < LARGE):
         return FLOATS
-    found = kernels()
-    unit = FLOATS if found.library is None else int(found.library.bf16_unit())
+    loaded = kernels()
+    unit = FLOATS if loaded.library is None else int(loaded.library.bf16_unit())
     if unit == FLOATS and wanted == "bfloat16":
-        reason = found.status if found.library is None else "this processor has neither AMX nor AVX512-BF16"
+        reason = loaded.status if loaded.library is None else "this processor has neither AMX nor AVX512-BF16"
         raise ConfigError(f"engine.dtype is 'bfloat16', and {reason}: set it to auto or float32")
     return unit
 

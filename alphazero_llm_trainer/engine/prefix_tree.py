@@ -85,9 +85,9 @@ class PrefixTree:
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` for `token`, made where there is none. Call `reserve` first."""
-        found = self.children[node].get(token)
-        if found is not None:
-            return found
+        known = self.children[node].get(token)
+        if known is not None:
+            return known
         if self.free:
             made = self.free.pop()
             self.logprob[made] = self.value[made] = NAN
@@ -197,7 +197,7 @@ class PrefixTree:
 
     def tops(self, k: int) -> dict[int, Pairs]:
         """The k likeliest next tokens of memoised nodes, as far as they were looked up; whoever looks up more adds them."""
-        found = self._tops.setdefault(k, {})
-        if len(found) > TOPS_KEPT:
-            found.clear()
-        return found
+        known = self._tops.setdefault(k, {})
+        if len(known) > TOPS_KEPT:
+            known.clear()
+        return known

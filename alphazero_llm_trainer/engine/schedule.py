@@ -79,9 +79,9 @@ class Schedule:
     def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:
         """The row that computes `node` (the one that is pending, or a new one), and how many tokens before it are known or
         another row's: what questions share is counted once."""
-        found = self.pending.get(node)
-        if found is not None:
-            return found, found.start + len(found.nodes)
+        pending = self.pending.get(node)
+        if pending is not None:
+            return pending, pending.start + len(pending.nodes)
         path = path if path is not None else self.tree.path(node)
         made = self.queue(path, len(path) - 1)
         self.pending[node] = made
@@ -262,7 +262,7 @@ class Schedule:
         uniforms: list[float] = []
         excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
         narrow: list[tuple[int, float, float]] = []  # draws from a nucleus, their uniform numbers and its top_p
-        telling: list[tuple[int, Rider, float]] = []  # draws whose log-probability at another temperature is wanted
+        also_tempered: list[tuple[int, Rider, float]] = []  # draws that tell their log-probability at that temperature
         wanted: dict[int, list[tuple[int, int]]] = {}  # k -> draws that want the k likeliest tokens, and their nodes
         for (node, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
@@ -275,7 +275,7 @@ class Schedule:
                 if rider.taken is not None:
                     excluding.append((len(rows), rider, rider.taken))
                 if request.tempered is not None:
-                    telling.append((len(rows), rider, request.tempered))
+                    also_tempered.append((len(rows), rider, request.tempered))
                 uniform = rider.draws[len(rider.tokens)]
                 if request.top_p < 1:
                     narrow.append((len(rows), uniform, request.top_p))
@@ -293,7 +293,7 @@ class Schedule:
         for i, uniform, top_p in narrow:
             tokens[i] = draw_nucleus(table[rows[i]], temperatures[i], top_p, uniform)
             logprobs[i] = float(table[rows[i], tokens[i]])
-        for i, rider, temperature in telling:
+        for i, rider, temperature in also_tempered:
             rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
         return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))
 
@@ -302,10 +302,10 @@ class Schedule:
         tops: dict[int, Pairs] = {}
         for k, draws in wanted.items():
             if self.tree.next_logprobs is None:
-                found = self.sampler.top(table, [rows[i] for i, _ in draws], k)
+                likely = self.sampler.top(table, [rows[i] for i, _ in draws], k)
             else:
-                found = self.likeliest([node for _, node in draws], k)
-            tops.update(zip((i for i, _ in draws), found, strict=True))
+                likely = self.likeliest([node for _, node in draws], k)
+            tops.update(zip((i for i, _ in draws), likely, strict=True))
         return tops
 
     def _finish(self, rider: Rider, token: int) -> str | None:
@@ -322,8 +322,9 @@ class Schedule:
     def _emit(self, rider: Rider, finish: str) -> None:
         call = rider.call
         top = tuple(rider.top) if call.request.top_k else None
-        told = None if call.request.tempered is None else tuple(rider.tempered)
-        call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached, told)
+        warm = None if call.request.tempered is None else tuple(rider.tempered)
+        ids, logprobs = tuple(rider.tokens), tuple(rider.logprobs)
+        call.done[rider.index] = Generated(ids, logprobs, finish, top, call.cached, warm)
         call.missing -= 1
         if not call.missing:
             call.future.set_result([generated for generated in call.done if generated is not None])

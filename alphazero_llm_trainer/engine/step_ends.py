@@ -47,22 +47,22 @@ class StepEnds:
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
         """How many tokens lie before the end of each step, in order; what follows the last is a step that goes on."""
-        found: list[int] = []
+        ends: list[int] = []
         blank = True
         for count, token in enumerate(token_ids, 1):
             blank = blank and token in self.blanks
             if token not in self.tokens or blank:
                 continue
-            step = token_ids[found[-1] if found else 0 : count]
-            if self.goes_on is None or not self.goes_on("".join(self.texts[one] for one in step)):
-                found.append(count)
+            step = token_ids[ends[-1] if ends else 0 : count]
+            if self.goes_on is None or not self.goes_on("".join(self.texts[token_id] for token_id in step)):
+                ends.append(count)
                 blank = True
-        return found
+        return ends
 
     def parts(self, token_ids: Sequence[int]) -> list[int]:
         """`cut`, with the end of a last step that goes on."""
-        found = self.cut(token_ids)
-        return found if found[-1:] == [len(token_ids)] or not token_ids else [*found, len(token_ids)]
+        ends = self.cut(token_ids)
+        return ends if ends[-1:] == [len(token_ids)] or not token_ids else [*ends, len(token_ids)]
 
     def whole(self, token_ids: Sequence[int]) -> bool:
         """Whether the last token ends a step."""

@@ -66,17 +66,17 @@ class VllmEngine(CompletionEngine):
         self.facts = {"backend": "vllm", "vllm": vllm.__version__, "lora": launch.arguments.get("max_lora_rank")}
         self.versions = Versions()
         self.thread = LoopThread("vllm")
-        given = launch.arguments
+        arguments = launch.arguments
         if launch.reloads and model.config.tie_word_embeddings:
             folder = self.versions.next()
             write_model(model, folder)
-            given = given | {"model": str(folder)}
+            arguments = arguments | {"model": str(folder)}
 
         async def start() -> Any:
             # The tracker's own start would take the thread's block of SIGINT away, which vLLM's processes are to inherit.
             resource_tracker.ensure_running()
             block_interrupts()
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
         try:
             self._clients = [self.thread.wait(start())]
@@ -121,11 +121,11 @@ class VllmEngine(CompletionEngine):
         await self._awake()
         prompt, name = {"prompt_token_ids": list(ask.prompt_ids)}, str(next(self._numbers))
         kind = self._final if ask.max_steps is None else self._so_far
-        given = self._params(**sampling(ask), detokenize=False, output_kind=kind)
+        parameters = self._params(**sampling(ask), detokenize=False, output_kind=kind)
         most = math.inf if ask.max_steps is None else ask.max_steps
         output: Any = None
         try:
-            stream = self.client.generate(prompt, given, name, lora_request=None if base else self._lora)
+            stream = self.client.generate(prompt, parameters, name, lora_request=None if base else self._lora)
             async with aclosing(stream):
                 async for output in stream:
                     if len(self.step_ends.cut(output.outputs[0].token_ids)) >= most:
@@ -174,12 +174,16 @@ class VllmEngine(CompletionEngine):
 
 def read(output: Any, ask: Ask) -> Answer:
     """vLLM's RequestOutput as an Answer."""
-    [one] = output.outputs
-    if one.finish_reason == "abort":
+    [completion] = output.outputs
+    if completion.finish_reason == "abort":
         raise EngineError("vLLM aborted a request: it is shutting down or was put to sleep")
-    ids = tuple(one.token_ids)
-    logprobs = tuple(row[token].logprob for token, row in zip(ids, one.logprobs, strict=True))
-    top = tuple(ranked({t: p.logprob for t, p in row.items()}, ask.top_k) for row in one.logprobs) if ask.top_k else ()
+    ids = tuple(completion.token_ids)
+    logprobs = tuple(row[token].logprob for token, row in zip(ids, completion.logprobs, strict=True))
+    top = (
+        tuple(ranked({t: p.logprob for t, p in row.items()}, ask.top_k) for row in completion.logprobs)
+        if ask.top_k
+        else ()
+    )
     scores: tuple[float | None, ...] = ()
     if ask.scored:
         pairs = zip(ask.prompt_ids, output.prompt_logprobs, strict=True)

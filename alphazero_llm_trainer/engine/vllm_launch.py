@@ -46,7 +46,7 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
     if lora and spec.lora.rank > RANKS[-1]:
         raise ConfigError(f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}")
     context = context_of(text_config(model), settings.max_context + 1) - 1
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,
         "dtype": spec.dtype,
@@ -64,25 +64,25 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
     if lora:
         rank = next(rank for rank in RANKS if rank >= spec.lora.rank)
         # With other targets its output layer takes adapters too, and then vLLM can't score prompts on a CPU.
-        given |= {
+        arguments |= {
             "enable_lora": True,
             "max_loras": 1,
             "max_lora_rank": rank,
             "lora_target_modules": [*spec.lora.targets],
         }
     if quantised:
-        given["quantization"] = "bitsandbytes"
+        arguments["quantization"] = "bitsandbytes"
     if cuda:
-        given |= {"gpu_memory_utilization": settings.vllm.gpu_memory, "enable_sleep_mode": True}
+        arguments |= {"gpu_memory_utilization": settings.vllm.gpu_memory, "enable_sleep_mode": True}
     else:
         tokens = max(settings.cache_tokens, 4 * context)
         cache = min(
             settings.cache(device_memory()[2]), tokens * token_bytes(text_config(model), getattr(torch, spec.dtype))
         )
-        given |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": cache}
+        arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": cache}
         # Its seeded requests can't be prefilled in chunks: torch's CPU generator doesn't rewind.
-        given |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_PREFILL, context + 1)}
-    return Launch(given, context, lora, not lora and not quantised, cuda)
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_PREFILL, context + 1)}
+    return Launch(arguments, context, lora, not lora and not quantised, cuda)
 
 
 def quiet() -> None:

@@ -101,7 +101,7 @@ class ServerEngine(CompletionEngine):
         Raises EngineError where the model isn't the student's.
         """
         listed = (await self._send(f"{self.url}/models")).get("data", [])
-        served = {str(one.get("id")): one for one in listed if one.get("parent") is None}
+        served = {str(card.get("id")): card for card in listed if card.get("parent") is None}
         name = self.settings.model if self.settings.model is not None else next(iter(served), "")
         if name not in served or (self.settings.model is None and len(served) > 1):
             raise EngineError(
@@ -125,14 +125,14 @@ class ServerEngine(CompletionEngine):
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
         model = self.base if base or self.folder is None else self.folder.name
-        said = await self._send(f"{self.url}/completions", body(ask, model))
+        answer = await self._send(f"{self.url}/completions", body(ask, model))
         # A base model may answer under another of its names, an adapter has one.
-        if model != self.base and said.get("model") != model:
+        if model != self.base and answer.get("model") != model:
             raise EngineError(
-                f"the server at {self.url} answered with {said['model']} instead of {model}: versions of a policy may"
+                f"the server at {self.url} answered with {answer['model']} instead of {model}: versions of a policy may"
                 " not be mixed; is somebody else changing its adapters?"
             )
-        return parse(said, ask)
+        return parse(answer, ask)
 
     async def _push(self) -> None:
         if not has_adapter(self.model):
@@ -171,8 +171,8 @@ class ServerEngine(CompletionEngine):
         """The server's JSON answer; anything else is an EngineError."""
         response = await self._exchange(url, content)
         if response.status_code >= 400:
-            said = " ".join(response.text[:200].split())
-            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {said}")
+            complaint = " ".join(response.text[:200].split())
+            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {complaint}")
         if not response.headers.get("content-type", "").startswith("application/json"):
             return {}
         try:

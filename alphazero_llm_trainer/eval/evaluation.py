@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress, run_until
-from ..policy.folders import check_critic, check_weights
+from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
 from ..problems.source import SPLITS, check_reads, open_one_of
 from ..rewards.custom import open_reward
@@ -92,10 +92,8 @@ class Evaluation:
                 " --value, as a verifier"
             )
         check_reads(config.problems, [open_one_of(config, name) for name in self.sources])
-        if student is None:
-            check_weights(config, path)
         benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
-        # Here, because torch takes seconds to load, and what can't be had is said before that.
+        # Here, because torch takes seconds to load.
         from ..policy.adapters import fingerprint
         from ..policy.student import load_student
 

@@ -229,13 +229,13 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
 def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
     """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if it has that."""
     digest = hashlib.sha256()
-    found = {}
+    parameters = {}
     for name, parameter in model.named_parameters():
         if not is_adapted(name):
-            found[name.replace(".base_layer.", ".")] = parameter
+            parameters[name.replace(".base_layer.", ".")] = parameter
         elif adapter is not None and f".{adapter}." in name:
-            found[name] = parameter
-    for name, parameter in sorted(found.items()):
+            parameters[name] = parameter
+    for name, parameter in sorted(parameters.items()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(raw(parameter))
         state = getattr(parameter, "quant_state", None)

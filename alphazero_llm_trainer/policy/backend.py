@@ -81,13 +81,13 @@ def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: 
 
     async def ask() -> tuple[list[Any], list[list[float]]]:
         [drawn] = await engine.generate([GenerateRequest(prompt, n=SAMPLES, max_new_tokens=TOKENS)])
-        return drawn, await engine.score([(prompt, one.token_ids) for one in drawn])
+        return drawn, await engine.score([(prompt, sample.token_ids) for sample in drawn])
 
     drawn, scored = asyncio.run(ask())
     sampled_gaps, scored_gaps = [], []
-    for one, scores in zip(drawn, scored, strict=True):
-        own = trainer_logprobs(model, prompt, one.token_ids)
-        sampled_gaps += [abs(a - b) for a, b in zip(own, one.logprobs, strict=True)]
+    for sample, scores in zip(drawn, scored, strict=True):
+        own = trainer_logprobs(model, prompt, sample.token_ids)
+        sampled_gaps += [abs(a - b) for a, b in zip(own, sample.logprobs, strict=True)]
         scored_gaps += [abs(a - b) for a, b in zip(own, scores, strict=True)]
     facts: dict[str, Any] = {"tokens": len(sampled_gaps)}
     for name, gaps in (("sampled", sampled_gaps), ("scored", scored_gaps)):

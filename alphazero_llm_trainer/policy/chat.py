@@ -84,8 +84,10 @@ class Chat:
         try:
             text = self.render(messages, going_on)
         except REFUSALS as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RequestError(f"the student's chat template refuses these messages ({said}): change them") from error
+            complaint = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RequestError(
+                f"the student's chat template refuses these messages ({complaint}): change them"
+            ) from error
         for message in messages:
             role, content = message["role"], message["content"].strip()
             shown = content in text or "</think>" in content  # earlier turns' thinking is left out

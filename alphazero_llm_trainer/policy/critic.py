@@ -131,10 +131,10 @@ def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
         raise CheckpointError(f"{name} is a {NAMES.get(card['kind'], card['kind'])}: name a folder that `{kind}` wrote")
     for file, expected in card["files"].items():
         try:
-            found = file_hash(folder / file)
+            digest = file_hash(folder / file)
         except OSError as error:
             raise CheckpointError(f"{name} lacks {file}: train it again") from error
-        if found != expected:
+        if digest != expected:
             raise CheckpointError(f"{name} has a truncated or changed {file}: train it again")
     return card
 
@@ -153,8 +153,8 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
                 f"critic {folder} is an adapter trained on other weights than student {student.name} has: name that"
                 " student's folder, or train a critic for this one"
             )
-        digest = hashlib.sha256("".join(f"{name}{found}" for name, found in sorted(card["files"].items())).encode())
-        name = f"{card['kind']}-{digest.hexdigest()[:8]}"
+        hashes = "".join(f"{file}{digest}" for file, digest in sorted(card["files"].items()))
+        name = f"{card['kind']}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
         load_adapter(student.model, folder / ADAPTER, name)
         return AdapterView(student.model, name)
     from transformers import AutoModel, AutoModelForCausalLM

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def drawing_cost(prefix: tuple[int, ...], drawn: Sequence[Generated]) -> Cost:
     """What one request's samples after `prefix` cost."""
-    cached, sampled = drawn[0].cached_tokens, sum(len(one.token_ids) for one in drawn)
+    cached, sampled = drawn[0].cached_tokens, sum(len(sample.token_ids) for sample in drawn)
     return Cost(prompt_tokens=len(prefix) - cached, cached_tokens=cached, sampled_tokens=sampled, calls=1)
 
 
@@ -59,7 +59,7 @@ class EngineSteps(Prompts):
             tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
         )
         [generated] = await self.student.engine.generate([request])
-        return [self.cut(one, steps) for one in generated], drawing_cost(prefix, generated)
+        return [self.cut(sample, steps) for sample in generated], drawing_cost(prefix, generated)
 
     def cut(self, generated: Generated, before: Sequence[Step] = ()) -> Continuation:
         """A sampled sequence after the steps `before`, as steps. Whatever follows the final-answer line is not part of the
@@ -78,8 +78,8 @@ class EngineSteps(Prompts):
             so_far += text
         read = start == len(ids)
         ended = generated.finish == "eos" and read
-        told = None if generated.tempered is None else generated.tempered[:start]
-        return Continuation(tuple(steps), ended, cut=read and goes_on, tempered=told)
+        tempered = None if generated.tempered is None else generated.tempered[:start]
+        return Continuation(tuple(steps), ended, cut=read and goes_on, tempered=tempered)
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

@@ -122,21 +122,21 @@ async def beam_search(
     """
     beams, computed = [_Hypothesis((), (), (), 0.0, False)], 0
     for _ in range(limit):
-        live = [one for one in beams if not one.finished]
+        live = [beam for beam in beams if not beam.finished]
         if not live or beams[0].finished:
             break
-        tops = await engine.next_token_topk([prefix + one.token_ids for one in live], max(width, top_k))
+        tops = await engine.next_token_topk([prefix + beam.token_ids for beam in live], max(width, top_k))
         computed += len(live)
-        grown = [one for one in beams if one.finished]
-        for one, top in zip(live, tops, strict=True):
+        wider = [beam for beam in beams if beam.finished]
+        for beam, top in zip(live, tops, strict=True):
             kept = tuple(top[:top_k])
             for token, logprob in top[:width]:
-                ids = (*one.token_ids, token)
-                grown.append(
-                    _Hypothesis(ids, (*one.logprobs, logprob), (*one.top, kept), one.total + logprob, finished(ids))
+                ids = (*beam.token_ids, token)
+                wider.append(
+                    _Hypothesis(ids, (*beam.logprobs, logprob), (*beam.top, kept), beam.total + logprob, finished(ids))
                 )
         # Python's sort is stable: equal totals keep the order in which they were found.
-        beams = sorted(grown, key=lambda one: -one.total)[:width]
+        beams = sorted(wider, key=lambda beam: -beam.total)[:width]
     best = beams[0]
     finish = "eos" if best.finished else "length"
     return Generated(best.token_ids, best.logprobs, finish, best.top), computed

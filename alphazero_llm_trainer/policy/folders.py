@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
-from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
@@ -96,8 +95,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM` parameters or more gets LoRA
     over weights as they are; a smaller one is trained whole, in float32.
     """
-    given = read_note(folder, "config.json")
-    precision = given.get("dtype", given.get("torch_dtype"))
+    shape = read_note(folder, "config.json")
+    precision = shape.get("dtype", shape.get("torch_dtype"))
     half = precision in ("bfloat16", "float16")
     kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)  # a folder may have its weights in two formats
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
@@ -109,12 +108,12 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
         "prompts": facts.get("prompts", {}),
         "thinking": facts.get("thinking"),
     }
-    return facts.get("name", called(folder, given)), spec
+    return facts.get("name", called(folder, shape)), spec
 
 
-def called(folder: Path, given: dict[str, Any]) -> str:
+def called(folder: Path, shape: dict[str, Any]) -> str:
     """What a model's folder is called: as the hub calls it where `given`, its config.json, or its place say so."""
-    known, place = given.get("_name_or_path"), folder.resolve()
+    known, place = shape.get("_name_or_path"), folder.resolve()
     if isinstance(known, str) and HUB_ID.fullmatch(known) and not Path(known).exists():
         return known.partition("/")[2].lower()
     if place.parent.name == "snapshots":  # of the hub's cache
@@ -158,33 +157,10 @@ def weights_of(spec: StudentModel) -> str:
     return spec.path
 
 
-def check_critic(folder: Path, kind: str, given: str) -> None:
-    """Raise ConfigError where a critic that the user called `given` is neither a folder nor a public PRM's hub id."""
-    public = kind == "prm" and HUB_ID.fullmatch(str(folder))
-    if not folder.is_dir() and not public:
-        raise ConfigError(f"{given} is no folder: name one that the command {kind} wrote")
-    if public and not folder.is_dir():
-        check_reachable(str(folder), given)
-
-
-def check_weights(config: Config, folder: Path | None) -> None:
-    """Raise ConfigError where the student's weights are the hub's and can't be had, before torch is loaded for them."""
-    name = resolve_name(config)
-    source = weights_of(config.models[name])
-    if folder is None and HUB_ID.fullmatch(source) and not Path(source).exists():
-        check_reachable(source, f"student {name} ({source})")
-
-
-def check_reachable(repository: str, given: str) -> None:
-    """Raise ConfigError where a hub id that the user called `given` can neither be asked for nor read from the cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(repository, "config.json"), str):
-        return
-    ask_hub_or_cache()
-    why = offline_because()
-    if why:
-        raise ConfigError(f"{given} is no folder, and no model in the hub's cache ({why}): name a folder, or connect")
+def check_critic(folder: Path, kind: str, what: str) -> None:
+    """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public PRM's hub id."""
+    if not folder.is_dir() and not (kind == "prm" and HUB_ID.fullmatch(str(folder))):
+        raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote")
 
 
 def check_folder(folder: Path) -> None:

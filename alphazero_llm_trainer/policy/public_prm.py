@@ -24,6 +24,7 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from ..config.hub import offline_because
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
@@ -48,13 +49,13 @@ def shepherd_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> li
 def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
     """The chat up to where the assistant judges each step; it has called all earlier ones good."""
     turns: list[dict[str, str]] = []
-    found = []
+    prefixes = []
     for i, step in enumerate(steps):
         turns.append({"role": "user", "content": step if i else f"{question} {step}"})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        found.append(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        prefixes.append(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
         turns.append({"role": "assistant", "content": GOOD})
-    return found
+    return prefixes
 
 
 def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
@@ -116,7 +117,7 @@ class CausalPrm:
             return Judgement((), 1.0)
         prefixes = self.prefixes(self.tokenizer, problem.question, lines_of(steps))
         asked = [(prefix, (token,)) for prefix in prefixes for token in self.answers]
-        logprobs = [one for [one] in await self.engine.score(asked)]
+        logprobs = [logprob for [logprob] in await self.engine.score(asked)]
         scores = [1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)]
         return Judgement(tuple(scores), min(scores))
 
@@ -170,8 +171,9 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
             return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
+        reason = offline_because() or str(error).splitlines()[0][:150]
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder or the hub's id,"
+            f"PRM {folder} can't be read as {name} ({reason}): check the folder or the hub's id,"
             " and train.critic.format"
         ) from error
     engine = InProcessEngine(
@@ -191,15 +193,16 @@ def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Ten
     files = {}
     if index.is_file():
         files = read_object(index)["weight_map"]
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in sorted(set(files.values()) or {"model.safetensors"}):
-        with safe_open(folder / file, "pt", device=device) as tensors:
-            found |= {key: tensors.get_tensor(key) for key in tensors.keys() if key.startswith("score.")}  # noqa: SIM118
-    names = sorted(key.removesuffix(".weight") for key in found if key.endswith(".weight"))
+        with safe_open(folder / file, "pt", device=device) as opened:
+            keys = [key for key in opened.keys() if key.startswith("score.")]  # noqa: SIM118
+            tensors |= {key: opened.get_tensor(key) for key in keys}
+    names = sorted(key.removesuffix(".weight") for key in tensors if key.endswith(".weight"))
     if not names:
         raise ValueError("there is no score head in it")
     layers = []
-    for one in names:
-        weight = found[f"{one}.weight"]
-        layers.append((weight, found.get(f"{one}.bias", weight.new_zeros(len(weight)))))
+    for layer in names:
+        weight = tensors[f"{layer}.weight"]
+        layers.append((weight, tensors.get(f"{layer}.bias", weight.new_zeros(len(weight)))))
     return layers

@@ -217,8 +217,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
         return
     if source == "package":
         return
-    found = file_bytes(Path(source))
-    if not found or found > CPU_BYTES:
+    size = file_bytes(Path(source))
+    if not size or size > CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is none here: use"
             f" --model embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
@@ -359,8 +359,8 @@ def check_quantisation(source: str) -> None:
     """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a search can be had here."""
     from transformers import PreTrainedConfig
 
-    said, _ = PreTrainedConfig.get_config_dict(source)
-    method = (said.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
+    shape, _ = PreTrainedConfig.get_config_dict(source)
+    method = (shape.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise ConfigError(
             f"student {source} is quantised by {method.upper()}, which is neither trained nor searched here: name the"
@@ -370,12 +370,12 @@ def check_quantisation(source: str) -> None:
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
     """One sentence on a model that can't be loaded: transformers' own first line, and what to do about it."""
-    said = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    complaint = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
     if Path(source).is_dir():
-        return f"student {source} can't be loaded ({said}): check the folder"
+        return f"student {source} can't be loaded ({complaint}): check the folder"
     mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
     licence = f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set" if spec.gated else ""
     return (
-        f"student {name} ({source}) can't be loaded ({said}): check its name, connect once{licence}, run"
+        f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect once{licence}, run"
         f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
     )
