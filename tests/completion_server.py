@@ -46,7 +46,15 @@ class CompletionServer:
         self.dead = False
         owner = self
 
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256  # a whole batch connects at once
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that was cancelled is no news."""
+
         class Handler(BaseHTTPRequestHandler):
+            wbufsize = 1 << 16  # one packet an answer
+
             def do_GET(self) -> None:
                 self.reply(*owner.get(self.path))
 
@@ -68,7 +76,7 @@ class CompletionServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.http = Server(("127.0.0.1", self.port), Handler)
         self.port = self.http.server_port
         threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
