@@ -1,26 +1,33 @@
-"""What a run leaves behind: card, journal, figures, checkpoints and best weights, in its folder; and what it says meanwhile."""
+"""What a run leaves behind: card, journal, figures, checkpoints, best weights and the student, in its folder; and what it says
+meanwhile."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..config.load import resolve_name
 from ..errors import ConfigError
+from ..eval.greedy import Answers, answer
 from ..files import sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..policy.student import Student
+from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import rows_hash
+from ..problems.source import open_source
+from ..rewards.combined import outcome
 from ..rollouts import Collector, GradedTree
-from .evaluation import Measured
+from ..types import Cost, Task
+from .evaluation import gain, summary
+from .hub import upload, write_model_card
 from .learner import Learner
-from .models import learning_rate
+from .models import learning_rate, load_trained_state, save_student, trained_state
 from .progress import show_round, show_tree
 from .ranks import Ranks
 from .rounds import RoundStats
@@ -28,8 +35,10 @@ from .run import RunFolder, write_manifest
 from .start import Prepared
 from .tracking import Tracking
 
+VALIDATION = "validation"
 
-class Recorder(Measured):
+
+class Recorder:
     """What is recorded of a run. Beside the first process it only takes its part in saving checkpoints.
 
     Args:
@@ -53,13 +62,12 @@ class Recorder(Measured):
         self.config, self.prepared, self.size = prepared.config, prepared, prepared.size
         self.student, self.adapter = student, adapter
         self.collector, self.folder, self.progress, self.stop, self.ranks = collector, folder, progress, stop, ranks
-        self.test, self.validation = prepared.test, prepared.validation
         self.rows = rows_hash([*prepared.questions, *prepared.test, *prepared.validation])
         track = self.config.train.track if ranks.first else "none"
         self.tracking = Tracking(track, folder.path, self.config.model_dump(mode="json"))
         self.journal: Journal | None = None
         self.card: dict[str, Any] = {}
-        self.best: tuple[float, int] | None = None
+        self.best: tuple[float, int] | None = None  # the best validation score, and after how many rounds
         self.ends: Counter[str] = Counter()
         self.train_seconds, self.sampled = 0.0, 0  # tokens, of the rounds before this process
         self.began = self.since = time.perf_counter()  # the process, and what is counted as training next
@@ -81,9 +89,20 @@ class Recorder(Measured):
                 f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
                 " or begin a new run"
             )
-        self.before(self.card)
+        if "before" not in self.card:
+            self.card["before"] = self.measure_test("before")
+            if self.prepared.validation:
+                answers = self.evaluate(self.prepared.validation, "validation before training")
+                self.card["validation_before"] = self.score(answers)
+            self.folder.write_card(self.card)
         self.folder.forget_metrics_from(start)
-        self.restore_best(facts)
+        if facts.get("best") is not None:
+            self.best = (facts["best"][0], facts["best"][1])
+        elif (
+            self.config.train.keep_best and "validation_before" in self.card
+        ):  # the untrained student is the one to beat
+            self.best = (self.card["validation_before"], 0)
+            self.keep_best(0)
         self.train_seconds = facts.get("training_seconds", 0.0)
         # What the processes before this one took to their last checkpoint counts too.
         self.began -= facts.get("total_seconds", 0.0)
@@ -176,14 +195,102 @@ class Recorder(Measured):
         self.folder.append_metrics(line)
         self.tracking.log(line, (line["round"] + 1) * self.size.questions_per_round)
 
+    # -- the student measured ------------------------------------------------------------------------------------------
+
+    def evaluate(self, tasks: Sequence[Task], doing: str = VALIDATION) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`.
+
+        Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the updates before it would be
+        made again.
+        """
+        return answer(
+            self.student,
+            tasks,
+            max_tokens=self.config.search.max_tokens,
+            custom=self.collector.custom,
+            progress=self.progress,
+            doing=doing,
+            stop=None if doing == VALIDATION or self.ranks.size > 1 else self.stop,
+        )
+
+    def measure_test(self, when: str) -> dict[str, Any]:
+        """The test problems' results, "before" or "after" training; what was answered is kept, for those that flipped."""
+        answers = self.evaluate(self.prepared.test, f"held-out problems {when} training")
+        if self.prepared.test:
+            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
+            self.folder.write_answers(when, self.prepared.test, responses, answers.first)
+        return summary(answers, self.prepared.test)
+
+    def validate(self, rounds_done: int) -> float | None:
+        """The score on validation problems after `rounds_done` rounds; the best score so far is kept."""
+        if not self.prepared.validation:
+            return None
+        accuracy = self.score(self.evaluate(self.prepared.validation))
+        if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
+            self.best = (accuracy, rounds_done)
+        return accuracy
+
+    def score(self, answers: Answers) -> float:
+        """What the best weights are chosen by: accuracy, or with a reward of the user's own the mean outcome."""
+        weights = self.config.rewards
+        if not weights.own:
+            return sum(answers.first) / len(answers.first)
+        pairs = zip(answers.grades, answers.rewards, strict=True)
+        outcomes = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
+        return sum(value or 0.0 for value in outcomes) / len(outcomes)
+
+    def keep_best(self, rounds_done: int) -> None:
+        """Write the weights of now where those after so many rounds are the best so far.
+
+        It comes after the checkpoint of that round is sealed: the weights of one that a kill cut off are nobody's best.
+        """
+        if self.best is not None and self.best[1] == rounds_done:
+            save_tensors(trained_state(self.student.model), self.folder.best)
+
     # -- after the rounds --------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Write the results after training and the student. Returns the run's card."""
+        """Take the best weights, evaluate them on the test problems once, write everything. Returns the run's card."""
         self.close_journal()
-        total = time.perf_counter() - self.began
-        self.card["seconds"] = {"total": round(total, 1), "training": round(self.train_seconds, 1)}
-        return self.conclude(self.card)
+        card, total = self.card, time.perf_counter() - self.began
+        card["seconds"] = {"total": round(total, 1), "training": round(self.train_seconds, 1)}
+        card["kept"] = "last"
+        if self.best is not None:
+            load_trained_state(self.student.model, load_tensors(self.folder.best))
+            score, number = self.best
+            card["kept"] = (
+                f"best checkpoint: {f'round {number}' if number else 'the untrained student'} (validation {score:.3f})"
+            )
+        before, after = card["before"], self.measure_test("after")
+        rounds = [line for line in self.folder.read_metrics() if "cost" in line]
+        cost = Cost()
+        for line in rounds:
+            cost.add(Cost(**line["cost"]))
+        accurate = after["accuracy"] is not None
+        card |= {
+            "after": after,
+            "gain": gain(before["correct"], after["correct"], self.prepared.test) if accurate else None,
+            "reward_gain": gain(before.get("rewards", ()), after.get("rewards", ()), self.prepared.test),
+            "failed_rewards": sum(line.get("failed_rewards", 0) for line in rounds),
+            "rounds": len(rounds),
+            "search_cost": cost.as_dict(),
+            "ends": dict(self.ends),
+        }
+        # The card that says "finished" is written after it.
+        source = open_source(self.config).name
+        save_student(self.student, self.adapter, source, self.folder.student, self.folder.adapter)
+        base = self.config.train.student or self.student.spec.path
+        for place in (self.folder.student, self.folder.adapter):
+            if place.is_dir():
+                write_model_card(place, card, base, adapter=place == self.folder.adapter)
+        self.folder.write_card(card)
+        test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
+        self.tracking.log({"test": test, "total": card["search_cost"]}, self.size.questions)
+        if self.config.train.push_to_hub is not None:
+            parts = {".": self.folder.student} | ({"adapter": self.folder.adapter} if self.adapter == "lora" else {})
+            card["uploaded"] = upload(self.config.train.push_to_hub, parts)
+            self.folder.write_card(card)
+        return card
 
     def close(self) -> None:
         """Let go of the folder, however the run ended."""
