@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import ConfigError, DataError, StorageError
+from .errors import ConfigError, DataError
 
 LOCK = ".lock"
 
@@ -140,11 +140,8 @@ class FolderLock:
         """The process that has the lock, as far as it has said so."""
         self._file.seek(0)
         number, _, host = self._file.read().strip().partition(" ")
-        return (
-            f"process {number}" + ("" if host == socket.gethostname() else f" on {host}")
-            if number
-            else "another process"
-        )
+        elsewhere = "" if host == socket.gethostname() else f" on {host}"
+        return f"process {number}{elsewhere}" if number else "another process"
 
     def release(self) -> None:
         """Let another process write here. Folders that were made for this lock and have nothing else in them go."""
@@ -168,23 +165,12 @@ class FolderLock:
 # -- space -------------------------------------------------------------------------------------------------------------
 
 
-def refused(flag: str, path: Path, error: OSError, fix: str) -> ConfigError | StorageError:
-    """What to raise where `path`, which `flag` named, can't be written: the user's mistake, or the disk's refusal."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE):
-        return StorageError(
-            f"{flag} {path} can't be written ({error.strerror}): {FIXES[error.errno]}, then start again"
-        )
-    return ConfigError(f"{flag} {path} can't be written ({error.strerror}): {fix}")
-
-
-_RIGHTS = "make it writable, or name another place"
-_PLACE = "name another place"
+RIGHTS, PLACE = "make it writable, or name another place", "name another place"
 FIXES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), _PLACE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), PLACE),
     **dict.fromkeys((errno.EIO, errno.ESTALE), "look at the disk"),
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space, or ask for a larger quota",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENOENT: "it was removed meanwhile: put it back, or name another place",

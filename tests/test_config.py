@@ -83,8 +83,6 @@ def test_every_float_may_be_written_with_an_exponent() -> None:
     [
         ("search.simulation", "search.simulations"),
         ("train.learning_rat", "train.optimizer.learning_rate"),  # nearly the name of another section's
-        ("train.num_generations", "search.samples"),  # TRL's
-        ("train.beta", "train.kl_coefficient"),
     ],
 )
 def test_what_an_unknown_key_may_mean_is_said(key: str, meant: str) -> None:

@@ -50,7 +50,6 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     said = capsys.readouterr()
     for what in (
         "50 of 96 questions",
-        "most_sampled_tokens",
         "6.4 GB",
         "HF_TOKEN is not set",
         "OPENROUTER_API_KEY",

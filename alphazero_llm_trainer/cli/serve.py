@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config, load_answering
 from ..errors import ConfigError
@@ -21,10 +21,6 @@ from .base import (
     resolve,
     tell_loading,
 )
-
-if TYPE_CHECKING:
-    from ..serve.answering import Answerer
-    from ..serve.requests import Models
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -78,9 +74,10 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress)
         from ..serve.app import LOCAL, make_app
+        from ..serve.load import load_models
         from ..serve.service import Service
 
-        models, answerer = loaded(args, config)
+        models, answerer = load_models(config, args.search, args.path, args.verifier, args.prm, args.value)
         student = answerer.student
         shown = f"[{args.host}]" if ":" in args.host else args.host
 
@@ -94,35 +91,3 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         service = Service(answerer, models, config.serve, args.keep_traces)
         app = make_app(service, keys, (*LOCAL, shown) if is_loopback(args.host) else ("*",))
         return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
-
-
-def loaded(args: argparse.Namespace, config: Config) -> tuple[Models, Answerer]:
-    """The models that are offered, and who answers: the student with its verifier or its value."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from ..engine.inprocess import InProcessEngine
-    from ..eval.verifiers import load_verifier, named_verifier
-    from ..policy.critic import load_value
-    from ..policy.student import load_student
-    from ..problems.load import opening
-    from ..serve.answering import Answerer
-    from ..serve.requests import Models
-
-    # A value without a verifier guides the searches.
-    network = None if args.verifier == "none" else args.value
-    named = named_verifier(args.verifier, args.prm, network, "calculator+")
-    judged = named != "none"
-    models = Models("student", args.search, judged)
-    guided = args.value or config.search.value
-    student = load_student(config, path=args.path, opening=opening(config), inference=(args.prm or guided) is None)
-    if isinstance(student.engine, InProcessEngine):
-        student.engine.worker = ThreadPoolExecutor(1, "forward")
-    if judged:
-        return models, Answerer(student, config, load_verifier(named, student, config, args.prm, args.value))
-    if guided is None:
-        return models, Answerer(student, config)
-    value = load_value(Path(guided), student, config)
-    if args.value is not None:
-        search = config.search.model_copy(update={"rollout": "none", "select": "puct"})
-        config = config.model_copy(update={"search": search})
-    return models, Answerer(student, config, value=value)

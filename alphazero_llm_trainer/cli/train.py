@@ -19,6 +19,7 @@ from .base import (
     add_source,
     check_out,
     given,
+    print_facts,
     print_json,
     resolve,
     run_command,
@@ -112,10 +113,10 @@ def run_train(args: argparse.Namespace) -> int:
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
+    from ..training.plan import plan
     from ..training.run import find_run
     from ..training.size import rank_and_size
     from ..training.start import check_start, prepare
-    from .dry_run import dry_run
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None
@@ -137,7 +138,11 @@ def run_train(args: argparse.Namespace) -> int:
             prepared = prepare(config)
             if args.dry_run:
                 tell_loading(args, progress)
-                return dry_run(prepared, folder.path if resume else None, args.json)
+                print_facts(plan(prepared, folder.path if resume else None), args.json)
+                check_start(config)
+                if not args.json:
+                    print("# dry run: nothing was written and nothing loaded; leave out --dry-run to train")
+                return 0
             check_start(config, lambda: tell_loading(args, progress, "PyTorch and TRL"))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..files import refused
 from ..mcts.journal import JOURNAL, journal_of
 from ..report.trees import TreeReader, chosen_records, records_of, title_of
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
@@ -66,10 +65,7 @@ def run_view(args: argparse.Namespace) -> int:
         if count > MOST_ROWS:
             what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
     out = args.out or default_out(path, question)
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise refused("--out", out, error, "name a writable file") from error
+    out.write_text(text, encoding="utf-8")
     print(f"{what} in {out} ({len(text) / 1e6:.1f} MB)")
     if args.open:
         webbrowser.open(out.resolve().as_uri())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -175,15 +174,11 @@ def validate(raw: Mapping[str, Any]) -> Config:
         config = with_tier(Config.model_validate(with_limits(raw)))
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
-    if config.student != "auto" and config.student not in config.models:
-        names = ", ".join(["auto", *config.models])
-        raise ConfigError(f"student is {config.student!r}: choose one of {names}, or add it to models.yaml")
+    resolve_name(config)
     rewards = config.rewards
-    if rewards.hre_weight + rewards.pre_weight == 0 and not rewards.own:
-        raise ConfigError("rewards.hre_weight and rewards.pre_weight are both 0: give one of them a weight above 0")
-    if rewards.hre_weight == 0 and not rewards.use_student_model and not rewards.own:
+    if not (rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own):
         raise ConfigError(
-            "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
+            "rewards.hre_weight is 0, and rewards.pre_weight is 0 or rewards.use_student_model false: give one a weight"
         )
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [(f"teacher_tiers.{name}.base_url", tier.base_url or "") for name, tier in config.teacher_tiers.items()]
@@ -254,23 +249,18 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     if chosen == "auto":
         return AUTO_LARGE if cuda_here() else AUTO_SMALL
     if chosen not in config.models:
-        raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
+        raise ConfigError(
+            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, or add it to models.yaml"
+        )
     return chosen
 
 
-@lru_cache
 def cuda_here() -> bool:
-    """Whether there is a CUDA device: what torch says where it is loaded, else NVML, which leaves CUDA alone."""
+    """Whether there is a CUDA device: what torch says where it is loaded, else whether there is NVIDIA's driver."""
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.is_available()
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1") or version("torch").endswith("+cpu"):
-        return False
-    count = ctypes.c_uint(0)
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        return nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
-    except (OSError, AttributeError):  # no driver, or one from before these calls
-        return False
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return not hidden and not version("torch").endswith("+cpu") and shutil.which("nvidia-smi") is not None
 
 
 def explain(error: ValidationError) -> str:
@@ -285,28 +275,10 @@ def explain(error: ValidationError) -> str:
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
-TRL = {  # its names of what is called otherwise here
-    "num_generations": "search.samples",
-    "max_completion_length": "search.max_tokens",
-    "beta": "train.kl_coefficient",
-    "epsilon": "train.clip_low",
-    "epsilon_high": "train.clip_high",
-    "per_device_train_batch_size": "train.optimizer.batch_size",
-    "num_train_epochs": "train.optimizer.epochs",
-    "num_iterations": "train.optimizer.epochs",
-    "output_dir": "train.checkpoint_dir",
-}
-
-
-def nearest(field: str, given: Any) -> str:
-    """What to write in place of an unknown key: the one of its name elsewhere, else the one that is spelt alike."""
-    wrong, _ = next(flat({field: given}), (field, None))  # a section there isn't is known by its first key
-    if (meant := TRL.get(wrong.rpartition(".")[2])) is not None:
-        return f"did you mean {meant}?"
+def nearest(field: str, value: Any) -> str:
+    """What to write in place of an unknown key: the key of its name elsewhere, else the one that is spelt alike."""
+    wrong, _ = next(flat({field: value}), (field, None))  # a section there isn't is known by its first key
     keys = [key for key, _ in flat(shipped_section(""))]
-    there = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
-    found = there if len(there) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.8)
-    if not found:  # spelt nearly as one of another section
-        named = {key.rpartition(".")[2]: key for key in keys}
-        found = [named[one] for one in difflib.get_close_matches(wrong.rpartition(".")[2], named, n=1, cutoff=0.85)]
-    return f"did you mean {found[0]}?" if found else "remove it or see config/training.yaml for the keys there are"
+    named = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
+    meant = named if len(named) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.75)
+    return f"did you mean {meant[0]}?" if meant else "remove it or see config/training.yaml for the keys there are"

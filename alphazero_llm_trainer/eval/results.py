@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import refused, write_json
+from ..files import write_json
 from ..problems.grading import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -65,11 +65,8 @@ class EvalFolder:
             asked = EvalCard(asked.identity, stored.data | asked.data, 1)
         elif resume:
             raise ConfigError(f"--resume found no {CARD} in {path}: leave --resume out to start there")
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            write_json(card, asdict(asked))
-        except OSError as error:
-            raise refused("--out", path, error, "name a writable folder") from error
+        self.cells.mkdir(parents=True, exist_ok=True)
+        write_json(card, asdict(asked))
 
     def _same(self, stored: EvalCard, asked: EvalCard) -> None:
         """Raise ConfigError where what was measured is something else than what is asked for."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..answers import extract, normalize
 from ..errors import DataError
-from ..files import refused
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -86,7 +85,7 @@ def export(
 
     Raises:
         DataError: `data` holds no trees, a broken one, or one of another split than train.
-        ConfigError, StorageError: `out` can't be written.
+        OSError: `out` can't be written.
     """
     records = searched(data, any_split)
     partial = out.with_name(out.name + ".part")
@@ -97,8 +96,6 @@ def export(
         else:
             count = write_table(rows(kind, records, every_token), kind, partial)
         partial.replace(out)
-    except OSError as error:
-        raise refused("--out", out, error, "name a writable file") from error
     finally:
         partial.unlink(missing_ok=True)
     return count

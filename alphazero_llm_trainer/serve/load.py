@@ -1,0 +1,44 @@
+"""What `serve` offers: a student, with what judges or guides its searches."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..config.load import Config
+from ..engine.inprocess import InProcessEngine
+from ..eval.verifiers import load_verifier, named_verifier
+from ..policy.critic import load_value
+from ..policy.student import load_student
+from ..problems.load import opening
+from .answering import Answerer
+from .requests import Models
+
+
+def load_models(
+    config: Config, search: str, path: Path | None, verifier: str | None, prm: Path | None, value: Path | None
+) -> tuple[Models, Answerer]:
+    """The models that are offered, and who answers: the student with its verifier or its value.
+
+    Args:
+        search: what the model `student` does.
+        path: a folder with the student's weights, or None.
+        verifier: who judges (None: as the networks say); with "none" a value guides the searches.
+        prm, value: folders of networks, or None.
+    """
+    named = named_verifier(verifier, prm, None if verifier == "none" else value, "calculator+")
+    judged = named != "none"
+    models = Models("student", search, judged)
+    guide = value or config.search.value
+    student = load_student(config, path=path, opening=opening(config), inference=(prm or guide) is None)
+    if isinstance(student.engine, InProcessEngine):
+        student.engine.worker = ThreadPoolExecutor(1, "forward")
+    if judged:
+        return models, Answerer(student, config, load_verifier(named, student, config, prm, value))
+    if guide is None:
+        return models, Answerer(student, config)
+    network = load_value(Path(guide), student, config)
+    if value is not None:
+        own = config.search.model_copy(update={"rollout": "none", "select": "puct"})
+        config = config.model_copy(update={"search": own})
+    return models, Answerer(student, config, value=network)
