@@ -65,6 +65,7 @@ def run_view(args: argparse.Namespace) -> int:
         if count > MOST_ROWS:
             what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
     out = args.out or default_out(path, question)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     print(f"{what} in {out} ({len(text) / 1e6:.1f} MB)")
     if args.open:
