@@ -46,6 +46,7 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: 
 from alphazero_llm_trainer.eval.methods import mcts  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
+from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
 from alphazero_llm_trainer.policy.adapters import fingerprint  # noqa: E402
@@ -133,7 +134,7 @@ class Bench:
         )
         if path.exists():
             return Cell(**json.loads(path.read_text())["cell"])
-        cell = asyncio.run(run_cell(self.context(own), benchmark, method, budget, lambda tokens: None))
+        cell = asyncio.run(run_cell(self.context(own), benchmark, method, budget, Progress(quiet=True)))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"identity": identity, "cell": asdict(cell)}))
         return cell

@@ -28,6 +28,7 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.results import summary
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.calculator import equations
@@ -389,7 +390,7 @@ def test_eval_says_how_many_answers_were_unjudged(student: Student, config: Conf
 
     def cell(method: str, *responses: tuple[str, ...]) -> Cell:
         sampler = scripted(student, config, *responses)
-        return run(lambda: run_cell(sampler, benchmark, method, 100, lambda tokens: None))
+        return run(lambda: run_cell(sampler, benchmark, method, 100, Progress(quiet=True)))
 
     cells = [cell("mcts", BARE), cell("greedy", BARE), cell("adaptive-best-of-n", WORKED)]
     assert [found.unjudged for found in cells] == [2, 0, 0]

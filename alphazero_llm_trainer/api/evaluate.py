@@ -97,19 +97,19 @@ def evaluate(
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
     resolved, folder = configured(model, config, arguments, load_answering)
     several = not isinstance(problems, str | Source) and all(isinstance(one, str) for one in problems)
-    work = Evaluation(
-        sources=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]
+    work = Evaluation.of(
+        str,
+        source=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]
         methods=[methods] if isinstance(methods, str) else list(methods),
-        budgets=[budget_tokens] if isinstance(budget_tokens, int) else list(budget_tokens),
+        budget_tokens=[budget_tokens] if isinstance(budget_tokens, int) else list(budget_tokens),
         verifier=verifier,
-        prm=None if prm is None else Path(prm),
-        value=None if value is None else Path(value),
+        prm=prm,
+        value=value,
         num=num,
         start=start,
         split=split,
         samples=samples,
     )
-    work.check()
     student = None if isinstance(model, str | Path) else model
     named = None if out is None else Path(out)
     command = "alphazero_llm_trainer.evaluate"

@@ -41,7 +41,7 @@ class Searched(SearchResult):
     def record(self) -> dict[str, Any]:
         """What `search --json` prints."""
         choice = self.choice
-        return {
+        record = {
             "question": self.problem.question,
             "answer": self.answer,
             "why": None if choice is None else choice.why,
@@ -52,10 +52,10 @@ class Searched(SearchResult):
             "cost": self.cost.as_dict(),
             "tree": self.tree.to_dict(),
         }
+        return record | {"pieces": pieces(record, self.decode, {})}
 
     def _repr_html_(self) -> str:
-        record = self.record
-        return framed(tree_page({**record, "pieces": pieces(record, self.decode, {})}, title="search"))
+        return framed(tree_page(self.record, title="search"))
 
 
 def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) -> Student:

@@ -64,20 +64,13 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
     from ..api.evaluate import Evaluation, StoppedError, execute  # without torch
 
-    work = Evaluation(
-        sources=args.sources or [config.problems.source],
-        methods=args.methods,
-        budgets=args.budget_tokens,
-        verifier=args.verifier,
-        prm=args.prm,
-        value=args.value,
-        num=args.num,
-        start=args.start,
-        split=args.split,
-        samples=args.samples,
+    names = ("methods", "budget_tokens", "verifier", "prm", "value", "num", "start", "split", "samples")
+    work = Evaluation.of(
+        lambda name: f"--{name.replace('_', '-')}",
+        source=args.sources or [config.problems.source],
+        **{name: getattr(args, name) for name in names},
     )
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    work.check(lambda name: f"--{name.replace('_', '-')}")
     check_out(args.out)
     progress = Progress(args.quiet)
     try:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from ..engine.protocol import Limits
-from ..errors import RequestError
+from ..live import Progress
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..problems.grading import Grade
@@ -19,7 +18,7 @@ from ..problems.load import rows_hash
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
-from .attempt import Answered, MethodContext, chain_of
+from .attempt import Answered, Attempt, MethodContext
 from .methods import answered
 from .metrics import repeats
 
@@ -31,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A named set of tasks."""
+    """A named set of tasks of one source."""
 
     name: str
     tasks: Sequence[Task]
@@ -87,108 +86,94 @@ class Cell:
 
 
 async def run_cell(
-    sampler: MethodContext,
+    context: MethodContext,
     benchmark: Benchmark,
     method: str,
     budget: int,
-    tell: Callable[[int], None],
+    progress: Progress,
     custom: CustomReward | None = None,
 ) -> Cell:
-    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises RewardError where `custom`
-    fails for every response.
+    """All problems of `benchmark` by `method`, counted on `progress`. Raises RewardError where `custom` fails for every
+    response.
 
     Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
     """
-    sampler.student.engine.reset_prefix_cache()
-    began = time.perf_counter()
+    tasks, began = benchmark.tasks, time.perf_counter()
 
-    async def one(task: Task) -> Answered:
-        seed = derive_seed(sampler.config.seed, task.problem.id)
-        found = await answered(method, sampler, task.problem, seed, budget)
-        tell(found.cost.sampled_tokens)
-        return found
+    async def attempted(task: Task) -> Answered:
+        seed = derive_seed(context.config.seed, task.problem.id)
+        answer = await answered(method, context, task.problem, seed, budget)
+        progress.advance(tokens=answer.cost.sampled_tokens)
+        return answer
 
-    found = await each(sampler, one, benchmark.tasks)
-    cell = Cell(benchmark.name, method, budget, seconds=time.perf_counter() - began)
-    grades = await graded([answer.response for answer in found], benchmark.tasks)
+    answers = await each(context, attempted, tasks)
+    seconds = time.perf_counter() - began
+    responses = [answer.response for answer in answers]
+    grades = await graded(responses, tasks)
     verdicts = [
         TOO_LONG if answer.ended_by == TOO_LONG else NO_ANSWER if grade is None else str(grade.verdict)
-        for answer, grade in zip(found, grades, strict=True)
+        for answer, grade in zip(answers, grades, strict=True)
     ]
-    cell.outcomes = "".join("1" if grade is not None and grade.correct else "0" for grade in grades)
-    cell.verdicts, cell.ended_by = dict(Counter(verdicts)), dict(Counter(answer.ended_by for answer in found))
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
-    cell.f1 = sum(f1) if f1 else None
-    cell.gold = any(task.gold.strip() or source_of(task.problem).gold_free for task in benchmark.tasks)
-    cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
-    if custom is not None:
-        cell.rewards = await custom.scores(benchmark.tasks, [answer.response for answer in found])
-    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
-        setattr(cell, name, sum(getattr(answer.cost, name) for answer in found))
-    cell.unjudged = sum(answer.unjudged for answer in found)
-    return cell
+    return Cell(
+        benchmark.name,
+        method,
+        budget,
+        "".join("1" if grade is not None and grade.correct else "0" for grade in grades),
+        dict(Counter(verdicts)),
+        dict(Counter(answer.ended_by for answer in answers)),
+        [answer.tokens for answer in answers],
+        sampled_tokens=sum(answer.cost.sampled_tokens for answer in answers),
+        scored_tokens=sum(answer.cost.scored_tokens for answer in answers),
+        cached_tokens=sum(answer.cost.cached_tokens for answer in answers),
+        calls=sum(answer.cost.calls for answer in answers),
+        seconds=seconds,
+        f1=sum(f1) if f1 else None,
+        groups=repeats(tasks),
+        rewards=[] if custom is None else await custom.scores(tasks, responses),
+        gold=any(task.gold.strip() or source_of(task.problem).gold_free for task in tasks),
+        unjudged=sum(answer.unjudged for answer in answers),
+    )
 
 
-async def run_samples(
-    sampler: MethodContext,
-    benchmark: Benchmark,
-    samples: int,
-    tell: Callable[[int], None],
-) -> Cell:
+async def run_samples(context: MethodContext, benchmark: Benchmark, samples: int, progress: Progress) -> Cell:
     """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and maj@k."""
-    sampler.student.engine.reset_prefix_cache()
-    began = time.perf_counter()
-    limits = Limits(sampler.settings.max_depth, sampler.settings.max_tokens)
-    cell = Cell(benchmark.name, SAMPLES, samples)
+    cell, began = Cell(benchmark.name, SAMPLES, samples), time.perf_counter()
 
-    async def one(task: Task) -> list[str | None]:
-        seed = derive_seed(sampler.config.seed, task.problem.id, "samples")
-        try:
-            found, cost = await sampler.policy.continuations(task.problem, [], samples, seed, limits)
-        except RequestError:
-            tell(0)
-            return [None] * samples
-        cell.sampled_tokens += cost.sampled_tokens
-        tell(cost.sampled_tokens)
-        chains = [chain_of(continuation.steps, continuation.ended, continuation.cut) for continuation in found]
-        source = source_of(task.problem)
-        return [
-            chain.text if chain.whole or source.final_answer(chain.text, strict=True) is not None else None
-            for chain in chains
-        ]
+    async def drawn(task: Task) -> list[str | None]:
+        seed = derive_seed(context.config.seed, task.problem.id, "samples")
+        attempt = Attempt(context, task.problem, seed, samples * context.settings.max_tokens)
+        chains = await attempt.draw_many(samples, judged=False)
+        cell.sampled_tokens += attempt.cost.sampled_tokens
+        progress.advance(tokens=attempt.cost.sampled_tokens)
+        # None are drawn where the prompt doesn't fit.
+        return [chain.text if attempt.usable(chain) else None for chain in chains] or [None] * samples
 
-    texts = await each(sampler, one, benchmark.tasks)
+    texts = await each(context, drawn, benchmark.tasks)
     repeated = [task for task in benchmark.tasks for _ in range(samples)]
     grades = iter(await graded([text for row in texts for text in row], repeated))
     for row, task in zip(texts, benchmark.tasks, strict=True):
         cell.correct.append([grade is not None and grade.correct for grade in islice(grades, samples)])
-        keys = [None if text is None else source_of(task.problem).vote_key(text) for text in row]
-        cell.answers.append([key or None for key in keys])
+        source = source_of(task.problem)
+        cell.answers.append([None if text is None else source.vote_key(text) or None for text in row])
     cell.seconds = time.perf_counter() - began
     return cell
 
 
 async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
     """The grade of each task's response; None where there is none. The one place here that reads gold answers."""
-    grades: list[Grade | None] = [None] * len(tasks)
-    by_source: dict[str, list[int]] = {}
-    for i, task in enumerate(tasks):
-        if responses[i] is not None:
-            by_source.setdefault(task.problem.source, []).append(i)
-    for places in by_source.values():
-        source = source_of(tasks[places[0]].problem)
-        of_source = await source.grade_all([(responses[i] or "", tasks[i]) for i in places])
-        for i, grade in zip(places, of_source, strict=True):
-            grades[i] = grade
-    return grades
+    pairs = [(response, task) for response, task in zip(responses, tasks, strict=True) if response is not None]
+    grades = iter(await source_of(tasks[0].problem).grade_all(pairs) if pairs else ())
+    return [None if response is None else next(grades) for response in responses]
 
 
-async def each(sampler: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]) -> list[T]:
-    """`work` of all tasks in order, `search.concurrent` at once."""
-    gate = asyncio.Semaphore(sampler.settings.concurrent)
+async def each(context: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]) -> list[T]:
+    """`work` of all tasks in order, `search.concurrent` at once, from an empty cache on."""
+    context.student.engine.reset_prefix_cache()
+    gate = asyncio.Semaphore(context.settings.concurrent)
 
-    async def one(task: Task) -> T:
+    async def gated(task: Task) -> T:
         async with gate:
             return await work(task)
 
-    return await together(*(one(task) for task in tasks))
+    return await together(*map(gated, tasks))

@@ -3,73 +3,77 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..config.load import Config
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
 from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
-from ..problems.source import SPLITS, check_reads, open_one_of
+from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import open_reward
-from ..types import Opening
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
-from .names import METHOD_NAMES, UNJUDGED
-from .results import EvalFolder, at_k, averages, paired, summary
+from .names import UNJUDGED, MethodName
+from .results import EvalFolder, at_k, paired, summary
 from .verifiers import load_verifier, named_verifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
+Positive = Annotated[int, Field(ge=1)]
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+
+class Evaluation(BaseModel):
     """What is compared on which problems; `az.evaluate` says what each is."""
 
-    sources: Sequence[str]
-    methods: Sequence[str]
-    budgets: Sequence[int]
+    model_config = ConfigDict(frozen=True)
+
+    source: Annotated[list[str], Field(min_length=1)]
+    methods: Annotated[list[MethodName], Field(min_length=1)]
+    budget_tokens: Annotated[list[Positive], Field(min_length=1)]
     verifier: str | None
     prm: Path | None
     value: Path | None
-    num: int
-    start: int
-    split: str
-    samples: int
+    num: Positive
+    start: Annotated[int, Field(ge=0)]
+    split: Literal["train", "validation", "arena", "test"]
+    samples: Annotated[int, Field(ge=0)]
 
-    def check(self, flag: Callable[[str], str] = str) -> None:
-        """Raise ConfigError for the first argument that can't be; `flag` says how it is called."""
-        named = {"methods": self.methods, "source": self.sources, "budget_tokens": self.budgets}
-        for name, given in named.items():
-            if not given or len(set(given)) < len(given):
-                raise ConfigError(f"{flag(name)} is {list(given)}: name each once, and at least one")
-        unknown = [name for name in self.methods if name not in METHOD_NAMES]
-        if unknown:
-            raise ConfigError(f"{flag('methods')} has {unknown[0]!r}: choose from {', '.join(METHOD_NAMES)}")
-        least = {"num": (self.num, 1), "start": (self.start, 0), "samples": (self.samples, 0)}
-        for name, (number, lowest) in {**least, "budget_tokens": (min(self.budgets), 1)}.items():
-            if number < lowest:
-                raise ConfigError(f"{flag(name)} is {number}: give at least {lowest}")
-        if self.split not in SPLITS:
-            raise ConfigError(f"{flag('split')} is {self.split!r}: choose from {', '.join(SPLITS)}")
-        judge = self.judge
-        if judge != "none" and set(self.methods) <= set(UNJUDGED) and (self.verifier or self.prm or self.value):
-            raise ConfigError(
-                f"{flag('verifier')} is {judge!r} and none of {flag('methods')} {', '.join(self.methods)} asks a verifier:"
-                " leave it out, or add a method such as mcts"
-            )
-        for name, critic in (("prm", self.prm), ("value", self.value)):
+    @classmethod
+    def of(cls, flag: Callable[[str], str], **asked: Any) -> Evaluation:
+        """What is `asked` for. Raises ConfigError for the first argument that can't be; `flag` says how it is called."""
+        try:
+            work = cls(**asked)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            raise ConfigError(flag(name) + explain(error).removeprefix(name)) from error
+        for name, critic in (("prm", work.prm), ("value", work.value)):
             if critic is not None:
                 check_critic(critic, name, f"{flag(name)} {critic}")
+        if work.judge != "none" and set(work.methods) <= set(UNJUDGED) and (work.verifier or work.prm or work.value):
+            raise ConfigError(
+                f"{flag('verifier')} is {work.judge!r} and none of {flag('methods')}"
+                f" {', '.join(work.methods)} asks a verifier: leave it out, or add a method such as mcts"
+            )
+        return work
 
     @property
     def judge(self) -> str:
         """The verifier's name; see `named_verifier`."""
         return named_verifier(self.verifier, self.prm, self.value)
+
+    @property
+    def cells(self) -> list[tuple[str, str, int]]:
+        """(source, method, budget) of every cell, budgets from small to large; samples last."""
+        budgets, sources = sorted(set(self.budget_tokens)), dict.fromkeys(self.source)
+        methods = dict.fromkeys(self.methods)
+        cells = [(source, method, budget) for source in sources for budget in budgets for method in methods]
+        return cells + [(source, SAMPLES, self.samples) for source in sources if self.samples]
 
     def run(
         self,
@@ -88,26 +92,49 @@ class Evaluation:
         """
         if config.search.value is not None:
             raise ConfigError(
-                f"search.value is {config.search.value!r}, which guides no search of an evaluation: name it with"
-                " --value, as a verifier"
+                f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
+                " name it with --value, as a verifier"
             )
-        check_reads(config.problems, [open_one_of(config, name) for name in self.sources])
-        benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
+        sources = {name: open_one_of(config, name) for name in self.source}
+        check_reads(config.problems, list(sources.values()))
+        benchmarks = {name: self.benchmark(config, name, source, progress) for name, source in sources.items()}
         # Here, because torch takes seconds to load.
         from ..policy.adapters import fingerprint
         from ..policy.student import load_student
 
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)
-        identity = self.settings(config) | {"weights": fingerprint(student.model)}
-        # What is said before the questions is a part of them.
-        openings = {one.name: opening(config, open_one_of(config, one.name), student.name) for one in benchmarks}
-        hashes = {one.name: one.data_hash + said_before(student, openings[one.name]) for one in benchmarks}
-        folder = EvalFolder(out, identity, hashes, resume)
-        self.fill(folder, config, student, benchmarks, openings, progress, stop)
-        cells = [cell for asked in self.cells() if (cell := folder.read(*asked)) is not None]
+        openings = {name: opening(config, source, student.name) for name, source in sources.items()}
+        facts = {
+            name: {
+                "problems": len(benchmark.tasks),
+                "data_hash": benchmark.data_hash,
+                "system_prompt": openings[name].system_prompt,
+                "shots": openings[name].shots,
+            }
+            for name, benchmark in benchmarks.items()
+        }
+        identity = self.identity(config) | {"weights": fingerprint(student.model)}
+        folder = EvalFolder(out, identity, facts, resume)
+        verifier = load_verifier(self.judge, student, config, self.prm, self.value)
+        custom, cells = open_reward(config.rewards), []
+        for number, (name, method, budget) in enumerate(self.cells, 1):
+            cell = folder.read(name, method, budget)
+            if cell is None:
+                student.opening, benchmark = openings[name], benchmarks[name]
+                context = MethodContext(student, verifier, config)
+                if method == SAMPLES:
+                    what, work = f"{budget} samples each", run_samples(context, benchmark, budget, progress)
+                else:
+                    what = f"{method} at {budget:,} tokens"
+                    work = run_cell(context, benchmark, method, budget, progress, custom)
+                doing = f"{number} of {len(self.cells)}, {name}, {what}"
+                progress.start(len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost)
+                cell = run_until(stop, work)
+                folder.write(cell)
+            cells.append(cell)
+        progress.stop()
         measured = [cell for cell in cells if cell.method != SAMPLES]
-        rows = [summary(cell) for cell in measured]
         return {
             "student": student.name if path is None else str(path),
             "verifier": self.judge,
@@ -115,102 +142,42 @@ class Evaluation:
             "split": self.split,
             "identity": identity,
             "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
-            "benchmarks": {
-                one.name: {
-                    "problems": len(one.tasks),
-                    "data_hash": one.data_hash,
-                    "system_prompt": openings[one.name].system_prompt,
-                    "shots": openings[one.name].shots,
-                }
-                for one in benchmarks
-            },
-            "rows": rows,
-            "averages": averages(rows),
+            "benchmarks": facts,
+            "rows": [summary(cell) for cell in measured],
             "pairs": paired(measured),
             "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
 
-    def fill(
-        self,
-        folder: EvalFolder,
-        config: Config,
-        student: Student,
-        benchmarks: Sequence[Benchmark],
-        openings: dict[str, Opening],
-        progress: Progress,
-        stop: Callable[[], bool],
-    ) -> None:
-        """Measure every cell that is missing; each is kept as soon as it is finished."""
-        by_name = {one.name: one for one in benchmarks}
-        custom = open_reward(config.rewards)
-        verifier = load_verifier(self.judge, student, config, self.prm, self.value)
-
-        def tell(tokens: int) -> None:
-            progress.advance(tokens=tokens)
-
-        cells = self.cells()
-        for number, (name, method, budget) in enumerate(cells, 1):
-            if folder.file(name, method, budget).exists():
-                continue
-            student.opening, benchmark = openings[name], by_name[name]
-            sampler = MethodContext(student, verifier, config)
-            if method == SAMPLES:
-                what, work = f"{budget} samples each", run_samples(sampler, benchmark, budget, tell)
-            else:
-                what = f"{method} at {budget:,} tokens"
-                work = run_cell(sampler, benchmark, method, budget, tell, custom)
-            doing = f"{number} of {len(cells)}, {name}, {what}"
-            progress.start(len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost)
-            folder.write(run_until(stop, work))
-        progress.stop()
-
-    def cells(self) -> list[tuple[str, str, int]]:
-        """(source, method, budget) of every cell, budgets from small to large; samples last."""
-        found = [
-            (name, one, budget) for name in self.sources for budget in sorted(self.budgets) for one in self.methods
-        ]
-        return found + [(name, SAMPLES, self.samples) for name in self.sources if self.samples]
-
-    def benchmark(self, config: Config, name: str, progress: Progress) -> Benchmark:
+    def benchmark(self, config: Config, name: str, source: Source, progress: Progress) -> Benchmark:
         """Problems of one source: `num` of the split from number `start` on, or as many as there are."""
-        source = open_one_of(config, name)
         tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
             progress.say(f"{name} has {len(tasks):,} {self.split} problems from number {self.start} on: these are used")
         return Benchmark(name, tasks)
 
-    def settings(self, config: Config) -> dict[str, Any]:
+    def identity(self, config: Config) -> dict[str, Any]:
         """What decides the figures of a cell, besides the student's weights and the benchmarks' rows."""
-        search = config.search.model_dump(mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"})
         return {
             "seed": config.seed,
             "verifier": self.judge,
             "num": self.num,
             "start": self.start,
-            **({} if self.split == "test" else {"split": self.split}),
+            "split": self.split,
             "levels": config.problems.levels,
-            **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
-            **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
+            "hold_out": config.problems.hold_out,
+            "rewards.custom": config.rewards.custom,
             "engine.max_context": config.engine.max_context,
-            "search": search,
+            "search": config.search.model_dump(mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"}),
             "prm": digest(self.prm),
             "value": digest(self.value),
         }
 
 
-def said_before(student: Student, given: Opening) -> str:
-    """A digest of what a chat says before a question; "" where the student's template says no more than the question."""
-    asked = []
-    for student.opening in (Opening(None), given):
-        asked.append(student.prompt_ids("?"))
-    return "" if asked[0] == asked[1] else f"-{hashlib.sha256(repr(asked[1]).encode()).hexdigest()[:16]}"
-
-
-def digest(folder: Path | None) -> str | None:
+def digest(critic: Path | None) -> str | None:
     """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its other files."""
-    if folder is None:
+    if critic is None:
         return None
-    found = hashlib.sha256() if folder.is_dir() else hashlib.sha256(str(folder).encode())
-    for file in sorted(folder.glob("*.json")):
-        found.update(file.name.encode() + file.read_bytes())
-    return found.hexdigest()
+    content = hashlib.sha256(b"" if critic.is_dir() else str(critic).encode())
+    for file in sorted(critic.glob("*.json")):
+        content.update(file.name.encode() + file.read_bytes())
+    return content.hexdigest()

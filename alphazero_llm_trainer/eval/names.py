@@ -1,13 +1,7 @@
 """The names of the ways of answering: what `eval.methods` has, which takes a second to load."""
 
-METHOD_NAMES = (
-    "greedy",
-    "majority",
-    "best-of-n",
-    "adaptive-best-of-n",
-    "step-rejection",
-    "beam",
-    "dvts",
-    "mcts",
-)
+from typing import Literal, get_args
+
+MethodName = Literal["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "dvts", "mcts"]
+METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
 UNJUDGED = ("greedy", "majority")  # ask no verifier

@@ -1,41 +1,29 @@
-"""An evaluation's folder and what is read off its cells: intervals and paired differences."""
+"""The folder that keeps finished cells, and the figures that are read off them."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import write_json
+from ..files import read_object, write_json
 from ..problems.grading import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
 UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
 BASELINES = ("greedy", "majority", "best-of-n")
-CONTROLS = ("adaptive-best-of-n",)  # what methods that repair steps are held against, too
+CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
 CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class EvalCard:
-    """run.json: what decides a cell's figures, and the hash of each benchmark's rows."""
-
-    identity: dict[str, Any]
-    data: dict[str, str]
-    format: Literal[1]
 
 
 class EvalFolder:
@@ -44,7 +32,8 @@ class EvalFolder:
     Args:
         path: the folder, made where it is missing.
         identity: what decides a cell's figures; a resumed run's must be the same.
-        data: benchmark -> hash of its rows; a resumed run may have other benchmarks, not other rows.
+        benchmarks: facts of each benchmark, its rows' hash among them; a resumed run may have others beside those that
+            are there, which must be the same.
         resume: go on with what is there.
 
     Raises:
@@ -52,36 +41,34 @@ class EvalFolder:
         DataError: what is there can't be read.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], data: Mapping[str, str], resume: bool) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool) -> None:
         self.path, self.cells, card = path, path / "cells", path / CARD
-        asked = EvalCard(json.loads(json.dumps(identity)), dict(data), 1)
+        asked = json.loads(json.dumps({"identity": identity, "benchmarks": benchmarks}))
         if card.exists():
             if not resume:
                 raise ConfigError(
                     f"--out {path} holds an evaluation already: add --resume to go on with it, or name another folder"
                 )
-            stored = read_as(EvalCard, card, "name another folder")
-            self._same(stored, asked)
-            asked = EvalCard(asked.identity, stored.data | asked.data, 1)
+            try:
+                stored = read_object(card)
+                known = stored["benchmarks"]
+            except (OSError, ValueError, KeyError) as error:
+                raise DataError(f"{card} is not what this version's `eval` wrote: name another folder") from error
+            had, wanted = dict(flat(stored["identity"])), dict(flat(asked["identity"]))
+            for name in known.keys() & asked["benchmarks"].keys():
+                had |= flat(known[name], f"{name}: ")
+                wanted |= flat(asked["benchmarks"][name], f"{name}: ")
+            for key in had | wanted:
+                if had.get(key) != wanted.get(key):
+                    raise ConfigError(
+                        f"{key} is {wanted.get(key)!r}, the evaluation in {path} has {had.get(key)!r}: use that"
+                        " value, or name another --out"
+                    )
+            asked["benchmarks"] = known | asked["benchmarks"]
         elif resume:
-            raise ConfigError(f"--resume found no {CARD} in {path}: leave --resume out to start there")
+            raise ConfigError(f"--resume found no {CARD} in {path}: name it with --out, or leave --resume out")
         self.cells.mkdir(parents=True, exist_ok=True)
-        write_json(card, asdict(asked))
-
-    def _same(self, stored: EvalCard, asked: EvalCard) -> None:
-        """Raise ConfigError where what was measured is something else than what is asked for."""
-        had, wanted = dict(flat(stored.identity)), dict(flat(asked.identity))
-        for key in had | wanted:
-            if had.get(key) != wanted.get(key):
-                raise ConfigError(
-                    f"{key} is {wanted.get(key)!r}, the evaluation in {self.path} has {had.get(key)!r}: use that value, or"
-                    " name another --out"
-                )
-        for name, digest in asked.data.items():
-            if stored.data.get(name, digest) != digest:
-                raise ConfigError(
-                    f"benchmark {name} has other problems than the evaluation in {self.path}: name another --out"
-                )
+        write_json(card, asked)
 
     def file(self, benchmark: str, method: str, budget: int) -> Path:
         name = re.sub(r"[^\w.-]+", "_", benchmark)  # a source may be an address
@@ -90,41 +77,35 @@ class EvalFolder:
     def read(self, benchmark: str, method: str, budget: int) -> Cell | None:
         """The finished cell, or None."""
         file = self.file(benchmark, method, budget)
-        return read_as(Cell, file, "remove it, and --resume measures it again") if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            return TypeAdapter(Cell).validate_json(file.read_bytes())
+        except (OSError, ValueError) as error:
+            fix = "remove it, and --resume measures it again"
+            raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
 
     def write(self, cell: Cell) -> None:
         """Keep a finished cell: whole, or not at all."""
         write_json(self.file(cell.benchmark, cell.method, cell.budget), asdict(cell))
 
 
-def read_as(kind: type[T], file: Path, fix: str) -> T:
-    """What `eval` wrote, or DataError naming the file."""
-    try:
-        return TypeAdapter(kind).validate_json(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
-
-
 def folder_in(directory: Path, resume: bool) -> Path:
-    """The next of `eval-001`, `eval-002`, ... in `directory`; to resume the last one, or ConfigError where none is."""
-    numbers = {int(path.name[5:]): path for path in directory.glob("eval-*") if path.name[5:].isdigit()}
-    if not resume:
-        return directory / f"eval-{max(numbers, default=0) + 1:03d}"
-    made = [number for number, path in numbers.items() if (path / CARD).exists()]
-    if not made:
-        raise ConfigError(f"--resume found no evaluation in {directory}: name it with --out, or leave --resume out")
-    return numbers[max(made)]
+    """The next of `eval-001`, `eval-002`, ... in `directory`; to resume the last one."""
+    numbers = [int(path.name[5:]) for path in directory.glob("eval-*") if path.name[5:].isdigit()]
+    return directory / f"eval-{max(numbers, default=0) + (not resume):03d}"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def summary(cell: Cell) -> dict[str, Any]:
-    """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded as an answer."""
+    """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded as an answer; the mean
+    of the user's own reward where it didn't fail, and how often it did."""
     n = len(cell.outcomes)
     counts = {name: cell.verdicts.get(name, 0) for name in UNGRADED}
     names = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "seconds")
-    return {
+    row = {
         "benchmark": cell.benchmark,
         "budget": cell.budget,
         "method": cell.method,
@@ -135,44 +116,14 @@ def summary(cell: Cell) -> dict[str, Any]:
         **counts,
         "unjudged": cell.unjudged,
         "f1": None if cell.f1 is None else cell.f1 / n,
-        **mean_reward(cell.rewards),
-        **({} if cell.gold else {"no_gold": True}),
+        "no_gold": not cell.gold,
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
     }
-
-
-def averages(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The mean accuracy of each method and budget over several benchmarks that have gold answers, each of equal weight;
-    nothing of one. The benchmarks' intervals are of separate problems: half of the mean's is the root of the sum of their
-    halves' squares over their number."""
-    by_method: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if not row.get("no_gold"):
-            by_method.setdefault((row["budget"], row["method"]), []).append(row)
-    several = []
-    for (budget, method), of_method in by_method.items():
-        count = len(of_method)
-        if count < 2:
-            continue
-        mean = sum(row["accuracy"][0] for row in of_method) / count
-        below, above = (
-            math.sqrt(sum((row["accuracy"][0] - row["accuracy"][side]) ** 2 for row in of_method)) / count
-            for side in (1, 2)
-        )
-        names = [row["benchmark"] for row in of_method]
-        accuracy = [mean, max(mean - below, 0.0), min(mean + above, 1.0)]
-        several.append({"budget": budget, "method": method, "benchmarks": names, "accuracy": accuracy})
-    return several
-
-
-def mean_reward(rewards: Sequence[float | None]) -> dict[str, Any]:
-    """The user's own reward over the problems where it didn't fail, with its interval, and how many those are not; nothing
-    without one."""
-    known = [reward for reward in rewards if reward is not None]
-    if not known:
-        return {}
-    return {"reward": triple(mean_interval(known)), "failed_rewards": len(rewards) - len(known)}
+    known = [reward for reward in cell.rewards if reward is not None]
+    if known:
+        row |= {"reward": triple(mean_interval(known)), "failed_rewards": len(cell.rewards) - len(known)}
+    return row
 
 
 def triple(interval: Interval) -> list[float]:
@@ -181,37 +132,29 @@ def triple(interval: Interval) -> list[float]:
 
 def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Mean differences with 95% paired bootstrap intervals at the same budget: every method over each baseline, those that
-    repair steps over the controls too."""
+    repair steps over the control too."""
     by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells}
     rows = []
     for cell in cells:
-        for base in (*BASELINES, *(CONTROLS if cell.method in REPAIRS else ())):
+        key = {"benchmark": cell.benchmark, "budget": cell.budget, "method": cell.method}
+        for base in (*BASELINES, *([CONTROL] if cell.method in REPAIRS else ())):
             other = by_key.get((cell.benchmark, cell.budget, base))
             if other is not None and base != cell.method:
                 gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
-                rows.append(
-                    {
-                        "benchmark": cell.benchmark,
-                        "budget": cell.budget,
-                        "method": cell.method,
-                        "over": base,
-                        "gain": triple(gain),
-                        "reading": "gain" if gain.low > 0 else "loss" if gain.high < 0 else "no gain",
-                    }
-                )
+                reading = {"good": "gain", "bad": "loss", "": "no gain"}[gain.kind]
+                rows.append({**key, "over": base, "gain": triple(gain), "reading": reading})
     return rows
 
 
 def at_k(cell: Cell) -> dict[str, Any]:
     """pass@k and maj@k for the k that there are samples for, with intervals over problems."""
-    rows: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
-    rows["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
+    row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
+    row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
     for k in (k for k in KS if k <= cell.budget):
-        passes = [pass_at_k(cell.budget, sum(row), k) for row in cell.correct]
+        row[f"pass@{k}"] = triple(mean_interval([pass_at_k(cell.budget, sum(right), k) for right in cell.correct]))
         majorities = [
-            majority_at_k(answers, row, k, seed)
-            for seed, (answers, row) in enumerate(zip(cell.answers, cell.correct, strict=True))
+            majority_at_k(answers, right, k, seed)
+            for seed, (answers, right) in enumerate(zip(cell.answers, cell.correct, strict=True))
         ]
-        for name, values in (("pass", passes), ("maj", majorities)):
-            rows[f"{name}@{k}"] = triple(mean_interval(values))
-    return rows
+        row[f"maj@{k}"] = triple(mean_interval(majorities))
+    return row

@@ -69,10 +69,8 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str, include: 
     def draw(axes: Any) -> None:
         for name, line in shown.items():
             xs, ys = zip(*line, strict=True)
-            values = [y.value for y in ys]
-            axes.errorbar(
-                xs, values, errors(ys), color=MEANT.get(name), marker="o", markersize=4, elinewidth=0.8, label=name
-            )
+            values, colour = [y.value for y in ys], MEANT.get(name)
+            axes.errorbar(xs, values, errors(ys), color=colour, marker="o", markersize=4, elinewidth=0.8, label=name)
             axes.update_datalim([(xs[0], value) for value in include])
         axes.autoscale_view()
         axes.set_xlabel(x_label)
@@ -96,14 +94,12 @@ def row_chart(
         for at, (name, value) in enumerate(rows.items()):
             axes.text(0, at - 0.25, name, transform=across)
             axes.text(1, at - 0.25, f"{value}", transform=across, ha="right")
-            if math.isfinite(value.value):
-                colour = GREY if name == grey else BLUE
-                axes.errorbar(value.value, at, xerr=errors([value]), color=colour, marker="o", elinewidth=3)
+            colour = GREY if name == grey else BLUE
+            axes.errorbar(value.value, at, xerr=errors([value]), color=colour, marker="o", elinewidth=3)
         if reference is not None:
             axes.axvline(reference, color=GREY)
         axes.set_ylim(len(rows) - 0.5, -0.75)
         axes.yaxis.set_visible(False)
-        axes.spines.left.set_visible(False)
         axes.set_xlabel(label, loc="right")
 
     return chart(title, 0.9 + ROW * len(rows), draw)

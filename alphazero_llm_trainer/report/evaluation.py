@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from ..eval.cells import TOO_LONG
@@ -25,16 +25,16 @@ def measure(row: Results) -> str:
     return "reward" if row.get("no_gold") and "reward" in row else "accuracy"
 
 
-def accuracy_of(row: Results) -> str:
-    """A row's accuracy with its interval, where there is one."""
-    return "no gold answers" if row.get("no_gold") else str(Interval(*row["accuracy"]))
-
-
-def sorted_rows(results: Results, benchmark: str) -> dict[int, list[Results]]:
+def rows_of(results: Results, benchmark: str) -> list[Results]:
     """A benchmark's rows by budget, the best first; the cheaper one where two are level."""
     rows = [row for row in results["rows"] if row["benchmark"] == benchmark]
-    rows.sort(key=lambda row: (row["budget"], -row[measure(row)][0], tokens(row)))
-    return {budget: list(some) for budget, some in groupby(rows, lambda row: row["budget"])}
+    return sorted(rows, key=lambda row: (row["budget"], -row[measure(row)][0], tokens(row)))
+
+
+def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
+    """The same, each budget's apart."""
+    rows = rows_of(results, benchmark)
+    return {budget: list(group) for budget, group in groupby(rows, lambda row: row["budget"])}
 
 
 def tokens(row: Results) -> float:
@@ -44,38 +44,34 @@ def tokens(row: Results) -> float:
 
 def gains(results: Results, row: Results) -> dict[str, Interval]:
     """The paired gains of a row at its budget, such as "over greedy"."""
-    if row.get("no_gold"):
-        return {}
     key = ("benchmark", "budget", "method")
-    pairs = [pair for pair in results["pairs"] if all(pair[name] == row[name] for name in key)]
-    return {f"over {pair['over']}": Interval(*pair["gain"]) for pair in pairs}
+    pairs = [] if row.get("no_gold") else results["pairs"]
+    return {
+        f"over {pair['over']}": Interval(*pair["gain"])
+        for pair in pairs
+        if all(pair[name] == row[name] for name in key)
+    }
 
 
-def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
+def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     """The best method of a budget, or those that are level, and whether it is clearly above greedy, in words; and if so
     "good"."""
-    best = rows[0]
-    level = [
-        row["method"] for row in rows if measure(row) == measure(best) and row[measure(row)] == best[measure(best)]
-    ]
-    over = gains(results, best).get("over greedy")
+    best, what = rows[0], measure(rows[0])
+    level = [row["method"] for row in rows if row[what] == best[what]]
+    over, value = gains(results, best).get("over greedy"), Interval(*best[what])
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
-    where, value = f"{best['benchmark']}{split} at {best['budget']:,} tokens", Interval(*best[measure(best)])
-    what = "reward " if measure(best) == "reward" else ""
+    where = f"{best['benchmark']}{split} at {best['budget']:,} tokens"
     if not value.value:
-        return f"{where}: {'every reward is 0' if what else 'no method has a right answer'}", ""
-    if len(level) > 1:
-        names = f"{', '.join(level[:-1])} and {level[-1]}"
-        cheapest = f"{best['method']} with the fewest tokens, {tokens(best):.0f} a problem"
-        return f"{where}: {names} are level, {what}{value}; {cheapest}{sure}", "" if over is None else over.kind
-    said = f"{where}: {best['method']} is best, {what}{value} with {tokens(best):.0f} tokens a problem{sure}"
-    return said, "" if over is None else over.kind
+        return f"{where}: {'every reward is 0' if what == 'reward' else 'no method has a right answer'}", ""
+    said = f"{where}: {', '.join(level)} {'is best' if len(level) == 1 else 'are level'}, {what} {value}"
+    return f"{said}; {best['method']} took {tokens(best):.0f} tokens a problem{sure}", "" if over is None else over.kind
 
 
 def cells(results: Results, row: Results) -> dict[str, str]:
     """A row's figures by column, as texts; what it doesn't have is left out."""
-    shown = {"budget": f"{row['budget']:,}", "method": row["method"], "accuracy [95%]": accuracy_of(row)}
+    accuracy = "no gold answers" if row.get("no_gold") else str(Interval(*row["accuracy"]))
+    shown = {"budget": f"{row['budget']:,}", "method": row["method"], "accuracy [95%]": accuracy}
     if "reward" in row:
         failed = f" ({row['failed_rewards']:,} failed)" if row["failed_rewards"] else ""
         shown["reward [95%]"] = f"{Interval(*row['reward'])}{failed}"
@@ -93,59 +89,8 @@ def blocks(results: Results, benchmark: str) -> list[Block]:
     """A headline and a short sorted table for each budget, then pass@k and maj@k."""
     return [
         (headline(results, rows)[0], table_of([cells(results, row) for row in rows], SHORT))
-        for rows in sorted_rows(results, benchmark).values()
+        for rows in by_budget(results, benchmark).values()
     ] + at_k(results, benchmark)
-
-
-def average_blocks(results: Results) -> list[Block]:
-    """Of several benchmarks a table for each budget: the methods' accuracies on each, and their average, the best first."""
-    averages = results.get("averages", [])  # 0.6 wrote none
-    every = [name for name in results["benchmarks"] if any(name in row["benchmarks"] for row in averages)]
-    accuracy = {(row["benchmark"], row["budget"], row["method"]): row["accuracy"][0] for row in results["rows"]}
-    tables: dict[int, list[dict[str, str]]] = {}
-    for row in sorted(averages, key=lambda row: (row["budget"], -row["accuracy"][0])):
-        budget, method = row["budget"], row["method"]
-        values = {name: f"{accuracy[name, budget, method]:.3f}" for name in row["benchmarks"]}
-        values |= {"method": method, "average [95%]": str(Interval(*row["accuracy"]))}
-        tables.setdefault(budget, []).append(values)
-    return [
-        (
-            f"Accuracy by benchmark at {budget:,} tokens, and its average over {len(every)}",
-            table_of(rows, ["method", *every, "average [95%]"]),
-        )
-        for budget, rows in tables.items()
-    ]
-
-
-WHOLE = {"majority": 3, "best-of-n": 2}  # least samples of which one can be chosen
-
-
-def remarks(results: Results, benchmark: str) -> list[str]:
-    """Lines on answers that could not be judged, on questions that don't fit, and on methods whose budget pays for too few
-    samples to choose among."""
-    rows = list(chain(*sorted_rows(results, benchmark).values()))
-    problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
-    lines, few = [], []
-    counts = [
-        f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens" for row in rows if row.get("unjudged")
-    ]
-    if counts:
-        lines.append(
-            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing to check in some answers,"
-            f" which are unjudged, neither accepted nor rejected: {', '.join(counts)}"
-        )
-    if too_long:
-        lines.append(
-            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count as not right"
-        )
-    for row in rows:
-        # A network's calls are counted too, and a question that doesn't fit takes none.
-        samples = row["calls"] * problems / max(problems - too_long, 1)
-        if not row["scored_tokens"] and 0 < samples < WHOLE.get(row["method"], 0):
-            few.append(f"{row['method']} had {samples:.1f} samples a problem at {row['budget']:,} tokens")
-    if few:
-        lines.append(f"{benchmark}: {', '.join(few)}, too few to choose among: raise --budget-tokens")
-    return lines
 
 
 def at_k(results: Results, benchmark: str) -> list[Block]:
@@ -156,9 +101,30 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
         lines = [
             {"": f"{name}@k"} | {f"k = {k}": str(Interval(*row[f"{name}@{k}"])) for k in ks} for name in ("pass", "maj")
         ]
-        said = f"{row['samples']} samples at T = 1, {row['sampled_tokens']:.1f} tokens a problem"
+        temperature = results["config"]["search"]["temperature"]
+        said = f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens a problem"
         tables.append((said, table_of(lines)))
     return tables
+
+
+def remarks(results: Results, benchmark: str) -> list[str]:
+    """Lines on answers that could not be judged, and on questions that don't fit."""
+    rows = rows_of(results, benchmark)
+    problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
+    counts = [
+        f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens" for row in rows if row.get("unjudged")
+    ]
+    lines = []
+    if counts:
+        lines.append(
+            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing to check in some"
+            f" answers, which are unjudged, neither accepted nor rejected: {', '.join(counts)}"
+        )
+    if too_long:
+        lines.append(
+            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count as not right"
+        )
+    return lines
 
 
 def result_text(results: Results) -> str:
@@ -167,15 +133,14 @@ def result_text(results: Results) -> str:
     for name in results["benchmarks"]:
         parts += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)]
         parts += remarks(results, name)
-    parts += [f"{said}\n{columns(rows)}" for said, rows in average_blocks(results)]
     return "\n\n".join(parts)
 
 
 def silent(results: Results) -> str | None:
     """A line for the user where more than a fifth of all answers is missing; else None."""
     rows = results["rows"]
-    total, missing = (sum(row.get(name, 0) for row in rows) for name in ("problems", "no answer"))
-    missing += sum(row.get("unparsed", 0) for row in rows)
+    total = sum(row["problems"] for row in rows)
+    missing = sum(row.get(name, 0) for row in rows for name in ("no answer", "unparsed"))
     if missing <= MUCH * total:
         return None
     ended = sum(row["ended_by"].get("tokens", 0) for row in rows)
@@ -192,12 +157,11 @@ def asked(facts: Results) -> list[str]:
 
 def results_markdown(results: Results) -> str:
     """results.md: the same, then every figure."""
-    parts = [f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}"]
-    parts += [
+    parts = [
+        f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}",
         f"`{results['command']}`",
         f"{NOTE} Accuracies have Wilson 95% intervals, differences paired bootstrap ones.",
     ]
-    parts += [part for said, rows in average_blocks(results) for part in (f"{said}:", markdown(rows))]
     for name, facts in results["benchmarks"].items():
         parts.append(f"## {name}: {facts['problems']:,} problems")
         parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
@@ -207,32 +171,25 @@ def results_markdown(results: Results) -> str:
 
 
 def full_table(results: Results, benchmark: str) -> list[list[str]]:
-    """Every figure of a benchmark's rows, with the gains over the baselines and controls; the head first."""
-    return table_of([cells(results, row) for row in chain(*sorted_rows(results, benchmark).values())])
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
+    """Every figure of a benchmark's rows, with the gains over the baselines and the control; the head first."""
+    return table_of([cells(results, row) for row in rows_of(results, benchmark)])
 
 
 def evaluation_parts(results: Results) -> list[str]:
-    """An `eval` folder's results: for each benchmark the methods in order at each budget, then every figure."""
-    parts = [part for said, rows in average_blocks(results) for part in (heading(said), table(rows))]
+    """The page's sections: for each benchmark the methods in order at each budget, then every figure."""
+    parts = []
     for name, facts in results["benchmarks"].items():
-        by_budget = sorted_rows(results, name)
-        drawn = [method_chart(budget, rows) for budget, rows in by_budget.items()]
-        top = by_budget[max(by_budget)]
-        best = top[0][measure(top[0])][0]
-        big = f"{top[0]['method']} {best:.3f}" if best else "0"
+        budgets = by_budget(results, name)
+        drawn = []
+        for budget, rows in budgets.items():
+            values = {row["method"]: Interval(*row[measure(row)]) for row in rows}
+            title = f"At most {budget:,} tokens a problem"
+            drawn.append(row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy"))
+        top = budgets[max(budgets)]
+        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
         parts += [figures(drawn, NOTE), *map(paragraph, [*remarks(results, name), *asked(facts)])]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts
-
-
-def method_chart(budget: int, rows: Sequence[Results]) -> str:
-    """The methods of a budget in order."""
-    shown = {row["method"]: Interval(*row[measure(row)]) for row in rows}
-    label = f"{measure(rows[0])} [95%]"
-    return row_chart(f"At most {budget:,} tokens a problem", shown, label, grey="greedy")

@@ -31,28 +31,24 @@ Points = list[tuple[float, Interval]]
 
 def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none, and
-    rejection-sampling fine-tuning a right response."""
+    expert iteration a right response."""
     rounds = rounds_of(metrics)
     groups = sum(line["questions"] - line.get("failed", 0) for line in rounds)
     if card["method"] in ("rft", "expert_iteration"):
         if not groups or any(line["solved"] for line in rounds):
             return None
         text = f"Nothing was learnt from search: none of {groups:,} questions had a right response"
-        graded = max(line["mean_reward"] for line in rounds)
-        if graded > 0 and str(card["config"].get("problems", {}).get("source", "")).startswith("verifiers:"):
-            return (
-                f"{text}, one with full marks, though grades reach {graded:.2f} in the mean: say what full marks are by"
-                " ?reward_range=LOW:HIGH at the source's end, or learn from grades with --use-grpo"
-            )
+        graded = ((card.get("after") or {}).get("reward") or {}).get("value", 0.0)  # of a source with partial credit
+        if graded > 0:
+            return f"{text}, though grades reach {graded:.2f} in the mean: learn from grades with --use-grpo"
         return f"{text}; try easier problems, or `sft` first"
     if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
-    counts = f"{wrong:,} questions all wrong, {right:,} all right"
     return (
-        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({counts}): no response was better than"
-        f" another; {fix}, or a higher search.temperature"
+        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({wrong:,} questions all wrong,"
+        f" {right:,} all right): no response was better than another; {fix}, or a higher search.temperature"
     )
 
 

@@ -52,50 +52,37 @@ def _one_search(path: Path) -> dict[str, Any]:
 class TreeReader:
     """Adds to records what the page can't know: how the search chose and explored, and how tokens read.
 
-    The card beside the journal (run.json, manifest.json) tells the settings and the student; a record's own word wins.
+    The card beside the journal (run.json, manifest.json) has the settings and the student; a record's own word wins.
     """
 
     def __init__(self, path: Path, tokenizer: Path | None = None) -> None:
-        home = path.parent
-        card = _card(home)
+        card = _card(path.parent)
         config = card.get("config") or {}
-        self.settings = _search_settings(config.get("search") or {}, home)
+        self.settings = _search_settings(config.get("search") or {}, path.parent)
         self.judged = (config.get("train") or {}).get("groups") == "verified"
-        self.choose: str = "vote" if self.settings is None else self.settings.choose
-        if self.settings is not None and self.settings.rollout == "none":
-            self.choose = "end"
-        self.tokenizer = _tokenizer(home, config, card, tokenizer)
-        self.sure = self.tokenizer is not None
+        self.tokenizer = _tokenizer(path.parent, config, card, tokenizer)
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record with what it lacks."""
         tree = Tree.from_dict(record.get("tree") or {}, checked="tree" in record)
+        settings, tokenizer = self.settings, self.tokenizer
         more: dict[str, Any] = {}
-        if self.settings is not None:
-            selector = self.settings.selector(self.judged)
+        if settings is not None:
+            selector = settings.selector(self.judged)
             rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
-            more["search"] = {"rule": rule, "exploration": constant(selector, self.settings.exploration)}
+            more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
-            choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
+            rule = "vote" if settings is None else "end" if settings.rollout == "none" else settings.choose
+            text: Text | None = None
+            if tokenizer is not None and tree.rollouts:
+                text = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
+            choice = choose(tree, rule, most_visited(tree), text)
             if choice is not None:
-                more |= {
-                    "chosen": choice.node,
-                    "answer": choice.answer,
-                    "why": choice.why,
-                    "response": choice.response,
-                }
-        if not self.sure:
-            # A record without a card may well be the embedded student's: its tokens say so.
-            self.tokenizer, self.sure = _embedded_if_it_reads(tree), True
-        if self.tokenizer is not None:
-            more["pieces"] = pieces(record, partial(self.tokenizer.decode, skip_special_tokens=False), self._pieces)
+                more |= {"chosen": choice.node, "answer": choice.answer, "why": choice.why, "response": choice.response}
+        if tokenizer is not None:
+            more["pieces"] = pieces(record, partial(tokenizer.decode, skip_special_tokens=False), self._pieces)
         return {**more, **record}
-
-    def _text(self, tree: Tree) -> Text | None:
-        tokenizer = self.tokenizer
-        if tokenizer is None or not tree.rollouts:
-            return None
-        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 def _card(home: Path) -> dict[str, Any]:
@@ -124,24 +111,13 @@ def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any], n
         places.append(EMBEDDED)
     places = places if named is None else [named]
     file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)
-    if named is not None and file is None:
+    if file is not None:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(file))
+    if named is not None:
         raise ConfigError(f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder")
-    return None if file is None else _load(file)
-
-
-def _load(file: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file))
-
-
-def _embedded_if_it_reads(tree: Tree) -> Tokenizer | None:
-    """The embedded student's tokenizer where every node's tokens read as its text."""
-    tokenizer = _load(EMBEDDED / "tokenizer.json")
-    nodes = zip(tree.token_ids, tree.text, strict=True)
-    return (
-        tokenizer if all(tokenizer.decode(list(ids), skip_special_tokens=True) == text for ids, text in nodes) else None
-    )
+    return None
 
 
 def chosen_records(path: Path, question: str) -> list[dict[str, Any]]:
