@@ -22,7 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
-from alphazero_llm_trainer.cli.critics import fresh
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
@@ -62,7 +61,7 @@ from alphazero_llm_trainer.training.critic_run import (
     save_critic,
     train_critic,
 )
-from alphazero_llm_trainer.training.size import used_questions
+from alphazero_llm_trainer.training.size import fresh_questions, used_questions
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)
@@ -608,7 +607,10 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
     took = ["train.num_examples=65"]
 
     def names(*overrides: str) -> list[str]:
-        return [task.problem.id for task in fresh(load_config(overrides=["student=embedded", *problems, *overrides]))]
+        return [
+            task.problem.id
+            for task in fresh_questions(load_config(overrides=["student=embedded", *problems, *overrides]))
+        ]
 
     assert names(*took, "train.critic.questions=12") == [f"gsm8k/train/{i}" for i in range(65, 77)]
     # 80 rows are the train split: 15 are left.

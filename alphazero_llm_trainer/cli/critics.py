@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
-from ..engine.device import text_config
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..files import FolderLock
 from ..live import Progress, Stop
 from .base import (
@@ -28,8 +25,6 @@ from .base import (
 
 if TYPE_CHECKING:
     from ..policy.critic import Kind
-    from ..policy.student import Student
-    from ..types import Task
 
 EPILOG = """\
 DIR gets journal.jsonl (the trees that the command searched; with --data there are none), metrics.jsonl, the network,
@@ -88,18 +83,24 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         student = load_student(config, path=args.path, opening=opening(config))
         if not args.data:
             from ..training.critic_data import collect_trees
+            from ..training.size import fresh_questions
 
-            collect_trees(student, config, fresh(config), args.out / "journal.jsonl", stop, progress)
+            collect_trees(student, config, fresh_questions(config), args.out / "journal.jsonl", stop, progress)
             if stop():
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED
+        from ..report.folder import write_report
+        from ..training.critic_run import train_folder
+
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         try:
-            card = train(args, config, kind, student, progress, stop)
+            card = train_folder(kind, student, config, args.data, args.out, command, progress, stop)
         except KeyboardInterrupt:
             if not stop():
                 raise
             progress.say("stopped while training, nothing was kept of it; the same command trains on the same trees")
             return EXIT_STOPPED
+        write_report(args.out)
     if args.json:
         print_json(card)
     else:
@@ -107,65 +108,3 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
 
         print(f"{critic_text(card)}\ncritic.json, metrics.jsonl and report.html are in {args.out}")
     return 0
-
-
-def fresh(config: Config) -> list[Task]:
-    """Questions that neither warm-up nor a training run of the configured size has seen.
-
-    Raises ConfigError where the source has too few of them.
-    """
-    from ..problems.load import tasks_of
-    from ..training.size import used_questions
-
-    wanted, used = config.train.critic.questions, used_questions(config)
-    tasks = tasks_of(config, "train", wanted, used)
-    if len(tasks) < wanted:
-        raise ConfigError(
-            f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training questions beyond the {used:,}"
-            " that warm-up and a run of train.num_examples use: ask for fewer, or set train.num_examples to what your run"
-            " used"
-        )
-    return tasks
-
-
-def train(
-    args: argparse.Namespace, config: Config, kind: Kind, student: Student, progress: Progress, stop: Stop
-) -> dict[str, Any]:
-    """Train on the trees, and write the folder; its card."""
-    from ..mcts.journal import read
-    from ..report.folder import write_report
-    from ..training.critic_data import read_questions, split_by_question
-    from ..training.critic_run import save_critic, train_critic
-
-    questions = read_questions(args.data or [args.out], text_config(student.model).vocab_size)
-    if kind == "value" and any(one.preferences for one in questions):
-        raise DataError("--data has step preferences, and a value learns from outcomes: name trees, or train a prm")
-    parts = split_by_question(questions)
-    training, validation, test = map(len, parts)
-    progress.say(
-        f"{kind} over student {student.title}: {training:,} questions to train on, {validation:,} to stop and calibrate on,"
-        f" {test:,} to report on"
-    )
-    metrics, journal = args.out / "metrics.jsonl", args.out / "journal.jsonl"
-    metrics.unlink(missing_ok=True)
-    progress.wait("rows for training")
-
-    def watch(line: dict[str, float]) -> None:
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        progress.say(
-            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, AUC"
-            f" {line['held_out_auc']:.3f}"
-        )
-
-    began = time.perf_counter()
-    trained = train_critic(kind, student, config, parts, args.out, watch=watch, progress=progress, stop=stop)
-    facts = {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "seconds": round(time.perf_counter() - began, 1),
-        # Of the command's own search; none where the trees came from elsewhere.
-        "sampled_tokens": 0 if args.data else sum(record["cost"]["sampled_tokens"] for record in read(journal)),
-    }
-    card = save_critic(args.out, trained, student, config, facts)
-    write_report(args.out)
-    return card

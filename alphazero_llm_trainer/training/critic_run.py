@@ -7,6 +7,7 @@ binary cross-entropy of the mean outcome below each token, a PRM's Bradley-Terry
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +37,22 @@ from ..errors import ConfigError, DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy, reliability
 from ..files import sync_all, write_json
 from ..live import Progress
+from ..mcts.journal import JOURNAL, read
 from ..policy.adapters import bind, fingerprint
 from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
 from ..policy.student import Student
 from .critic import Critic
-from .critic_data import Example, Question, StateRow, columns, example_of, state_rows, with_step_labels
+from .critic_data import (
+    Example,
+    Question,
+    StateRow,
+    columns,
+    example_of,
+    read_questions,
+    split_by_question,
+    state_rows,
+    with_step_labels,
+)
 from .memory import rows_of_a_forward
 from .models import MemoryOptions, check_full, checkpoint_layers, load_trained_state, save_adapter, trained_state
 from .progress import StepProgress
@@ -426,3 +438,39 @@ def save_critic(
     sync_all(folder)
     write_json(folder / CARD, card)
     return card
+
+
+def train_folder(
+    kind: Kind,
+    student: Student,
+    config: Config,
+    data: Sequence[Path] | None,
+    out: Path,
+    command: str,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Train on the trees of `data` (None: those that are searched in `out`) and write the folder `out`; its card."""
+    questions = read_questions(data or [out], text_config(student.model).vocab_size)
+    if kind == "value" and any(question.preferences for question in questions):
+        raise DataError("--data has step preferences, and a value learns from outcomes: name trees, or train a prm")
+    parts = split_by_question(questions)
+    sizes = ", ".join(f"{len(part):,} {name}" for name, part in zip(PARTS, parts, strict=True))
+    progress.say(f"{kind} over student {student.title}: {sizes} questions")
+    metrics = out / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    progress.wait("rows for training")
+
+    def watch(line: Line) -> None:
+        with metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        progress.say(
+            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, AUC"
+            f" {line['held_out_auc']:.3f}"
+        )
+
+    began = time.perf_counter()
+    trained = train_critic(kind, student, config, parts, out, watch=watch, progress=progress, stop=stop)
+    spent = 0 if data else sum(record["cost"]["sampled_tokens"] for record in read(out / JOURNAL))
+    facts = {"command": command, "seconds": round(time.perf_counter() - began, 1), "sampled_tokens": spent}
+    return save_critic(out, trained, student, config, facts)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 
 from ..config.load import Config
+from ..errors import ConfigError
+from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..types import Task
 
@@ -64,6 +66,22 @@ def used_questions(config: Config) -> int:
     if replayed(config):
         return train.demonstrations + train.num_examples
     return max(train.demonstrations, train.num_examples)
+
+
+def fresh_questions(config: Config) -> list[Task]:
+    """The first `train.critic.questions` that neither warm-up nor a training run of the configured size takes.
+
+    Raises ConfigError where the source has too few of them.
+    """
+    wanted, used = config.train.critic.questions, used_questions(config)
+    tasks = tasks_of(config, "train", wanted, used)
+    if len(tasks) < wanted:
+        raise ConfigError(
+            f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training questions beyond the {used:,}"
+            " that warm-up and a run of train.num_examples use: ask for fewer, or set train.num_examples to what your run"
+            " used"
+        )
+    return tasks
 
 
 def rank_and_size() -> tuple[int, int]:
