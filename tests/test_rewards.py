@@ -85,14 +85,13 @@ def test_combined_with_the_shipped_weights(hre_part, pre_part, *, steps, right, 
     assert (parts.hre, parts.pre) == (hre_part, pre_part)
 
 
-def test_weights_are_renormalised_and_every_constant_is_configured():
-    weights = RewardConfig(hre_weight=0.2, pre_weight=0.2, step_penalty=0.1, right_bonus=0.2, wrong_penalty=0.3)
+def test_weights_are_renormalised():
+    weights = RewardConfig(hre_weight=0.2, pre_weight=0.2, step_penalty=0.1)
     assert combined(1.0, 0.0, steps=0, right=0, wrong=0, weights=weights).total == pytest.approx(0.5)
     assert combined(1.0, 0.0, steps=1, right=0, wrong=0, weights=weights).total == pytest.approx(0.4)
-    assert combined(1.0, 0.0, steps=0, right=1, wrong=0, weights=weights).total == pytest.approx(0.7)
-    assert combined(1.0, 0.0, steps=0, right=0, wrong=1, weights=weights).total == pytest.approx(0.2)
-    zero = RewardConfig(step_penalty=0, right_bonus=0, wrong_penalty=0)
-    assert combined(1.0, None, steps=9, right=1, wrong=1, weights=zero).total == 1.0
+    assert combined(1.0, 0.0, steps=0, right=1, wrong=0, weights=weights).total == pytest.approx(0.6)
+    assert combined(1.0, 0.0, steps=0, right=0, wrong=1, weights=weights).total == pytest.approx(0.45)
+    assert combined(1.0, None, steps=9, right=1, wrong=0, weights=RewardConfig(step_penalty=0)).total == 1.0
 
 
 @pytest.mark.parametrize(("hre_part", "pre_part"), [(None, None), (1.0, None)])

@@ -173,8 +173,6 @@ class RewardConfig(Section):
     hre_weight: Share
     pre_weight: Share
     step_penalty: Share
-    right_bonus: Share
-    wrong_penalty: Share
     use_student_model: bool
     custom: str | None
     custom_weight: Share

@@ -221,8 +221,8 @@ class VerifiersTaskset(Source):
 
 
 def outcome_alone(config: Any) -> vf.TasksetConfig:
-    """This package's own taskset without what a response's steps and directions cost: training takes that off itself."""
-    free = {"step_penalty": 0.0, "right_bonus": 0.0, "wrong_penalty": 0.0}
+    """This package's own taskset without what a response's steps cost: training takes that off itself."""
+    free = {"step_penalty": 0.0}
     weights = (config.task.weights or load_config(config.config_file).rewards).model_copy(update=free)
     return config.model_copy(update={"task": config.task.model_copy(update={"weights": weights})})
 

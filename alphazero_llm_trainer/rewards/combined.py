@@ -7,6 +7,8 @@ from ..config.sections import RewardConfig
 from ..errors import ConfigError
 from ..types import RewardParts
 
+RIGHT_BONUS, WRONG_PENALTY = 0.1, 0.05  # once a response with a step that a teacher proposed as likely right, or wrong
+
 
 def combined(
     hre: float | None,
@@ -46,7 +48,7 @@ def combined(
             " that are on weigh nothing: give hre_weight a value above 0 or use the student model"
         )
     total -= weights.step_penalty * steps
-    total += weights.right_bonus * (right > 0) - weights.wrong_penalty * (wrong > 0)
+    total += RIGHT_BONUS * (right > 0) - WRONG_PENALTY * (wrong > 0)
     return RewardParts(min(1.0, max(0.0, total)), hre, pre, custom, outcome(hre, custom, weights))
 
 
