@@ -119,11 +119,8 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
         (["--methods", "guess"], ["--methods", "guess", "step-rejection"]),
         (["--source", "sudoku"], ["sudoku", "embedded"]),
         (["--budget-tokens", "0"], ["--budget-tokens", "0"]),
-        (["--num", "0"], ["--num", "0"]),
-        (["--samples", "-1"], ["--samples", "-1"]),
         (["--verifier", "oracle"], ["--verifier", "oracle"]),
         (["--verifier", "value"], ["--value"]),
-        (["--model", "nowhere"], ["nowhere"]),
         (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
     ],
 )

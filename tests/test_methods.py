@@ -203,13 +203,16 @@ def test_votes_repeat(student: Student, config: Config) -> None:
     assert repeated(student, config, "majority", True) == repeated(student, config, "majority", False)
 
 
-class DeadEnds:
-    """A verifier that rejects every step after the first two, and accepts nothing."""
+class Judge:
+    """A verifier that rejects every step after the first `depth`, and accepts nothing."""
 
     name, computes = "scripted", False
 
+    def __init__(self, depth: int, total: float) -> None:
+        self.depth, self.total = depth, total
+
     async def __call__(self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]) -> Judgement:
-        return Judgement(tuple(float(depth < 2) for depth in range(len(steps))), 0.0)
+        return Judgement(tuple(float(at < self.depth) for at in range(len(steps))), self.total)
 
 
 class Endless(ScriptedPolicy):
@@ -230,20 +233,11 @@ class Endless(ScriptedPolicy):
 def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> None:
     """Each step has `patience` successors, and is given up after them: the draws of a tree of that width."""
     changed = load_config(overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"])
-    sampler = MethodContext(student, DeadEnds(), changed)
+    sampler = MethodContext(student, Judge(2, 0.0), changed)
     sampler.policy = policy = Endless()
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
-
-
-class Never:
-    """A verifier that rejects no step and accepts no response."""
-
-    name, computes = "scripted", False
-
-    async def __call__(self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]) -> Judgement:
-        return Judgement((1.0,) * len(steps), 0.01)
 
 
 def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
@@ -262,7 +256,7 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
             return [Continuation((step,), True)], Cost(sampled_tokens=len(step.token_ids), calls=1)
 
     changed = load_config(overrides=["student=embedded", "search.verify.accept_above=0.5", "search.verify.reserve=0"])
-    sampler = MethodContext(student, Never(), changed)
+    sampler = MethodContext(student, Judge(99, 0.01), changed)
     sampler.policy = Scripted(0)
     found = run(lambda: answered("mcts", sampler, problem, 0, 36))
     assert found.response in ("#### Paris", "#### The Paris")

@@ -15,7 +15,6 @@ from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
@@ -189,19 +188,6 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     assert cli.main(["report", str(tmp_path)]) == 0
     page = Page(tmp_path / "report.html")
     assert yes in page and page.counts["svg"] == 3
-
-
-def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
-    records = [json.loads(line) for line in (runs[0] / "journal.jsonl").read_text().splitlines()]
-    metrics = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    for line in (one for one in metrics if "mean_reward" in one):
-        found = [record for record in records if record["round"] == line["round"]]
-        trees = [Tree.from_dict(record["tree"]) for record in found]
-        assert line["simulations"] == sum(len(tree.simulations) for tree in trees)
-        assert line["nodes_per_tree"] == pytest.approx(sum(len(tree) - 1 for tree in trees) / len(trees))
-        assert line["depth"] == pytest.approx(
-            sum(max(len(tree.path(n)) for n in range(len(tree))) for tree in trees) / len(trees)
-        )
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40
 OPEN = "Zoe has "  # what follows may be many things
 LONG: dict[str, Any] = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
 FRESH = iter(QUESTIONS[20:])  # questions that nobody asked before: nothing of them is cached
-METHODS = (
-    "mcts", "best-of-4", "majority-4", "step-rejection", "beam", "adaptive-best-of-n",
-)  # fmt: skip
+METHODS = ("mcts", "best-of-4", "majority-4", "step-rejection")
 
 
 @dataclass
@@ -386,45 +384,30 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": None}, "messages"),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
     ({"messages": asked("\ud800")}, None),
     ({"messages": asked("apples " * 2000)}, None),
     ({"messages": asked("apples " * 10_000)}, None),
-    ({"temperature": "hot"}, "temperature"),
-    ({"temperature": 1e-39}, "temperature"),
     ({"temperature": float("nan")}, "temperature"),
     ({"n": 17}, "n"),
     ({"n": True}, "n"),
-    ({"stop": ["a"] * 17}, "stop"),
     ({"stop": [""]}, "stop"),
     ({"logprobs": True}, "logprobs"),  # as all of these it is streamed
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"top_p": 0}, "top_p"),
-    ({"model": "student@mcts", "top_p": 0.9}, "top_p"),
     ({"top_k": 40}, "top_k"),
-    ({"skip_special_tokens": False}, "skip_special_tokens"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"echo": True}, "echo"),
-    ({"budget_token": 5}, "budget_token"),
     ({"y" * 300: 5}, "y" * 200),
     ({"budget_tokens": 5}, "budget_tokens"),
-    ({"model": "student@mcts", "budget_tokens": 10**400}, "budget_tokens"),
     ({"model": "student@mcts", "budget_tokens": 20_001}, "budget_tokens"),
     ({"deadline_ms": 10**400}, "deadline_ms"),
-    ({"max_completion_tokens": 1 << 32}, "max_completion_tokens"),
     ({"model": "student@best-of-4", "simulations": 3}, "simulations"),
     ({"model": "student@mcts", "method": "beam"}, "method"),
     ({"method": "magic"}, "method"),
     ({"continue_final_message": True}, "continue_final_message"),  # the last message is the user's
-    ({"continue_final_message": True, "model": "student@mcts"}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
 ]
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": {"text": "x"}}, "prompt"),
     ({"prompt": [[5, 6], []]}, "prompt"),
     ({"prompt": [5, -1]}, None),
     ({"prompt": [10**30]}, None),
@@ -432,12 +415,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ["x"] * 10, "n": 13}, "prompt"),
     ({"prompt": [5] * 1024}, None),
     ({"prompt": "x" * 40_000}, None),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"logprobs": 21}, "logprobs"),
     ({"logprobs": 1, "stream": True}, "logprobs"),
     ({"best_of": 2}, "best_of"),
-    ({"suffix": "."}, "suffix"),
-    ({"messages": [5]}, "messages"),
     ({"model": "student@mcts"}, "model"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -103,23 +104,14 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prm", "value", "words"),
+    ("name", "prm", "value", "word"),
     [
-        ("guess", None, None, ["guess", "calculator"]),
-        ("none+calculator", None, None, ["none+calculator"]),
-        ("calculator+calculator", None, None, ["calculator+calculator"]),
-        ("prm", None, None, ["--prm"]),
-        ("calculator+value", None, None, ["--value"]),
-        ("prm+value", Path("a"), Path("b"), ["two networks"]),
-        ("combination", None, None, ["combination"]),
+        ("none+calculator", None, None, "none+calculator"),
+        ("calculator+calculator", None, None, "calculator+calculator"),
+        ("calculator+value", None, None, "--value"),
+        ("prm+value", Path("a"), Path("b"), "two networks"),
     ],
 )
-def test_a_verifier_that_cannot_be_is_one_sentence(name, prm, value, words) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_verifier_that_cannot_be_is_one_sentence(name: str, prm: Path | None, value: Path | None, word: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(word)):
         check_name(name, prm, value)
-    assert all(word in str(caught.value) for word in words)
-
-
-@pytest.mark.parametrize("name", ["none", "log-probability", "calculator+log-probability"])
-def test_verifiers_that_need_nothing_pass(name) -> None:
-    check_name(name, None, None)
