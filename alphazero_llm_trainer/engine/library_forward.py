@@ -235,16 +235,16 @@ class LibraryForward:
         window.new_nodes = torch.tensor(nodes, device=device)
         # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
         keys = torch.arange(window.length, device=device)[None]
-        seen = keys[:, None] <= window.positions[:, :, None]
+        seen = keys[:, None] <= window.positions[:, :, None]  # [n, S, length]
         mask = masks(self.model.config, seen, window.positions, keys, self.mask_dtype)
-        hidden = self.hidden(torch.from_numpy(ids).to(device), mask)
+        hidden = self.hidden(torch.from_numpy(ids).to(device), mask)  # [n, S, D]
         head = self.last_layer
         last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
-        logprobs = torch.log_softmax(head(last).float(), dim=-1)
+        logprobs = torch.log_softmax(head(last).float(), dim=-1)  # [n, D] -> [n, V], nats
         values: list[float] = []
         if self.value is not None:
             weight, bias = self.value
-            new = hidden[window.new_rows, window.new_columns].float()
+            new = hidden[window.new_rows, window.new_columns].float()  # [new tokens, D]: padding has none
             values = torch.sigmoid(new @ weight.float() + bias).tolist()
         for node in nodes:
             tree.ready[node] = True

@@ -153,6 +153,7 @@ class ClassifierPrm:
         self.scored_tokens += len(prefixes[-1])
         weight: Any = self.backbone.get_input_embeddings().weight
         ids = torch.tensor([prefixes[-1]], device=weight.device)
+        # At each separator: [S, D], then [S, 2] after the head.
         states = self.backbone(input_ids=ids).last_hidden_state[0, [len(prefix) - 1 for prefix in prefixes]]
         for i, (matrix, bias) in enumerate(self.layers):
             states = F.linear(states.relu() if i else states, matrix, bias)
