@@ -160,12 +160,6 @@ def test_info_is_yaml_with_the_configuration_for_config(capsys: pytest.CaptureFi
         assert yaml.safe_load(capsys.readouterr().out)["configuration"]["seed"] == seed
 
 
-def test_info_takes_the_method(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "--config", "--use-grpo", "--json", "--model", "embedded"]) == 0
-    train = json.loads(capsys.readouterr().out)["configuration"]["train"]
-    assert (train["method"], train["reward"]) == ("grpo", "combined")
-
-
 def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
     assert main(["info", "--json", "--model", "embedded"]) == 0

@@ -78,43 +78,12 @@ def test_every_float_may_be_written_with_an_exponent() -> None:
         assert type(value) is float and value == 0.02
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("search.simulation", "search.simulations"),
-        ("train.learning_rat", "train.optimizer.learning_rate"),  # nearly the name of another section's
-    ],
-)
-def test_what_an_unknown_key_may_mean_is_said(key: str, meant: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[f"{key}=1"])
-    refused(caught, key, f"did you mean {meant}?")
-
-
-def test_a_temperature_that_is_all_but_0_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["search.temperature=0.0099"])
-    refused(caught, "search.temperature", "0 for the likeliest tokens, or at least 0.01")
-
-
 # -- shipped files -----------------------------------------------------------------------------------------------------
 
 
 def test_training_yaml_documents_every_key_and_no_other() -> None:
     written = set(keys(read_yaml(shipped("training.yaml"))))
     assert written == set(LEAVES)
-
-
-def test_the_other_files_hold_models_and_tiers() -> None:
-    config = load_config()
-    assert set(config.models) == set(read_yaml(shipped("models.yaml"))) >= {"embedded", "llama-3.2-3b"}
-    assert (
-        set(config.teacher_tiers)
-        == set(read_yaml(shipped("teacher_models.yaml")))
-        == {"embedded", "free", "production", "local"}
-    )
-    assert config.models["llama-3.2-3b"].quantization == "nf4" and config.models["llama-3.2-3b"].lora.rank == 32
-    assert config.teacher_tiers["production"].teachers[0].prompt_cost > 0
 
 
 def test_a_configuration_survives_json() -> None:
@@ -165,45 +134,6 @@ def test_text_is_taken_as_it_is_written(key: str, text: str) -> None:
     for part in parts_of(key):
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     assert config == text
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
-        ("train.num_examples=#5", ["train.num_examples", "#5"]),
-        ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
-        ("problems.grade=words # mine", ["problems.grade", "# mine"]),
-        ("train.optimizer={epochs: 2, epochs: 3}", ["train.optimizer", "epochs comes twice"]),
-        ("problems={system_prompt: End with #### N}", ["problems", "not valid YAML"]),
-        ("train=num_examples: a b # c", ["train", "# c", "quote"]),
-    ],
-)
-def test_what_yaml_would_leave_out_of_a_value_is_refused(override: str, words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[override])
-    refused(caught, *words)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("problems:\n  system_prompt: End with #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
-        ("problems:\n  system_prompt: End\n    with #### N\n", ["line 3", "'#### N' is a comment"]),
-        ("problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
-        ("problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
-        ("problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
-        ("problems: &all\n  levels: [*all]\n", ["line 1", "the anchor holds itself"]),
-        ("models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
-        ("train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
-        ("problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),
-    ],
-)
-def test_what_yaml_would_leave_out_of_a_file_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path / "mine.yaml")
-    refused(caught, *words)
 
 
 def test_comments_of_a_file_stay_comments(tmp_path: Path) -> None:
@@ -322,19 +252,27 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(monkeypatch: py
         ({"rewards": {"hre_weight": 0, "pre_weight": 0}}, ["rewards.hre_weight", "rewards.pre_weight"]),
         ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
         ({"teacher_tiers": {"free": {"base_url": 3}}}, ["teacher_tiers.free.base_url", "3"]),
+        ("search.simulation=1", ["did you mean search.simulations?"]),
+        ("train.learning_rat=1", ["did you mean train.optimizer.learning_rate?"]),
+        ("search.temperature=0.0099", ["search.temperature", "0 for the likeliest tokens, or at least 0.01"]),
+        ("seed", ["--set", "KEY=VALUE"]),
+        ("=3", ["--set", "KEY=VALUE"]),
+        ("engine.vllm.base_url=http://ana:sesame@127.0.0.1:8000/v1", ["engine.vllm.base_url"]),
+        ("teacher_tiers.local.base_url=http://ana:sesame@127.0.0.1:8000/v1", ["teacher_tiers.local.base_url"]),
+        ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
+        ("train.num_examples=#5", ["train.num_examples", "#5"]),
+        ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
+        ("problems.grade=words # mine", ["problems.grade", "# mine"]),
+        ("train.optimizer={epochs: 2, epochs: 3}", ["train.optimizer", "epochs comes twice"]),
+        ("problems={system_prompt: End with #### N}", ["problems", "not valid YAML"]),
+        ("train=num_examples: a b # c", ["train", "# c", "quote"]),
     ],
 )
 def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[override])
     refused(caught, *words)
-
-
-@pytest.mark.parametrize("text", ["seed", "=3"])
-def test_an_override_without_key_or_value(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[text])
-    refused(caught, "--set", "KEY=VALUE")
+    assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -344,20 +282,25 @@ def test_an_override_without_key_or_value(text: str) -> None:
         (b"just words\n", ["str", "mapping"]),
         (b"sede: 1\n", ["sede", "unknown"]),
         (b"search:\n", ["search"]),
+        (b"problems:\n  system_prompt: End with #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
+        (b"problems:\n  system_prompt: End\n    with #### N\n", ["line 3", "'#### N' is a comment"]),
+        (b"problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
+        (b"problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
+        (b"problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
+        (b"problems: &all\n  levels: [*all]\n", ["line 1", "the anchor holds itself"]),
+        (b"models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
+        (b"train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
+        (b"problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),
+        (None, ["can't be read"]),
     ],
 )
-def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes, words: list[str]) -> None:
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes | None, words: list[str]) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_bytes(content)
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     refused(caught, *words)
-
-
-def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path)
-    refused(caught, str(tmp_path), "can't be read")
 
 
 def test_the_shipped_comments_explain_every_choice() -> None:
@@ -372,13 +315,6 @@ def test_the_shipped_comments_explain_every_choice() -> None:
 
 def _choices(annotation: Any) -> set[Any]:
     return {value for value in plain_types(annotation) if not isinstance(value, type)}
-
-
-@pytest.mark.parametrize("field", ["engine.vllm.base_url", "teacher_tiers.local.base_url"])
-def test_a_password_in_a_url_is_refused_and_not_repeated(field):
-    with pytest.raises(ConfigError, match=re.escape(field)) as error:
-        load_config(overrides=[f"{field}=http://ana:sesame@127.0.0.1:8000/v1"])
-    assert "sesame" not in str(error.value)
 
 
 def test_learning_rates_go_by_size_unless_they_are_named():

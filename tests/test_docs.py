@@ -166,32 +166,6 @@ def test_every_command_of_a_results_page_parses(parser, monkeypatch):
     assert "benchmarks/search.py" in seen
 
 
-def test_a_command_is_shown_while_it_is_there():
-    pages = script("results_pages")
-    there = "python benchmarks/real.py T0  --model FOLDER --work FOLDER"
-    assert pages.command({"command": there}) == "uv run python benchmarks/real.py T0 --model FOLDER"
-    assert pages.command({"command": "uv run python benchmarks/gone.py"}) == ""
-    assert pages.command({"command": "alphazero-llm-trainer sft --seed 1"}).startswith("uv run alphazero")
-    assert pages.command({"command": "alphazero-llm-trainer gone --seed 1"}) == ""
-
-
-def test_the_figure_is_the_same_from_the_same_json_and_its_names_lie_apart(tmp_path):
-    pytest.importorskip("matplotlib").use("agg")
-    figure = script("figure")
-    ends = [0.60, 0.50, 0.61, 0.62, 0.63]
-    heights = figure.apart(ends, 0.03)
-    assert heights[1] == 0.50  # alone
-    assert [round(height, 3) for height in sorted(heights)[1:]] == [0.57, 0.6, 0.63, 0.66]
-    assert sorted(range(5), key=heights.__getitem__) == sorted(range(5), key=ends.__getitem__)
-    arms = []
-    for name, tokens in (("replay", 0), ("samples", 900), ("tree", 1000)):
-        curve = [{"tokens": at * 900, "accuracy": [0.5 + at / 10, 0.4, 0.7]} for at in (0, 1)]
-        arms.append({"arm": name, "tokens": tokens, "curve": curve})
-    for name in ("a.svg", "b.svg"):
-        figure.draw({"summary": arms}, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def test_every_figure_names_its_commit(tmp_path):
     from benchmarks import provenance
 
