@@ -300,9 +300,9 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
     """
     text = spoken(text)
     statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
-    for boxed, found in zip((False, True, False), statements, strict=True):
-        if found:
-            return found[-1] if words or boxed else _one_number(found[-1])
+    for boxed, stated in zip((False, True, False), statements, strict=True):
+        if stated:
+            return stated[-1] if words or boxed else _one_number(stated[-1])
     return None if strict or words else _last_number(text)
 
 
@@ -318,10 +318,10 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     """
     text, unread = spoken(text), False
     statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
-    for boxed, found in zip((False, True, False), statements, strict=True):
-        last = next((one for one in reversed(found) if any(letter.isnumeric() for letter in one)), None)
+    for boxed, stated in zip((False, True, False), statements, strict=True):
+        last = next((text for text in reversed(stated) if any(letter.isnumeric() for letter in text)), None)
         if last is None:
-            unread = unread or any(re.fullmatch(r"\S{2,}", normalize(one)) for one in found[-1:])
+            unread = unread or any(re.fullmatch(r"\S{2,}", normalize(word)) for word in stated[-1:])
             continue
         for reading in (last, _one_number(last), _numeric(last, boxed)):
             if number(reading) is not None:
@@ -462,15 +462,15 @@ def _last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def _one_number(found: str) -> str:
-    """`found`, or the number in it where it is a sentence that states one number."""
-    plain = _strip(_plain(found))
+def _one_number(statement: str) -> str:
+    """`statement`, or the number in it where it is a sentence that states one number."""
+    plain = _strip(_plain(statement))
     numbers = list(itertools.islice(_TOKEN.finditer(plain), 2))
     if len(numbers) != 1 or _value(plain) is not None:
-        return found
+        return statement
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
     says = _LEAD.fullmatch(lead) and not any(map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold())))
-    return numbers[0][0] if says and _is_unit(tail) else found
+    return numbers[0][0] if says and _is_unit(tail) else statement
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:

@@ -83,10 +83,10 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises OSError, or ValueError where the file holds anything else."""
-    found = parse_json(path.read_bytes())
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, no object")
-    return found
+    value = parse_json(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}, no object")
+    return value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -53,10 +53,10 @@ class Opening:
 
     def messages(self, question: str) -> list[dict[str, str]]:
         """The messages before `question`, the same for every question that is none of `worked`."""
-        told = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        messages = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
         for asked, solution in [pair for pair in self.worked if pair[0] != question][: self.shots]:
-            told += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
-        return told
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+        return messages
 
 
 NOTHING = Opening()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import alphazero_llm_trainer
-from alphazero_llm_trainer.cli.base import given, resolve
+from alphazero_llm_trainer.cli.base import flag_layers, resolve
 from alphazero_llm_trainer.cli.main import build_parser, main
 from alphazero_llm_trainer.errors import EXIT_USER_ERROR, CheckpointError, ConfigError
 
@@ -107,7 +107,7 @@ def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
 def test_a_flag_wins_over_set() -> None:
     args = parsed("search", "--set", "search.simulations=9", "--simulations", "5")
     assert resolve(args).search.simulations == 5
-    assert given(args) == [{"search": {"simulations": 5}}]
+    assert flag_layers(args) == [{"search": {"simulations": 5}}]
 
 
 def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> None:

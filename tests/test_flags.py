@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from alphazero_llm_trainer.cli import base
-from alphazero_llm_trainer.cli.base import given
+from alphazero_llm_trainer.cli.base import flag_layers
 from alphazero_llm_trainer.cli.main import build_parser, main
 from alphazero_llm_trainer.config.load import flat, load_config, load_training
 from alphazero_llm_trainer.environment.front_end import run
@@ -48,7 +48,7 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name: str, command: Any, 
     value = VALUES.get(key, "30" if action.type is int else "word")
     words = [action.option_strings[0]] + ([value] if action.nargs != 0 else [])
     needed = NEEDED.get(name, [])
-    layers = given(build_parser().parse_args([name, *needed, *words]))
+    layers = flag_layers(build_parser().parse_args([name, *needed, *words]))
     changed = dict(flat(load_config(overrides=layers).model_dump()))
     shipped = dict(flat(load_config().model_dump()))
     assert changed[key] != shipped[key]

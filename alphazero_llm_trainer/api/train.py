@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.load import Config, flat, given_layers, nested
+from ..config.load import Config, flat, nested, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
@@ -115,7 +115,7 @@ def train(
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
     """
     if isinstance(config, str | Path):
-        [config] = given_layers(config, ())
+        [config] = user_layers(config, ())
     arguments = {
         "problems.source": address_of(problems),
         "rewards.custom": reward_address(reward),

@@ -72,13 +72,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """argparse leaves what a command doesn't know to the parser above it, which names no command."""
-        found, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             near = difflib.get_close_matches(
                 unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.75
             )
             self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
-        return found, unknown
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
@@ -175,10 +175,10 @@ def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     )
 
 
-def given(args: argparse.Namespace) -> list[dict[str, Any]]:
+def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The configuration's keys that the command's own flags set."""
-    found = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
-    return [nested(key, str(value) if isinstance(value, Path) else value) for key, value in found if value is not None]
+    values = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
+    return [nested(key, str(value) if isinstance(value, Path) else value) for key, value in values if value is not None]
 
 
 def resolve(
@@ -192,7 +192,7 @@ def resolve(
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
-    overrides = [*args.overrides, *given(args), extra or {}]
+    overrides = [*args.overrides, *flag_layers(args), extra or {}]
     read = partial(load, args.config) if recipe is None else partial(load, args.config, recipe=recipe)
     if "path_key" not in args or args.model is None:
         return read(overrides)

@@ -56,7 +56,7 @@ def gather(config: Config) -> dict[str, Any]:
     cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
     name = config.student if config.student != "auto" else AUTO_LARGE if cuda else AUTO_SMALL
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    student, told = student_facts(config, name), opening(config, name=name)
+    student, shown = student_facts(config, name), opening(config, name=name)
     return {
         "version": version("alphazero-llm-trainer"),
         "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
@@ -68,7 +68,7 @@ def gather(config: Config) -> dict[str, Any]:
         "engine": config.engine.backend,
         "student": student,
         "source": config.problems.source,
-        "prompt": {"system_prompt": told.system_prompt, "shots": told.shots},
+        "prompt": {"system_prompt": shown.system_prompt, "shots": shown.shots},
         "limits": {"max_tokens": config.search.max_tokens, "max_depth": config.search.max_depth},
         "tier": config.teachers.tier,
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
@@ -78,7 +78,7 @@ def gather(config: Config) -> dict[str, Any]:
             "hub cache": constants.HF_HUB_CACHE,
         },
         "libraries": libraries,
-        "extras": {name: found for name in EXTRAS if (found := version(name)) is not None},
+        "extras": {name: there for name in EXTRAS if (there := version(name)) is not None},
     }
 
 
@@ -87,8 +87,8 @@ def products(config: Config, name: str, parameters: int, cores: int) -> str:
     from ..training.start import find_config
 
     spec = config.models[name]
-    given = find_config(config, spec)
-    reason = "the kernels compute no quantised weights" if spec.quantization != "none" else given and uncovered(given)
+    shape = find_config(config, spec)
+    reason = "the kernels compute no quantised weights" if spec.quantization != "none" else shape and uncovered(shape)
     if reason:
         return f"by torch in {spec.dtype}, many times slower on a CPU: {reason}"
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # it may have a number for each level of nesting
@@ -129,10 +129,10 @@ def gpus() -> list[str]:
         return []
     command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRIVER_SECONDS).stdout
+        listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRIVER_SECONDS).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in found.splitlines() if line.strip()]
+    return [line.strip() for line in listed.splitlines() if line.strip()]
 
 
 def version(package: str) -> str | None:

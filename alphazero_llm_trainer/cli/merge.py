@@ -36,7 +36,9 @@ def run_merge(args: argparse.Namespace) -> int:
     adapter: Path = args.adapter
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
-            there = next((one for one in (adapter / "adapter", adapter.parent / "adapter") if one.is_dir()), None)
+            there = next(
+                (folder for folder in (adapter / "adapter", adapter.parent / "adapter") if folder.is_dir()), None
+            )
             fix = "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
             raise CheckpointError(f"--adapter {adapter} has no {name}: {fix}")
     config = resolve(args)

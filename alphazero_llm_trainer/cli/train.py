@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import flat, given_layers
+from ..config.load import flat, user_layers
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -18,7 +18,7 @@ from .base import (
     add_reward,
     add_source,
     check_out,
-    given,
+    flag_layers,
     print_facts,
     print_json,
     resolve,
@@ -165,7 +165,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def named(args: argparse.Namespace) -> set[str]:
     """The keys that the flags set; where runs go is none of a run's own."""
-    keys = {key for layer in given_layers(args.config, [*args.overrides, *given(args)]) for key, _ in flat(layer)}
+    keys = {key for layer in user_layers(args.config, [*args.overrides, *flag_layers(args)]) for key, _ in flat(layer)}
     if args.model:
         keys |= {"student", "train.student", "models"}
     return keys - {"train.checkpoint_dir"}

@@ -140,7 +140,7 @@ def load_config(
     merged = read_yaml(shipped("training.yaml"))
     merged["models"] = read_yaml(shipped("models.yaml"))
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
-    layers = given_layers(path, overrides)
+    layers = user_layers(path, overrides)
     if recipe is not None:
         layers.insert(0, read_yaml(shipped(recipe)))
     for layer in layers:
@@ -148,10 +148,10 @@ def load_config(
     return validate(merged)
 
 
-def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def user_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
     first = [] if path is None else [read_yaml(named_file(Path(path)), strict=True)]
-    return [parse_override(one) if isinstance(one, str) else one for one in [*first, *overrides]]
+    return [parse_override(layer) if isinstance(layer, str) else layer for layer in [*first, *overrides]]
 
 
 def load_answering(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
@@ -161,7 +161,7 @@ def load_answering(path: str | Path | None = None, overrides: Iterable[str | Map
 
 def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
     """`load_config` over the recipe of the method that is given as `train.method`; where none is, of expert iteration."""
-    layers = given_layers(path, overrides)
+    layers = user_layers(path, overrides)
     # Validated without a recipe first, so that a method there isn't gets the ordinary sentence.
     return load_config(None, layers, f"{load_config(None, layers).train.method}.yaml")
 
@@ -221,10 +221,10 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(own[key], int) and isinstance(more, int):
                 own[key] += more // tokens
     reserve, verify = own.pop("reserve"), search.get("verify")
-    given = {key: value for key, value in search.items() if key not in own or value is not None}
+    named = {key: value for key, value in search.items() if key not in own or value is not None}
     if isinstance(verify, Mapping) and verify.get("reserve", reserve) is None:
-        given["verify"] = {**verify, "reserve": reserve}
-    return {**raw, "search": own | given}
+        named["verify"] = {**verify, "reserve": reserve}
+    return {**raw, "search": own | named}
 
 
 def with_tier(config: Config) -> Config:

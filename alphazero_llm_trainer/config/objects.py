@@ -38,7 +38,7 @@ def load_object(place: str, name: str, key: str) -> Any:
             f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: {error}): mend it"
         ) from error
     if not hasattr(module, name):
-        public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
+        public = ", ".join(sorted(other for other in vars(module) if not other.startswith("_"))[:12])
         raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
     return getattr(module, name)
 

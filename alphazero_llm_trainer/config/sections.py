@@ -21,11 +21,11 @@ from .shipped import merge, shipped_section
 MOST = 10**15  # of anything that is counted
 
 
-def no_switch(given: Any) -> Any:
+def no_switch(value: Any) -> Any:
     """YAML's `on` and `true` are no 1."""
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         raise PydanticCustomError("number", "give a number")
-    return given
+    return value
 
 
 Number = BeforeValidator(no_switch)
@@ -47,9 +47,9 @@ def not_nearly_greedy(temperature: float) -> float:
 Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
 
-def on_or_off(given: Any) -> Any:
+def on_or_off(value: Any) -> Any:
     """YAML reads `on` and `off` as true and false; this reads them back."""
-    return {True: "on", False: "off"}[given] if isinstance(given, bool) else given
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class Section(BaseModel):
@@ -63,14 +63,14 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def fill(cls, given: Any) -> Any:
+    def fill(cls, raw: Any) -> Any:
         """What is given, over the shipped file's values. A field with a default here is null there: see `load.with_limits`."""
-        if cls.place is None or not isinstance(given, Mapping):
-            return given
+        if cls.place is None or not isinstance(raw, Mapping):
+            return raw
         values = shipped_section(cls.place)
         left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
-        found = merge(values, given, f"{cls.place}." if cls.place else "")
-        return {key: value for key, value in found.items() if value is not None or key not in left_open}
+        merged = merge(values, raw, f"{cls.place}." if cls.place else "")
+        return {key: value for key, value in merged.items() if value is not None or key not in left_open}
 
 
 class ProblemsConfig(Section):

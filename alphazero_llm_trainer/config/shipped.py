@@ -53,10 +53,10 @@ def named_file(path: Path) -> Path:
 @lru_cache(maxsize=64)
 def shipped_section(place: str) -> Mapping[str, Any]:
     """A section of training.yaml; "" is the whole file. Nobody may change what this returns."""
-    found = read_yaml(shipped("training.yaml"))
+    section = read_yaml(shipped("training.yaml"))
     for part in place.split(".") if place else ():
-        found = found[part]
-    return found
+        section = section[part]
+    return section
 
 
 def parse_yaml(text: str) -> Any:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, given_layers, load_training, resolve_name
+from ..config.load import Config, load_training, resolve_name, user_layers
 from ..config.sections import ModelShape, StudentModel
 from ..config.shipped import shipped_section
 from ..engine.device import device_memory
@@ -135,7 +135,7 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
     """`load_training`; where nothing that is given says `train.num_examples`, it is no more than the questions there are."""
     overrides = [*overrides]
     config = load_training(path, overrides)
-    if any("num_examples" in layer.get("train", {}) for layer in given_layers(path, overrides)):
+    if any("num_examples" in layer.get("train", {}) for layer in user_layers(path, overrides)):
         return config
     source, train = open_source(config), config.train
     if source.endless:

@@ -51,17 +51,17 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     outcomes: Counter[str] = Counter()
     sums: dict[str, int] = {}
     for number, record in enumerate(records):
-        one = row(record)
+        line = row(record)
         count += 1
-        outcomes[one.outcome] += 1
+        outcomes[line.outcome] += 1
         for name in SUMS:
-            if getattr(one, name) is not None:
-                sums[name] = sums.get(name, 0) + getattr(one, name)
-        rank = (-OUTCOMES.index(one.outcome), one.nodes, -number)
+            if getattr(line, name) is not None:
+                sums[name] = sums.get(name, 0) + getattr(line, name)
+        rank = (-OUTCOMES.index(line.outcome), line.nodes, -number)
         if len(listed) < MOST_ROWS:
-            heapq.heappush(listed, (rank, {"number": number, **asdict(one)}))
+            heapq.heappush(listed, (rank, {"number": number, **asdict(line)}))
         elif rank > listed[0][0]:
-            heapq.heapreplace(listed, (rank, {"number": number, **asdict(one)}))
+            heapq.heapreplace(listed, (rank, {"number": number, **asdict(line)}))
         if limit < 1 or (len(kept) >= limit and rank < kept[0][0]):
             continue
         text = _json(payload(record))
@@ -70,7 +70,7 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
         while len(kept) > min(limit, MOST_ROWS) or (size > MOST_BYTES and len(kept) > 1):
             size -= len(heapq.heappop(kept)[1])
     trees = {-rank[2]: text for rank, text in kept}
-    rows = sorted((one for _, one in listed), key=itemgetter("number"))
+    rows = sorted((line for _, line in listed), key=itemgetter("number"))
     totals = {"questions": count, "left_out": count - len(trees), "outcomes": outcomes, "sums": sums}
     facts = {"title": title, "rows": rows, **totals, "single": False}
     return _page(title, facts, dict(sorted(trees.items())))

@@ -93,8 +93,8 @@ def choice_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or what was served."""
     served = record.get("served") or {}
     names = {"chosen": "node", "answer": "answer", "why": "why", "response": "response"}
-    found = {name: record.get(name, served.get(as_served)) for name, as_served in names.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    choice = {name: record.get(name, served.get(as_served)) for name, as_served in names.items()}
+    return {name: value for name, value in choice.items() if value is not None}
 
 
 def pieces(record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]) -> dict[str, str]:
@@ -212,7 +212,7 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
     tree = tree_of(record)
     drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
     drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
-    drawn["rollouts"] = [{**one, "logprobs": _rounded(one["logprobs"])} for one in rollouts(tree)]
+    drawn["rollouts"] = [{**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)]
     drawn["history"] = tree.get("history") or {"simulations": [], "backups": []}
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}

@@ -32,17 +32,17 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
         visited = [child for child in tree.children[parent] if tree.N[child] or tree.verdict[child] or child in marked]
         # The chosen child is always among those shown.
         ordered = sorted(visited, key=lambda c: (c not in marked, -tree.N[c], c))
-        found = sorted(rolled.get(parent, ()), key=lambda rollout: -rollout.count)
+        ends = sorted(rolled.get(parent, ()), key=lambda rollout: -rollout.count)
         unvisited = len(tree.children[parent]) - len(visited)
         more = [
             (max(len(ordered) - most, 0), "more"),
             (unvisited, "unvisited"),
-            (max(len(found) - most, 0), "rollouts"),
+            (max(len(ends) - most, 0), "rollouts"),
         ]
         said = ", ".join(f"{count} {what}" for count, what in more if count)
-        if said and (visited or found):
+        if said and (visited or ends):
             stack.append((-1, indent, f"  ... {said}"))
-        for rollout in found[:most]:
+        for rollout in ends[:most]:
             stack.append(
                 (-1, indent, f"  ~ {_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} {rollout.reward:.3f}>")
             )
