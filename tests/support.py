@@ -30,6 +30,7 @@ from alphazero_llm_trainer.training.learner import Learner
 from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
 from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.start import Prepared
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step, Task
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
@@ -351,8 +352,8 @@ class Source:
     @classmethod
     def of(cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None) -> Source:
         """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
-        student, size = load_student(config), RunSize(config)
-        collector = Collector(student, config, None)
+        student = load_student(config)
+        prepared, collector = Prepared(config, RunSize(config), [], [*tasks], [], []), Collector(student, config, None)
         shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
-        rounds = Rounds(student, collector, tasks, Journal(folder / "journal.jsonl"), size, config.seed, **shared)
-        return cls(config, rounds, RowBuilder(student, config, collector, [], size, verifier))
+        rounds = Rounds(prepared, student, collector, Journal(folder / "journal.jsonl"), **shared)
+        return cls(config, rounds, RowBuilder(prepared, student, collector, verifier))

@@ -12,17 +12,15 @@ import pytest
 from support import Source, grpo_config
 
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.training import rows as rows_module
 from alphazero_llm_trainer.training.credit import clamp, group_advantages, process_advantages, zero_variance
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.types import STUDENT, Problem, Step, Task
+from alphazero_llm_trainer.types import STUDENT, Problem, Step
 
 QUESTIONS = 24
 OVERRIDES = [
@@ -203,12 +201,6 @@ def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     source.rows()
     assert source.stats is not None
     return source, source.stats
-
-
-def test_a_split_that_is_none_is_named() -> None:
-    task = Task(Problem("a", "1 + 1?", "x"), "2")
-    with pytest.raises(ConfigError, match="x has the split 'dev': the splits are train, validation, arena, test"):
-        TaskList({"dev": [task]}, "x")
 
 
 def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) -> None:

@@ -188,12 +188,16 @@ class Learner:
     def score(self, rows: Sequence[TrainRow]) -> Scores:
         """Log-probabilities and entropies `[B, T]` of rows' responses under the weights of now, with gradients."""
         with self.autocast():
-            scores = score(self.scorer, self.config, rows, self.pack, self.dtype, self.device)
+            scores = self.score_under(self.scorer, rows)
         if self.objective.importance and self.updates == self.first_update:
             # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this forward's.
             gap = (scores.logprobs.detach() - padded([row.old_logprobs for row in rows], scores.logprobs)).abs()
             self.gap = max(self.gap, (gap * mask_of(rows, gap)).max().item())
         return scores
+
+    def score_under(self, scorer: Any, rows: Sequence[TrainRow]) -> Scores:
+        """The same under another model of this shape."""
+        return score(scorer, self.config, rows, self.pack, self.dtype, self.device)
 
     def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:
         """Add a part's gradients and figures to the minibatch's."""

@@ -199,11 +199,16 @@ class Run:
         """All rounds that are left: of a resumed run, those after its newest checkpoint."""
         checkpoint, updates, start = self.ranks.on_first(lambda: recorder.begin(resume))
         rounds = Rounds(
-            self.student, self.collector, self.prepared.questions, recorder.journal, self.size, self.config.seed,
-            on_tree=recorder.tree, stop=self.stop, ranks=self.ranks, sampled=recorder.sampled,
-        )  # fmt: skip
-        demonstrations = self.prepared.demonstrations
-        builder = RowBuilder(self.student, self.config, self.collector, demonstrations, self.size, self.verifier)
+            self.prepared,
+            self.student,
+            self.collector,
+            recorder.journal,
+            on_tree=recorder.tree,
+            stop=self.stop,
+            ranks=self.ranks,
+            sampled=recorder.sampled,
+        )
+        builder = RowBuilder(self.prepared, self.student, self.collector, self.verifier)
         learner = self.make_learner()
         if self.config.train.supervised:
             for number in range(start):

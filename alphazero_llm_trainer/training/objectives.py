@@ -13,7 +13,7 @@ from .learner import Learner, Objective, mask_of, padded
 from .losses import Figures, grpo_loss, value_loss, weighted_likelihood
 from .models import load_trained_state, trained_state
 from .rows import TrainRow
-from .scoring import Scorer, Scores, score
+from .scoring import Scorer, Scores
 
 if TYPE_CHECKING:
     from .critic import Critic
@@ -62,12 +62,8 @@ class Grpo(Objective):
         if self.start is not None:
             now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
-            scorer, device = Scorer(self.model), learner.device
-            self.reference = by_row(
-                learner,
-                rows,
-                lambda part: score(scorer, learner.config, part, learner.pack, learner.dtype, device).logprobs,
-            )
+            scorer = Scorer(self.model)
+            self.reference = by_row(learner, rows, lambda part: learner.score_under(scorer, part).logprobs)
             load_trained_state(self.model, now)
         of_policy = torch.tensor([a for row in rows if row.kind == "policy" for a in row.advantages if a])
         if len(of_policy) < 2:

@@ -16,7 +16,7 @@ from ..mcts.journal import Journal
 from ..rollouts import FAILED_REWARD, Collector, GradedTree
 from ..types import Cost, Task
 from .ranks import ALONE, Ranks
-from .size import RunSize
+from .start import Prepared
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -94,11 +94,10 @@ class Rounds:
     Each process searches its share with an engine of its own; the first one has the journal, and gets all trees.
 
     Args:
+        prepared: the run's size, seed and questions, of which round k takes the k-th slice.
         student: the policy under training; its engine takes new weights at the start of each round.
         collector: searches and grades.
-        tasks: training questions in order; round k takes the k-th slice of `size.questions_per_round`.
         journal: where finished trees go, and come from after a restart; None on every process but the first.
-        seed: of all searches.
         on_tree: called after each tree.
         stop: True once the user wants to end.
         ranks: the processes that share the run.
@@ -107,21 +106,19 @@ class Rounds:
 
     def __init__(
         self,
+        prepared: Prepared,
         student: Student,
         collector: Collector,
-        tasks: Sequence[Task],
         journal: Journal | None,
-        size: RunSize,
-        seed: int,
         *,
         on_tree: Callable[[GradedTree], None],
         stop: Callable[[], bool],
         ranks: Ranks = ALONE,
         sampled: int = 0,
     ) -> None:
-        self.student, self.collector, self.tasks, self.journal = student, collector, tasks, journal
-        self.size, self.seed, self.on_tree, self.stop, self.ranks = size, seed, on_tree, stop, ranks
-        self.sampled = sampled
+        self.size, self.tasks, self.seed = prepared.size, prepared.questions, prepared.config.seed
+        self.student, self.collector, self.journal = student, collector, journal
+        self.on_tree, self.stop, self.ranks, self.sampled = on_tree, stop, ranks, sampled
 
     def left(self, start: int) -> Iterator[int]:
         """The numbers of the rounds from `start` on, until all questions are asked or `train.tokens` are sampled."""

@@ -14,14 +14,13 @@ from itertools import count, islice, zip_longest
 from random import Random
 from typing import TYPE_CHECKING
 
-from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..mcts.extract import OUTSIDE, Trajectory, step_values
 from ..mcts.seeds import derive_seed
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
 from ..rollouts import Collector, GradedTree
-from ..types import STUDENT, Problem, Step, Task
+from ..types import STUDENT, Problem, Step
 from .credit import (
     ADVANTAGE_CLIP,
     asymmetric,
@@ -34,7 +33,7 @@ from .credit import (
     zero_variance,
 )
 from .rounds import RoundStats
-from .size import RunSize
+from .start import Prepared
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -68,23 +67,17 @@ class RowBuilder:
     """Rows of round after round.
 
     Args:
+        prepared: the run's configuration, size and demonstrations.
         student: the policy under training; it scores what it did not sample itself.
         collector: says what a response earned.
-        demonstrations: worked solutions that are replayed, may be empty.
         verifier: scores steps for `train.credit: process`; else None.
     """
 
     def __init__(
-        self,
-        student: Student,
-        config: Config,
-        collector: Collector,
-        demonstrations: Sequence[Task],
-        size: RunSize,
-        verifier: Verifier | None = None,
+        self, prepared: Prepared, student: Student, collector: Collector, verifier: Verifier | None = None
     ) -> None:
-        self.student, self.config, self.collector = student, config, collector
-        self.demonstrations, self.size, self.verifier = demonstrations, size, verifier
+        self.config, self.size, self.demonstrations = prepared.config, prepared.size, prepared.demonstrations
+        self.student, self.collector, self.verifier = student, collector, verifier
         self.indices = count()
         self.own: list[TrainRow] = []  # good responses of all rounds so far, which supervised methods draw from
 
