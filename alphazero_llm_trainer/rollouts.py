@@ -182,7 +182,7 @@ class Collector:
         return len(rewards) < 2
 
     async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
-        """Search (key, task) pairs; yields each tree as it ends. Flat ones are searched further before."""
+        """Search (key, task) pairs; yields each tree as it ends. Those of zero variance are searched further before."""
         known = {task.problem.id: task for _, task in tasks}
         check_gold(known.values(), self.config.rewards)
         evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
@@ -193,16 +193,16 @@ class Collector:
         limit = 0 if budget else self.config.train.requeue_limit
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
-        async def one(key: str, task: Task) -> GradedTree:
+        async def guarded(key: str, task: Task) -> GradedTree:
             async with gate:
                 try:
-                    return await whole(key, task)
+                    return await searched(key, task)
                 except RequestError as error:
                     # One question that doesn't fit, or that can't be rewarded, is recorded, and the run goes on.
                     why = FAILED_REWARD if isinstance(error, RewardError) else FAILED
                     return GradedTree(key, task, Tree(), error.cost or Cost(), f"{why}{error}", True, 0)
 
-        async def whole(key: str, task: Task) -> GradedTree:
+        async def searched(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
@@ -228,7 +228,7 @@ class Collector:
             return GradedTree(key, task, tree, cost, ended_by, flat_at_first, extensions, prompt, version, saved)
 
         async with nullcontext() if self.remote is None else self.remote.session():
-            running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
+            running = [asyncio.ensure_future(guarded(key, task)) for key, task in tasks]
             try:
                 for done in asyncio.as_completed(running):
                     yield await done
@@ -249,7 +249,7 @@ class Collector:
 
 def credits_combined(config: Config) -> bool:
     """Whether credit is made of the combined reward, and not of correctness alone: rewards of the user's own are what a run
-    is for, unless it is told otherwise, and PRE is where correctness has no weight."""
+    is for, unless `train.reward` says otherwise, and PRE is where correctness has no weight."""
     train, rewards = config.train, config.rewards
     return train.reward == "combined" or (train.reward is None and (rewards.own or rewards.hre_weight == 0))
 

@@ -22,7 +22,6 @@ from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
     Halving,
     gumbel,
-    improved_logits,
     node_logits,
     prior_logits,
     sampled_logit,
@@ -105,15 +104,6 @@ def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(a
 
 
 # -- (c) formulas ------------------------------------------------------------------------------------------------------
-
-
-def test_the_improved_policy_by_hand() -> None:
-    # Completed: .9, .3 and the mixed .575; rescaled: 1, 0, .4583; times (50 + 2) * .1.
-    logits = [math.log(p) for p in (0.5, 0.25, 0.25)]
-    found = improved_logits(logits, [2, 1, 0], [0.9, 0.3, 0.0], 0.2)
-    expected = [logit + 5.2 * q for logit, q in zip(logits, (1.0, 0.0, 0.275 / 0.6), strict=True)]
-    assert found == pytest.approx(expected)
-    assert improved_logits(logits, [0, 0, 0], [0.0] * 3, None) == pytest.approx(logits)  # nothing is known
 
 
 def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:

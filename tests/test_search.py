@@ -29,7 +29,6 @@ from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct, ucb1
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
-from alphazero_llm_trainer.mcts.waiting import together
 from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.rewards import terminal
 from alphazero_llm_trainer.rollouts import reading_of
@@ -259,46 +258,17 @@ def test_broken_saved_trees_are_data_errors(column: str, at: Any, value: Any) ->
             Tree.from_dict({**raw, **change})
 
 
-# -- (c) formulas ------------------------------------------------------------------------------------------------------
+# -- (c) formulas, where the reference can't go ------------------------------------------------------------------------
 
 
-def fan(*children: tuple[int, float, float | None], visits: int | None = None) -> Tree:
-    """A root with children of (N, W, prior)."""
+def test_puct_without_priors_takes_the_steps_probabilities_however_small() -> None:
     tree = Tree()
-    for i, (n, w, prior) in enumerate(children):
-        node = tree.attach(ROOT, Step((i,), (-1.0,), f"c{i}"))
-        tree.N[node], tree.W[node], tree.prior[node] = n, w, prior
-    tree.N[ROOT] = sum(n for n, _, _ in children) if visits is None else visits
-    return tree
-
-
-def test_ucb1_by_hand() -> None:
-    # N=10: 0.5 + c*sqrt(ln 10/4) = 0.5 + 0.75871c; 0.4 + c*sqrt(ln 10/3) = 0.4 + 0.87608c; 1/3 + 0.87608c
-    tree = fan((4, 2.0, None), (3, 1.2, None), (3, 1.0, None))
-    assert ucb1(tree, ROOT, 0.0) == 1
-    assert ucb1(tree, ROOT, 0.85) == 1  # 1.14490 against 1.14467
-    assert ucb1(tree, ROOT, 0.86) == 2  # 1.15249 against 1.15343
-    assert ucb1(fan((1, 0.0, None), (99, 99.0, None)), ROOT, 2**0.5) == 1  # 3.0349 against 1.3050
-    assert ucb1(fan((1, 0.0, None), (99, 99.0, None)), ROOT, 0.1) == 2  # 0.2146 against 1.0216
-    assert ucb1(fan((5, 5.0, None), (0, 0.0, None), (0, 0.0, None)), ROOT, 0.0) == 2  # unvisited first, the earliest
-    assert ucb1(fan((2, 1.0, None), (2, 1.0, None)), ROOT, 1.0) == 1  # ties: the earliest
-    assert ucb1(fan((1, 0.0, None), (1, 1.0, None), visits=1), ROOT, 1.0) == 2  # ln 1 = 0
-
-
-def test_puct_by_hand() -> None:
-    # N=9, priors .5, .25, .25. c=1: .2 + .5*3/6 = .45; .5 + .25*3/4 = .6875; 0 + .25*3/1 = .75
-    tree = fan((5, 1.0, 0.5), (3, 1.5, 0.25), (0, 0.0, 0.25), visits=9)
-    assert puct(tree, ROOT, 1.0) == 3
-    assert puct(tree, ROOT, 0.5) == 2  # .325, .59375, .375
-    assert puct(tree, ROOT, 0.0) == 2
-    # Without stored priors the steps' probabilities are normalised: scaling all of them changes nothing.
-    for node, logprob in zip((1, 2, 3), (0.5, 0.25, 0.25), strict=True):
-        tree.prior[node], tree.logprobs[node] = None, (math.log(logprob) - 7.0,)
-    assert puct(tree, ROOT, 1.0) == 3
-    assert puct(fan((2, 1.0, 0.5), (2, 1.0, 0.5)), ROOT, 1.0) == 1  # ties: the earliest
-    impossible = fan((1, 0.0, None), (1, 0.5, None))
-    impossible.logprobs[1] = impossible.logprobs[2] = (-math.inf,)
-    assert puct(impossible, ROOT, 1.0) == 2  # no prior at all: even shares
+    a, b, c = (tree.attach(ROOT, Step((i,), (math.log(p) - 900.0,), str(i))) for i, p in enumerate((0.5, 0.25, 0.25)))
+    tree.N[:], tree.W[:] = [9, 5, 3, 0], [0.0, 1.0, 1.5, 0.0]
+    # All of them are next to impossible and share evenly. .2 + 3/3/6; .5 + 3/3/4; 0 + 3/3/1
+    assert puct(tree, ROOT, 1.0) == c and puct(tree, ROOT, 0.5) == b
+    tree.W[a] = 5.0
+    assert puct(tree, ROOT, 0.0) == a
 
 
 # -- (d) golden trees --------------------------------------------------------------------------------------------------
@@ -405,7 +375,7 @@ def continuation(*texts: str, ended: bool = False) -> Continuation:
 
 
 @pytest.mark.parametrize(
-    ("given_", "limits", "verdict"),
+    ("response", "limits", "verdict"),
     [
         (continuation("1 + 1 = 2\n", "#### 2", ended=True), Limits(5, 9), "answer"),
         (continuation("#### 2\n"), Limits(1, 9), "answer"),
@@ -416,8 +386,8 @@ def continuation(*texts: str, ended: bool = False) -> Continuation:
         (continuation(ended=True), Limits(3, 1), "ended"),
     ],
 )
-def test_verdicts(given_: Continuation, limits: Limits, verdict: str) -> None:
-    assert steps.verdict(given_, limits) == verdict
+def test_verdicts(response: Continuation, limits: Limits, verdict: str) -> None:
+    assert steps.verdict(response, limits) == verdict
 
 
 def test_teachers_steps_become_children_with_source_and_direction() -> None:
@@ -501,15 +471,6 @@ def test_a_search_goes_on_with_a_tree() -> None:
     more = search(policy, a_problem(), 2, tree=first.tree, simulations=5)
     assert more.tree is first.tree and more.tree.N[ROOT] > visits and len(more.tree) > size
     check_invariants(more.tree)
-
-
-def test_many_searches_at_once_equal_each_alone() -> None:
-    problems = [(a_problem(f"p{i}"), i) for i in range(32)]
-    config = SearchConfig(simulations=8, samples=3)
-    one = Search(ScriptedPolicy(9), scripted_evaluate, config)
-    alone = [run(lambda pair=pair: one.run(*pair)) for pair in problems]
-    at_once = run(lambda: together(*(one.run(*pair) for pair in problems)))
-    assert [found.tree.to_dict() for found in at_once] == [found.tree.to_dict() for found in alone]
 
 
 # -- (g) choosing ------------------------------------------------------------------------------------------------------

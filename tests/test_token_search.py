@@ -166,7 +166,7 @@ def golden() -> dict[str, Any]:
 # -- (b) virtual loss --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 9),

@@ -229,11 +229,11 @@ class Search:
             again = grading is not None and grading.again
             # Without rollouts nothing was graded before a response's end.
             paid = Paid(again, whole=again and settings.rollout == "none")
-        grown = (*common, evaluate, paid, value, self.rollout_weight, reading)
+        shared = (*common, evaluate, paid, value, self.rollout_weight, reading)
         if settings.mode == "token":
-            return TokenExpansion(*grown, self.generating)
+            return TokenExpansion(*shared, self.generating)
         prompt = () if value is None else policy.prompt_ids(problem)
-        return StepExpansion(*grown, prompt, self.advisor, self.finished)
+        return StepExpansion(*shared, prompt, self.advisor, self.finished)
 
     def decided(self, mcts: Mcts) -> str | None:
         """Why the tree needs no further simulation, or None."""

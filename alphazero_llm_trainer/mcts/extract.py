@@ -256,11 +256,11 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
             sums = states.setdefault(key, (node, ids, [0, 0.0, 0.0]))[2]
             for power in range(3):
                 sums[power] += count * outcome**power
-    found = [
+    targets = [
         ValueTarget(node, ids, earned / weight, int(weight), squared / weight)
         for node, ids, (weight, earned, squared) in states.values()
     ]
-    return sorted(found, key=lambda state: len(state.token_ids) if every_token else state.node)
+    return sorted(targets, key=lambda state: len(state.token_ids) if every_token else state.node)
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:
@@ -269,7 +269,7 @@ def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[S
     Raises ValueError for a margin of 0 or less: equal steps are no preference.
     """
     if margin <= 0:
-        raise ValueError(f"margin is {margin}: equal outcomes prefer nothing, use one above 0")
+        raise ValueError(f"margin is {margin}: equal outcomes prefer nothing, use a larger one")
     counts, sums = outcomes(tree)
     paths = prefixes(tree)
     pairs = []

@@ -108,7 +108,7 @@ def furthest_short(policy: Sequence[float], visits: Sequence[int]) -> int:
 def own_mean(counts: Sequence[int], sums: Sequence[float], node: int, children: Sequence[int]) -> float | None:
     """What `node`'s own evaluations brought on average; None where everything came through its children.
 
-    `counts` and `sums` are what the nodes are worth: a tree's N and W, or `targets.outcomes`.
+    `counts` and `sums` are what the nodes are worth: a tree's N and W, or `extract.outcomes`.
     """
     own = counts[node] - sum(counts[child] for child in children)
     if own <= 0:

@@ -95,9 +95,9 @@ class StepExpansion(Expansion):
         if self.advisor is not None and self.advisor.asks(*self.student_standing(steps, playouts, estimate)):
             if left is not None:
                 left = max(left - (self.cost.sampled_tokens + self.cost.scored_tokens - before), 0)
-            found = await self.taught(self.advisor, steps, draw, asked, left)
-            more = await self.played(steps, directions, [continuation for _, continuation in found], limits)
-            self.advise(self.advisor, [proposal for proposal, _ in found], more, playouts)
+            taught = await self.taught(self.advisor, steps, draw, asked, left)
+            more = await self.played(steps, directions, [continuation for _, continuation in taught], limits)
+            self.advise(self.advisor, [proposal for proposal, _ in taught], more, playouts)
             playouts += more
         if not self.rolls:
             return Evaluation(playouts=playouts, estimate=estimate, value=estimate)

@@ -115,24 +115,24 @@ class TokenExpansion(Expansion):
             return Evaluation(terminal=(verdict, reward), value=reward.total)
         if left is not None and self.value is not None:
             left -= self.value.price(self.prompt + ids)
-        estimate, found = None, self._known.pop(self._key(node), None)
-        if found is None and self.rolls:
+        estimate, known = None, self._known.pop(self._key(node), None)
+        if known is None and self.rolls:
             limit = max(self._room(len(ids), left), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
             if self.value is None:
-                found = await self._roll(ids, logprobs, limit, seed), 0, True
+                known = await self._roll(ids, logprobs, limit, seed), 0, True
             else:
                 rolled, estimate = await together(self._roll(ids, logprobs, limit, seed), self._estimate(ids))
-                found = rolled, 0, True
+                known = rolled, 0, True
         elif self.value is not None:
             estimate = await self._estimate(ids)
-        if found is None:
+        if known is None:
             top, spent = await self.policy.topk(self.prompt + ids, settings.top_k)
             self.cost.add(spent)
             rollouts: tuple[Rollout, ...] = ()
             backed_up = estimate
         else:
-            rolled, at, new = found
+            rolled, at, new = known
             assert rolled.generated.top is not None
             top = list(rolled.generated.top[at])
             rollouts = (self._rollout(node, rolled, at, int(new)),)

@@ -58,22 +58,24 @@ class VerifiedExpansion(Expansion):
             if allowed <= 0:
                 return self.unfinished(steps[start:], scores)
             known = () if fresh else self.drawn(leaf.node)
-            found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known)
-            ids, logprobs = found.drawn
+            next_step, spent = await self.draw(
+                steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known
+            )
+            ids, logprobs = next_step.drawn
             self.seen.setdefault(ids_of(steps), {})[ids] = logprobs
             room -= spent
             left = None if left is None else left - spent
-            answered = verdict(found, limits, steps) == "answer"
-            if found.ended or answered:
+            answered = verdict(next_step, limits, steps) == "answer"
+            if next_step.ended or answered:
                 why = "answer" if answered else "ended"
-            elif not found.steps or found.cut:
+            elif not next_step.steps or next_step.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
                     return self.unfinished(steps[start:], scores)
                 why = "length"
                 break
-            steps += found.steps
-            if not found.steps:
+            steps += next_step.steps
+            if not next_step.steps:
                 break
             price = self.judge.price(steps)
             if left is not None:
@@ -125,11 +127,11 @@ class VerifiedExpansion(Expansion):
         """
         temperature = self.settings.verify.first_temperature if fresh else self.settings.temperature
         without = None if self.settings.verify.repeat else known
-        [found], spent = await self.policy.continuations(
+        [drawn], spent = await self.policy.continuations(
             self.problem, steps, 1, seed, limits, temperature=temperature, without=without
         )
         self.cost.add(spent)
-        return found, spent.sampled_tokens
+        return drawn, spent.sampled_tokens
 
     async def close(self, node: int, left: int | None) -> int:
         """Where no response passed: one more chain, unjudged, from the end of the deepest path that was not rejected.
