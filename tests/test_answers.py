@@ -62,6 +62,8 @@ NORMALIZED = [(text, key) for key, texts in SPELLINGS.items() for text in texts]
 ]
 
 EXTRACTED = [  # text, strict=False, strict=True
+    (r"\boxed{she has 12}", "she has 12", "she has 12"),  # a box is taken as it stands
+    ("\\boxed{7}\nQuestion: 2 + 2?\nIt is \\boxed{4}.", "7", "7"),
     ("16 - 3 = 13\n#### 13", "13", "13"),
     ("#### 5\nno, wait\n#### 6", "6", "6"),
     ("#### 1,234 apples", "1,234 apples", "1,234 apples"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
-from alphazero_llm_trainer.training.losses import kl_estimate, value_loss
+from alphazero_llm_trainer.training.losses import grpo_loss, kl_estimate, value_loss
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable, trained_state
 from alphazero_llm_trainer.training.objectives import Grpo, Likelihood, Ppo
 from alphazero_llm_trainer.training.rows import TrainRow
@@ -199,10 +200,23 @@ def test_k3_is_0_where_the_policies_agree_and_never_negative() -> None:
 
 
 def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one() -> None:
-    values, old, returns = torch.full((1, 3), 0.8), torch.full((1, 3), 0.5), torch.tensor([[1.0, 0.0, 0.7]])
-    loss, figures = value_loss(values, old, returns, torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor(2.0), clip=0.1)
-    assert loss.item() == pytest.approx(0.5 * (max(0.2**2, 0.4**2) + max(0.8**2, 0.6**2)) / 2)
-    assert figures["value_clip_fraction"].item() == 0.5
+    values, old, returns = torch.tensor([0.8, 0.8, 0.1, 0.7]), torch.full((4,), 0.5), torch.tensor([1.0, 0.0, 0.0, 0.7])
+    loss, figures = value_loss(values, old, returns, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor(3.0), clip=0.1)
+    # Held: .6, .6 and .4. Free and held squares: .04 and .16; .64 and .36; .01 and .16.
+    assert loss.item() == pytest.approx(0.5 * (0.16 + 0.64 + 0.16) / 3)
+    assert figures["value_clip_fraction"].item() == pytest.approx(2 / 3)
+
+
+def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
+    ratios, advantages = [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0], [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0]
+    logprobs, mask = torch.tensor(ratios).log(), torch.tensor([1.0] * 7 + [0.0])
+    same = torch.zeros(8)  # the policies that sampled and that the run started from
+    _, figures = grpo_loss(
+        logprobs, same, torch.tensor(advantages), mask, mask.sum(), clip_low=0.2, clip_high=0.2, reference=same
+    )
+    assert figures["clip_fraction"].item() == pytest.approx(2 / 7)  # a wrong one below, a right one above
+    k3 = [1 / ratio + math.log(ratio) - 1 for ratio in ratios[:7]]
+    assert figures["kl"].item() == pytest.approx(sum(k3) / 7)
 
 
 @pytest.mark.parametrize("importance", [True, False])
