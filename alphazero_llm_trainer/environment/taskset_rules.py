@@ -56,18 +56,18 @@ def own_code(address: str, doing: str) -> Iterator[None]:
         raise ConfigError(f"{address}: {doing} failed ({type(error).__name__}: {text})") from error
 
 
-def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, float] | None]:
-    """The taskset's options and the declared range of an address's `KEY=VALUE&KEY=VALUE`; a dot goes down a section."""
+def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, float]]:
+    """The taskset's options and the rewards' range in an address's `KEY=VALUE&KEY=VALUE`; a dot goes down a section."""
     options: dict[str, Any] = {}
-    declared = None
+    declared = (0.0, 1.0)
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key == RANGE:
             declared = declared_range(address, value)
             continue
-        given: Any = value
+        setting: Any = value
         with suppress(json.JSONDecodeError):
-            given = json.loads(value)
-        options = merge(options, nested(key, given))
+            setting = json.loads(value)
+        options = merge(options, nested(key, setting))
     return options, declared
 
 

@@ -1,16 +1,15 @@
 """A verifiers taskset as a source of problems: `verifiers:ENV_ID`, any installed single-turn V1 taskset.
 
 `verifiers:ENV_ID?KEY=VALUE&KEY=VALUE` sets the taskset's own options, as `--env.taskset.KEY` does in `vf-eval`, and
-`reward_range=LOW:HIGH` says what its rewards can sum up to.
+`reward_range=LOW:HIGH` says what its rewards can sum up to: 0 to 1 where it is left out.
 
 A problem is a task's prompt; its id is the task's key. Where the taskset has an option `split` with named choices, those
 that mean train, validation, arena or test are these splits; one that it lacks is cut out of its train split. Where it has
 no such option (or the address sets it), all four are cut out of all tasks. Cuts are by a stable hash of the question. Of
 an endless taskset the first `MOST` tasks are taken.
 
-A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled to [0, 1] by its range: what the
-address declares, else each score in [0, 1] times its weight, widened by what a few replies to the first tasks earn when the
-source is opened. The verdict is correct where the scaled sum is 1.0.
+A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled from its range to [0, 1]. The verdict
+is correct where the scaled sum is 1.0.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ SPLIT_NAMES = {
 }
 GOLD_FIELDS = ("gold", "answer")  # of a task's data
 MOST = 2_000  # tasks of an endless taskset
-TRIED = 2  # tasks whose rewards are tried when the source is opened
 CONCURRENT = 32  # replies that are scored at once
 WHOLE = 1.0 - 1e-9  # a scaled reward that is 1 but for rounding
 CHARACTERS = 3  # of a token, at least
@@ -69,7 +67,7 @@ class VerifiersTaskset(Source):
     def __init__(self, address: str, system_prompt: str | None = None) -> None:
         env_id, _, query = address.partition("?")
         self.name = f"verifiers:{address}"
-        options, declared = options_of(self.name, query)
+        options, (self.low, self.high) = options_of(self.name, query)
         config = load_environment(self.name, env_id, options)
         self.agent, self._override = config.agent, system_prompt
         self._own = {} if "split" in options else own_splits(config.taskset)
@@ -79,7 +77,6 @@ class VerifiersTaskset(Source):
             self._read(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
         self.prompt_tokens = max(len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values())
         self.prompt_tokens = self.prompt_tokens // CHARACTERS + 32
-        self.low, self.high = declared or self._observed()
         self._warned = False
 
     @classmethod
@@ -132,7 +129,7 @@ class VerifiersTaskset(Source):
             yield item if self._override is None else item.with_system_prompt(self._override)
 
     def _keep(self, origin: str, item: vf.Task) -> Task:
-        """Remember an item of the taskset's split `origin` by its key, and give it as a task."""
+        """An item of the taskset's split `origin` as a task, remembered by its key."""
         name = item.key if item.key not in self._items else f"{origin}/{item.key}"
         if name in self._items:
             raise DataError(f"{self.name} has two tasks with the key {item.key!r}: give each its own")
@@ -194,31 +191,6 @@ class VerifiersTaskset(Source):
         score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
 
-    def _observed(self) -> tuple[float, float]:
-        """The rewards' range: each score in [0, 1] times its weight, and the sums that a few replies earn."""
-        first = next(tasks for tasks in self._tasks.values() if tasks)[:TRIED]
-        replies = [(reply, task) for task in first for reply in ("I don't know.", *stating(task.gold))]
-
-        async def score_all() -> list[vf.Trace]:
-            return list(await asyncio.gather(*(self.score(reply, task) for reply, task in replies)))
-
-        ends = []
-        for trace in run_now(score_all()):
-            if (reason := failure(trace)) is not None:
-                raise ConfigError(f"{self.name} can't score a reply ({reason}): mend its rewards")
-            weights = {name: reward.weight for name, reward in trace.rewards.items() if reward is not None}
-            ends += [
-                sum(min(w, 0.0) for w in weights.values()),
-                sum(max(w, 0.0) for w in weights.values()),
-                trace.reward,
-            ]
-        low, high = min(ends), max(ends)
-        if low == high:
-            raise ConfigError(f"{self.name} gives {low:g} for every reply: write ?{RANGE}=LOW:HIGH behind its name")
-        told = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())
-        log.info("%s: rewards %s, from %g to %g, are scaled to [0, 1]", self.name, told, low, high)
-        return low, high
-
 
 def outcome_alone(config: Any) -> vf.TasksetConfig:
     """This package's own taskset without what a response's steps cost: training takes that off itself."""
@@ -250,8 +222,3 @@ def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
     said = [content_text(message.content) for message in prompt if isinstance(message, SystemMessage)]
     asked = [content_text(message.content) for message in prompt if isinstance(message, UserMessage)]
     return "\n\n".join(text for text in (data.system_prompt, *said) if text) or None, "\n\n".join(asked)
-
-
-def stating(gold: str) -> tuple[str, ...]:
-    """Replies that state an answer, in the two usual forms."""
-    return (f"#### {gold}", f"\\boxed{{{gold}}}") if gold else ()
