@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.collect import collect
     from .api.evaluate import Table, evaluate
     from .api.search import load, search
     from .api.train import TrainingRun, train
@@ -37,6 +38,7 @@ _HOMES = {
     "Task": "types",
     "TaskList": "problems.source",
     "TrainingRun": "api.train",
+    "collect": "api.collect",
     "evaluate": "api.evaluate",
     "load": "api.search",
     "read_trees": "api.trees",
@@ -45,7 +47,7 @@ _HOMES = {
 }
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
-    "Task", "TaskList", "TrainingRun", "evaluate", "load", "read_trees", "search", "train",
+    "Task", "TaskList", "TrainingRun", "collect", "evaluate", "load", "read_trees", "search", "train",
 ]  # fmt: skip
 
 

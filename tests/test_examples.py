@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def learnt(printed: str) -> bool:
         float(value) for value in re.findall(r"^(?:before|after) \[95%\] +([\d.]+)", printed, re.MULTILINE)
     )
     return after >= 0.6 and (after > before + 0.05 or before >= 0.9)
+
+
+def test_alphazeros_loop_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = spec_from_file_location("alphazero", EXAMPLES / "alphazero.py")
+    assert spec is not None and spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    small = {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(example, name, value)
+    example.main()
+    printed = capsys.readouterr().out
+    assert re.findall(r"^round (\d): \d of 8 ", printed, re.M) == ["1", "2"] and "\ngain " in printed
+
+
+@pytest.mark.slow
+def test_alphazeros_loop_improves_the_student(capsys: pytest.CaptureFixture[str]) -> None:
+    run("alphazero")
+    [(gain, low)] = re.findall(r"^gain (\S+) \[(\S+), ", capsys.readouterr().out, re.M)
+    assert float(gain) > 0.03 and float(low) > 0
 
 
 def test_a_task_and_a_reward_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -35,17 +35,17 @@ def summarise(folder: Path) -> RolloutSummary:
         if not episode.get("ok"):
             summary.failed += 1
             errors = [*episode.get("errors", []), *(error for trace in traces for error in trace.get("errors", []))]
-            told = " ".join(errors[0].get("message", "").split()) if errors else "no error was recorded"
-            summary.first_error = summary.first_error or told
+            message = " ".join(errors[0].get("message", "").split()) if errors else "no error was recorded"
+            summary.first_error = summary.first_error or message
             continue
         for trace in traces:
             summary.skipped += "skipped" in trace.get("info", {})
             rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
-            found = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
+            parts = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
             if len(rewards) > 1:  # one alone is the total
-                found |= {name: part["score"] for name, part in rewards.items()}
-            found |= {name: value for name, value in trace.get("metrics", {}).items() if value is not None}
-            for name, value in found.items():
+                parts |= {name: part["score"] for name, part in rewards.items()}
+            parts |= {name: value for name, value in trace.get("metrics", {}).items() if value is not None}
+            for name, value in parts.items():
                 sums.setdefault(name, []).append(value)
     summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
     return summary

@@ -197,8 +197,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        given = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
-        problems = type(config.problems).model_validate(config.problems.model_dump() | given)
+        own = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
+        problems = type(config.problems).model_validate(config.problems.model_dump() | own)
         source = open_problems(problems)
         check_reads(problems, [source])
         task_config = scoring(chosen, config.rewards)

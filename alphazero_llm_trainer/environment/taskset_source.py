@@ -203,8 +203,8 @@ def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
     """The choices of a taskset's option `split`, by what they are called here; {} where it has none that is known."""
     field = type(config).model_fields.get("split")
     choices = [] if field is None else list(choices_of(field.annotation))
-    found = {split: next((name for name in known if name in choices), None) for split, known in SPLIT_NAMES.items()}
-    return {split: name for split, name in found.items() if name is not None}
+    names = {split: next((name for name in known if name in choices), None) for split, known in SPLIT_NAMES.items()}
+    return {split: name for split, name in names.items() if name is not None}
 
 
 def choices_of(annotation: Any) -> Iterator[Any]:

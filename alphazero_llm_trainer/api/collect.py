@@ -1,0 +1,73 @@
+"""`collect`: searched and graded trees of questions, for a training loop of your own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.load import load_training
+from ..problems.load import opening, tasks_of
+from ..rollouts import Collector, GradedTree
+from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+
+def collect(
+    problems: Problems = "embedded",
+    model: str | Path | Student = "auto",
+    *,
+    num: int = 96,
+    start: int = 0,
+    split: str = "train",
+    reward: Reward = None,
+    seed: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> list[GradedTree]:
+    """The trees of `num` questions, searched as a round of `train` does and graded against gold.
+
+    Args:
+        problems: an address of `--source`, a source, or tasks.
+        model: see `load`. After its weights have changed, tell a loaded student's engine:
+            `student.engine.set_policy(None, version)`.
+        num, start, split: how many questions, the number of the first, and of which split.
+        reward: your own, see `train`.
+        seed: of everything random.
+        config: keys of training.yaml, nested or dotted, over the recipe of `train.method`.
+
+    Returns:
+        Trees in the order of the questions. `responses` are a tree's finished responses, with
+        `token_ids` and `logprobs` `[T]`, `reward`, `right` and `samples`; its prompt is `prompt_ids`.
+        Perplexity (PRE) has no part in their rewards.
+
+    Raises:
+        AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
+    """
+    arguments = {
+        "problems.source": address_of(problems),
+        "rewards.custom": reward_address(reward),
+        "rewards.use_student_model": False,
+        "seed": seed,
+    }
+    resolved, folder = configured(model, config, arguments, load_training)
+    tasks = tasks_of(resolved, split, num, start)
+
+    def call() -> list[GradedTree]:
+        from ..policy.student import Student, load_student
+
+        student = model
+        if not isinstance(student, Student):
+            student = load_student(resolved, path=folder, opening=opening(resolved))
+        collector = Collector(student, resolved, None)
+
+        async def search() -> dict[str, GradedTree]:
+            pairs = [(task.problem.id, task) for task in tasks]
+            return {tree.key: tree async for tree in collector.collect(pairs, resolved.seed)}
+
+        trees = asyncio.run(search())
+        return [trees[task.problem.id] for task in tasks]
+
+    return outside_loops(call)
