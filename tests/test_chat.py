@@ -463,7 +463,7 @@ def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None
     file = tmp_path / "bare.jsonl"
     file.write_text("".join(json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in ROWS))
     config = load_config(overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"])
-    with pytest.raises(DataError, match=r"problems\.shots is 2 and source .* has no worked solution for"):
+    with pytest.raises(DataError, match=r"problems\.shots is 2"):
         opening(config)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
+from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
@@ -158,9 +159,18 @@ def weights_of(spec: StudentModel) -> str:
 
 
 def check_critic(folder: Path, kind: str, what: str) -> None:
-    """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public PRM's hub id."""
-    if not folder.is_dir() and not (kind == "prm" and HUB_ID.fullmatch(str(folder))):
+    """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public PRM that can be had."""
+    if folder.is_dir():
+        return
+    if kind != "prm" or not HUB_ID.fullmatch(str(folder)):
         raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote")
+    from huggingface_hub import try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(str(folder), "config.json"), str):
+        ask_hub_or_cache()
+        why = offline_because()
+        if why:
+            raise ConfigError(f"{what} is no folder, and not in the hub's cache ({why}): name a folder, or connect")
 
 
 def check_folder(folder: Path) -> None:

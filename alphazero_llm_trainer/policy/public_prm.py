@@ -24,7 +24,6 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from ..config.hub import offline_because
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
@@ -172,9 +171,8 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
             return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
-        reason = offline_because() or str(error).splitlines()[0][:150]
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({reason}): check the folder or the hub's id,"
+            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder or the hub's id,"
             " and train.critic.format"
         ) from error
     engine = InProcessEngine(
