@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from alphazero_llm_trainer.training.ppo_critic import Critic
 from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,7 +16,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training import sft
+from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.start import find_shape
@@ -28,11 +27,12 @@ SHAPE = ModelShape(**SIZES, vocabulary=VOCABULARY, tied=True)
 
 def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**shape_of(shape))).to(dtype)
-
-
-def shape_of(shape: ModelShape) -> dict[str, Any]:
-    return sft.llama(shape) | {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied}
+    config = LlamaConfig(
+        num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied, max_position_embeddings=512,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype)
 
 
 def configured(*overrides: Any) -> Config:

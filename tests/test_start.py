@@ -174,8 +174,8 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (WITHOUT_ROWS, ["no test problems", "it has 5 train", "train.eval_size=0"]),
-        ([*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"], ["--num 5 or fewer"]),
+        (["--source", "1.jsonl"], ["1.jsonl has no train problems"]),
+        ([*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"], ["or fewer"]),
         (MISSING_REWARD, ["nowhere.py is not there"]),
         (["--source", "60.jsonl", "--use-grpo", "--reward", "reward.py:other"], ["has no other"]),
         (["--source", "60.jsonl", "--reward", "reward.py:reward"], ["rewards.custom is set", "--use-grpo"]),
@@ -197,7 +197,7 @@ def test_a_dry_run_fails_where_the_run_fails_before_torch(
     def load(*args: Any) -> None:
         raise AssertionError("PyTorch is loaded before what needs none of it was checked")
 
-    rows(nowhere, 5), rows(nowhere, 60)
+    rows(nowhere, 1), rows(nowhere, 5), rows(nowhere, 60)
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     monkeypatch.setattr("alphazero_llm_trainer.live.Progress.load", load)
     said = []
