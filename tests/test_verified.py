@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Lines, ScriptedPolicy
+from support import Lines, ScriptedPolicy, hashed_reward
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -167,6 +170,29 @@ def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None
     assert [set(one) for one in policy.asked[:4]] == [set(drawn[:turn]) for turn in range(4)]
 
 
+# -- golden trees ------------------------------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden" / "verified.json"
+
+
+def golden() -> list[dict[str, Any]]:
+    trees = []
+    for select, tokens in itertools.product(("puct", "ucb1", "gumbel"), (25, 160)):
+        verify = {"accept_above": 1.0, "reject_below": 0.3, "patience": 2}
+        result = search(Rule(hashed_reward), 5, 5, select=select, simulations=20, max_tokens=tokens, verify=verify)
+        tree = result.tree.to_dict()
+        keep = {name: tree[name] for name in ("parent", "text", "N", "prm", "verdict")}
+        trees.append({**keep, "W": [round(w, 9) for w in tree["W"]], "sampled_tokens": result.cost.sampled_tokens})
+    return trees
+
+
+def test_the_golden_trees() -> None:
+    """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the difference."""
+    pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert golden() == pinned
+    assert {verdict for tree in pinned for verdict in tree["verdict"]} >= {REJECTED, "answer", "ended", "length"}
+
+
 # -- whole searches ----------------------------------------------------------------------------------------------------
 
 
@@ -288,3 +314,7 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
     right = RowBuilder.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
     assert [one.text for one in right] == ["".join(worked), *bare]
+
+
+if __name__ == "__main__":  # regenerates the golden trees
+    GOLDEN.write_text(json.dumps(golden()) + "\n", encoding="utf-8")
