@@ -170,7 +170,7 @@ def critic_card(earned: bool, gain: list[float], kind: str = "value") -> dict[st
     test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
             "pair accuracy over log-probability": gain}  # fmt: skip
     return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
-            "questions": {"test": 20}, "pairs": {"test": 30}, "reliability": [[0.2, 0.3, 0.5], [0.7, 0.6, 0.5]]}  # fmt: skip
+            "questions": {"test": 20}, "pairs": {"test": 30}}  # fmt: skip
 
 
 def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7, "held_out_loss": 0.6}\n')
     assert cli.main(["report", str(tmp_path)]) == 0
     page = Page(tmp_path / "report.html")
-    assert yes in page and page.counts["svg"] == 3
+    assert yes in page and page.counts["svg"] == 2
 
 
 @pytest.mark.parametrize(

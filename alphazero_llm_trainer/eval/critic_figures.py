@@ -1,4 +1,4 @@
-"""What a critic is worth on held-out questions: the order of sibling steps, calibration, and its weight in search.
+"""How well a critic does on held-out questions: the order of states and of sibling steps, and its weight in search.
 
 Pure functions over numbers, for a value network and a PRM alike.
 """
@@ -12,7 +12,6 @@ import numpy as np
 
 from .metrics import Interval, paired_bootstrap
 
-BINS = 10
 CHANCE = 0.5  # of AUC and pair accuracy
 LEAST = 10  # questions that an interval can be read off
 
@@ -87,19 +86,6 @@ def pair_accuracy(value: np.ndarray, states: States, pairs: Pairs, seed: int = 0
         figures["pair accuracy, log-probability"] = interval(likely, nothing)
         figures["pair accuracy over log-probability"] = interval(ordered, likely)
     return figures
-
-
-def reliability(value: np.ndarray, states: States) -> list[tuple[float, float, float]]:
-    """(mean V, mean outcome, share of the outcomes) of each bin of V that has any: a reliability diagram's points."""
-    bin_of = np.minimum((value * BINS).astype(int), BINS - 1)
-    sums = [np.bincount(bin_of, states.weight * x, BINS) for x in (value, states.target, np.ones(value.size))]
-    total = float(sums[2].sum())
-    return [(float(v / n), float(o / n), float(n / total)) for v, o, n in zip(*sums, strict=True) if n > 0]
-
-
-def calibration_error(points: list[tuple[float, float, float]]) -> float:
-    """The expected calibration error (Guo et al. 2017): the mean gap between V and the outcomes over `reliability`'s bins."""
-    return sum(share * abs(value - outcome) for value, outcome, share in points)
 
 
 def blend(value: np.ndarray, states: States) -> float:

@@ -83,7 +83,7 @@ def answer(
             [generated] = await engine.generate([request])
         except RequestError:
             generated = []
-        progress.advance(tokens=sum(len(one.token_ids) for one in generated))
+        progress.advance(tokens=sum(len(sample.token_ids) for sample in generated))
         return generated
 
     async def respond_to_all() -> None:
@@ -91,18 +91,18 @@ def answer(
             batch = tasks[start : start + BATCH]
             responses = await asyncio.gather(*map(respond, batch))
             for task, generated in zip(batch, responses, strict=True):
-                texts = [lead + student.decode(one.token_ids) for one in generated]
+                texts = [lead + student.decode(sample.token_ids) for sample in generated]
                 answers.skipped += not texts
                 answers.responses.append(texts)
                 # A response that was cut off has no answer unless it marked one: its last number is an accident.
                 grades = [
-                    await source_of(task.problem).grade_async(text, task, strict=one.finish == "length")
-                    for text, one in zip(texts, generated, strict=True)
+                    await source_of(task.problem).grade_async(text, task, strict=sample.finish == "length")
+                    for text, sample in zip(texts, generated, strict=True)
                 ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
                 answers.grades.append(grades[0].score if grades else 0.0)
                 answers.partial |= any(grade.partial is not None for grade in grades)
-                answers.tokens += sum(len(one.token_ids) for one in generated)
+                answers.tokens += sum(len(sample.token_ids) for sample in generated)
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 

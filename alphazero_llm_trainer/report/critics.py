@@ -1,11 +1,11 @@
-"""What a value network or a PRM is worth: does it beat chance, and the policy's log-probability?"""
+"""How well a value network or a PRM does: does it beat chance, and the policy's log-probability?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..eval.critic_figures import CHANCE, calibration_error
+from ..eval.critic_figures import CHANCE
 from ..eval.metrics import Interval
 from .charts import exact, line_chart, row_chart
 from .page import figures, hero, paragraph
@@ -38,8 +38,6 @@ def critic_text(card: Card) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     counts = f"held out: {card['questions']['test']:,} questions, {card['pairs']['test']:,} pairs of steps"
     rows = [["figure", "value [95%]"], *([name, str(value)] for name, value in intervals(card).items())]
-    if card["kind"] == "value":
-        rows.append(["calibration error", f"{calibration_error(card['reliability']):.3f}"])
     lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE}", columns(rows)]
     if card["kind"] == "value":
         weight = card["rollout_weight"]
@@ -49,7 +47,7 @@ def critic_text(card: Card) -> str:
 
 
 def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
-    """A critic's page: verdict, the order of steps against the policy's own, calibration (of a value) and loss."""
+    """A critic's page: verdict, the order of steps against the policy's own, and loss."""
     loss = {
         name: [(line["step"], exact(line[key])) for line in metrics]
         for name, key in (("training", "loss"), ("held out", "held_out_loss"))
@@ -59,10 +57,6 @@ def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
     facts = [("kind", card["kind"])]
     if card["kind"] == "value":
         facts.append(("weight of rollouts", f"{card['rollout_weight']:.2f}"))
-        facts.append(("calibration error", f"{calibration_error(card['reliability']):.3f}"))
-        outcomes = [(value, exact(share)) for value, share, _ in card["reliability"]]
-        curves = {"outcomes": outcomes, "ideal": [(x, exact(x)) for x in (0.0, 1.0)]}
-        drawn.append(line_chart("Calibration: share of right outcomes", curves, "p", (0.0, 1.0)))
     return [
         hero(f"{card['test'][PAIRS][0]:.3f}", *critic_verdict(card), facts),
         paragraph(f"{PAIRS}: how often the better of two next steps gets the higher number", "soft"),

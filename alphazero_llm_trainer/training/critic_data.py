@@ -44,12 +44,6 @@ def collect_trees(
 
     Trees are graded by correctness, and by the user's own reward where there is one.
     """
-    settings = config.model_copy(
-        update={
-            "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
-            "train": config.train.model_copy(update={"groups": "tree", "requeue_limit": 0}),
-        }
-    )
     journal, policy = Journal(path), fingerprint(student.model)
     if any(record.get("policy") != policy for record in journal.values()):
         raise DataError(
@@ -58,7 +52,7 @@ def collect_trees(
     missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
 
     async def search() -> None:
-        async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
+        async for tree in Collector(student, config, None, stop).collect(missing, config.seed):
             if tree.ended_by != "stopped":
                 journal.append(tree.record(policy=policy))
                 show_tree(progress, tree, 1)

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..config.load import Config
 from ..config.train import CriticConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError, TrainingError
-from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy, reliability
+from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
 from ..files import sync_all, write_json
 from ..live import Progress
 from ..mcts.journal import JOURNAL, read
@@ -300,15 +300,6 @@ class Watch(TrainerCallback):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class TrainedCritic:
-    """A calibrated network, and what its card says of it."""
-
-    kind: Kind
-    critic: Critic
-    card: dict[str, Any]
-
-
 def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
     """A critic that starts as the policy and says 0 everywhere: one more adapter where the student trains adapters."""
     spec = student.spec
@@ -330,8 +321,8 @@ def train_critic(
     watch: Callable[[Line], None] = lambda line: None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> TrainedCritic:
-    """Train a critic on the first part; see the module.
+) -> tuple[Critic, dict[str, Any]]:
+    """Train a critic on the first part; see the module. Returns the calibrated network and what its card says of it.
 
     Raises:
         DataError: no question of one of a PRM's parts has a pair of steps.
@@ -345,7 +336,8 @@ def train_critic(
     critic = new_critic(student, config, kind)
     trainer: Any
     if kind == "value":
-        questions = [state_rows(example_of(one, student, settings, every_token=True))[0] for one in parts[0]]
+        examples = (example_of(question, student, settings, every_token=True) for question in parts[0])
+        questions = [state_rows(example)[0] for example in examples]
         tokens = max(sum(len(row.completion_ids) for row in rows) for rows in questions)
         trainer = value_trainer(critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast))
     else:
@@ -375,6 +367,7 @@ def train_critic(
         critic.score.weight.mul_(scale)
         critic.score.bias.mul_(scale).add_(shift)
     card = {
+        "kind": kind,
         **figures_of(kind, validation, test, config.seed),
         "best": watcher.best,
         "calibration": {"scale": scale, "shift": shift},
@@ -383,13 +376,15 @@ def train_critic(
         "training_seconds": seconds,
         "settings": settings.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
     }
-    return TrainedCritic(kind, critic, card)
+    return critic, card
 
 
 def examples_of(part: Sequence[Question], kind: Kind, student: Student, settings: CriticConfig) -> list[Example]:
     """The states of a part's questions: with their outcomes for a value, with steps' labels for a PRM."""
     examples = [example_of(question, student, settings) for question in part]
-    return examples if kind == "value" else [with_step_labels(one, settings.least_outcomes) for one in examples]
+    if kind == "prm":
+        examples = [with_step_labels(example, settings.least_outcomes) for example in examples]
+    return examples
 
 
 def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
@@ -405,39 +400,36 @@ def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dic
         "earned": earned,
         "why": f"AUC {ranked} {'beats' if earned else 'does not beat'} chance ({CHANCE})",
         "test": {name: list(astuple(figure)) for name, figure in figures.items()},
-        "reliability": [list(point) for point in reliability(value, test.states)],
     }
 
 
 def save_critic(
-    folder: Path, trained: TrainedCritic, student: Student, config: Config, facts: Mapping[str, Any]
+    folder: Path, critic: Critic, card: Mapping[str, Any], student: Student, config: Config
 ) -> dict[str, Any]:
-    """Write a critic's folder (see `policy.critic`), the card last, with `facts` of the command; returns the card."""
+    """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
-    critic, files = trained.critic, [NUMBERS]
+    files = [NUMBERS]
     weight, bias = (tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias))
     save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
     if critic.shared:
-        files += [f"{ADAPTER}/{name}" for name in save_adapter(student.model, folder / ADAPTER, trained.kind)]
+        files += [f"{ADAPTER}/{name}" for name in save_adapter(student.model, folder / ADAPTER, critic.name)]
     else:
         # The format that an adapter was loaded from is no model's.
         critic.backbone.save_pretrained(folder, save_original_format=False)
         student.tokenizer.save_pretrained(folder)
         files += ["config.json", "model.safetensors"]
-    card = {
-        "kind": trained.kind,
+    whole = {
         "base": fingerprint(student.model, None),
         "student": student.name,
         "vocabulary": text_config(student.model).vocab_size,
         "seed": config.seed,
-        **trained.card,
-        **facts,
+        **card,
         "files": {name: file_hash(folder / name) for name in files},
     }
     sync_all(folder)
-    write_json(folder / CARD, card)
-    return card
+    write_json(folder / CARD, whole)
+    return whole
 
 
 def train_folder(
@@ -470,7 +462,7 @@ def train_folder(
         )
 
     began = time.perf_counter()
-    trained = train_critic(kind, student, config, parts, out, watch=watch, progress=progress, stop=stop)
+    critic, card = train_critic(kind, student, config, parts, out, watch=watch, progress=progress, stop=stop)
     spent = 0 if data else sum(record["cost"]["sampled_tokens"] for record in read(out / JOURNAL))
     facts = {"command": command, "seconds": round(time.perf_counter() - began, 1), "sampled_tokens": spent}
-    return save_critic(out, trained, student, config, facts)
+    return save_critic(out, critic, card | facts, student, config)

@@ -75,8 +75,8 @@ def supervise(
     facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
-        given = {"max_tokens": config.search.max_tokens, "progress": progress, **sampling}
-        return answer(student, tasks, doing=doing, **given).correct
+        limit = config.search.max_tokens
+        return answer(student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling).correct
 
     def accuracy() -> float:
         right = sum(map(all, measure(validation, "validation"))) / len(validation)
