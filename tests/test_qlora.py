@@ -331,17 +331,6 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
     assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
-def test_ppo_trains_it_too_and_keeps_its_critic(tmp_path: Path) -> None:
-    flags = [*SMALL, "--num-examples", "8", "--use-ppo", "--checkpoint-dir", str(tmp_path)]
-    assert train_main([*flags, "--set", "train.optimizer.warmup=0"]) == 0
-    state = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
-    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
-    checkpoint = load_file(next((tmp_path / "run-001").glob("checkpoint-*")) / "model.safetensors")
-    critic = {name for name in checkpoint if name.startswith("critic.")}
-    score = {"critic.score.weight", "critic.score.bias"}
-    assert score < critic and all(f".{adapters.CRITIC}." in name for name in critic - score)
-
-
 # -- what a user trips over --------------------------------------------------------------------------------------------
 
 

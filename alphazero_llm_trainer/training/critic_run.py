@@ -336,8 +336,8 @@ def train_critic(
     critic = new_critic(student, config, kind)
     trainer: Any
     if kind == "value":
-        examples = (example_of(question, student, settings, every_token=True) for question in parts[0])
-        questions = [state_rows(example)[0] for example in examples]
+        searched = (example_of(question, student, settings, every_token=True) for question in parts[0])
+        questions = [state_rows(example)[0] for example in searched]
         tokens = max(sum(len(row.completion_ids) for row in rows) for rows in questions)
         trainer = value_trainer(critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast))
     else:
