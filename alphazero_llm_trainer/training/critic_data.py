@@ -115,7 +115,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
 
 
 def split_by_question(questions: Sequence[Question]) -> tuple[list[Question], list[Question], list[Question]]:
-    """(training, validation, test) questions, the latter two a tenth each; a hash of the text decides, so that a question is
+    """(training, validation, test) questions, 75%, 10% and 15% of them; a hash of the text decides, so that a question is
     always on the same side."""
     parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
     for question in questions:
