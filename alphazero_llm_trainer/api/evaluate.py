@@ -17,7 +17,7 @@ from ..problems.source import Source
 from ..report.evaluation import result_text, results_markdown, silent
 from ..report.folder import write_report
 from ..report.page import framed
-from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
+from .settings import Display, Problems, Reward, address_of, configured, outside_loops, progress_of, reward_address
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -69,7 +69,7 @@ def evaluate(
     resume: bool = False,
     seed: int | None = None,
     config: dict[str, Any] | None = None,
-    progress: Told = True,
+    progress: Display = True,
 ) -> Table:
     """Compare ways of answering problems at equal tokens; what the command `eval` runs.
 
@@ -96,7 +96,7 @@ def evaluate(
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
     resolved, folder = configured(model, config, arguments, load_answering)
-    several = not isinstance(problems, str | Source) and all(isinstance(one, str) for one in problems)
+    several = not isinstance(problems, str | Source) and all(isinstance(address, str) for address in problems)
     work = Evaluation.of(
         str,
         source=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from ..rollouts import answer_search
 from ..types import Problem
 from ..viewer.page import tree_page
 from ..viewer.record import pieces
-from .settings import Told, configured, outside_loops, progress_of
+from .settings import Display, configured, outside_loops, progress_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -83,7 +83,7 @@ def search(
     value: str | Path | None = None,
     seed: int | None = None,
     config: dict[str, Any] | None = None,
-    progress: Told = True,
+    progress: Display = True,
     **settings: Any,
 ) -> Searched:
     """Answer one question by tree search with the student alone: no gold answer, no teachers.
@@ -129,7 +129,7 @@ def unknown_words(student: Student, question: str) -> list[str]:
     """The first words of a question that a small vocabulary has no token for."""
     unknown = student.tokenizer.unk_token_id
     words = dict.fromkeys(re.findall(r"\w+", question)) if unknown is not None else ()
-    return [one for one in words if all(unknown in student.encode(text) for text in (one, f" {one}"))][:SHOWN]
+    return [word for word in words if all(unknown in student.encode(text) for text in (word, f" {word}"))][:SHOWN]
 
 
 def find(
@@ -141,7 +141,7 @@ def find(
 ) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
 
-    A `progress` is told how large the tree is.
+    On `progress` the simulations are counted.
     """
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
@@ -173,10 +173,10 @@ def find(
         progress.start(
             config.search.simulations, unit="simulation", cost=student.engine.cost, held="after the simulation in hand"
         )
-        found = asyncio.run(search.run(problem, config.seed, tree))
+        result = asyncio.run(search.run(problem, config.seed, tree))
         progress.at(len(tree.simulations))
         progress.stop()
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
-    return Searched(**{one.name: getattr(found, one.name) for one in fields(found)}, rule=rule, decode=decode)
+    return Searched(**{part.name: getattr(result, part.name) for part in fields(result)}, rule=rule, decode=decode)

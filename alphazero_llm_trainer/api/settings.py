@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # An address, a source, or tasks: question and answer will do.
 Problems = str | Source | Sequence[Task | tuple[str, str]]
 Reward = str | Function | None  # an address, a function, or no reward but correctness and perplexity
-Told = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
+Display = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
 
 T = TypeVar("T")
 
@@ -43,16 +43,16 @@ def configured(
         load: what resolves them.
         key: the key that such a folder goes to as well.
     """
-    given = [nested(name, value) for name, value in (config or {}).items()]
-    given += [nested(name, value) for name, value in arguments.items() if value is not None]
+    layers = [nested(name, value) for name, value in (config or {}).items()]
+    layers += [nested(name, value) for name, value in arguments.items() if value is not None]
     if isinstance(model, str | Path):
-        return with_model(str(model), given, lambda overrides: load(overrides=overrides), key)
+        return with_model(str(model), layers, lambda overrides: load(overrides=overrides), key)
     from ..policy.student import Student
 
     if not isinstance(model, Student):
         raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
     spec = {model.name: model.spec.model_dump(mode="json")}
-    return load(overrides=[*given, {"student": model.name, "models": spec}]), None
+    return load(overrides=[*layers, {"student": model.name, "models": spec}]), None
 
 
 def address_of(problems: Problems) -> str:
@@ -90,6 +90,6 @@ def outside_loops(call: Callable[[], T]) -> T:
         asyncio.set_event_loop(running)  # `asyncio.run` leaves none behind
 
 
-def progress_of(told: Told) -> Progress:
+def progress_of(display: Display) -> Progress:
     """The progress line that a `progress` argument asks for."""
-    return Progress(tell=told) if callable(told) else Progress(quiet=not told)
+    return Progress(tell=display) if callable(display) else Progress(quiet=not display)

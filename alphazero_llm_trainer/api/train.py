@@ -17,7 +17,7 @@ from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..training.run import RunFolder, find_run, new_run
 from ..training.start import Prepared, check_start, load_run, prepare
-from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
+from .settings import Display, Problems, Reward, address_of, configured, outside_loops, progress_of, reward_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def train(
     resume: bool = False,
     seed: int | None = None,
     config: Mapping[str, Any] | str | Path | None = None,
-    progress: Told = True,
+    progress: Display = True,
 ) -> TrainingRun:
     """Train a student from search trees: search, grade, train, in rounds; what the command `train` runs.
 
@@ -132,7 +132,7 @@ def train(
     resolved, _ = configured(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
     asked = arguments | {
-        key: value for name, given in (config or {}).items() for key, value in flat(nested(name, given))
+        key: value for name, setting in (config or {}).items() for key, value in flat(nested(name, setting))
     }
     if problems == "embedded":  # the default
         asked["problems.source"] = None

@@ -108,8 +108,8 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
 
 async def refused(request: Request, error: Exception) -> Response:
     """The answer to a request that can't be served; what broke here is raised again behind it, for the log."""
-    found = api_error(error)
-    return JSONResponse(error_body(error), found.status_code, found.headers)
+    refusal = api_error(error)
+    return JSONResponse(error_body(error), refusal.status_code, refusal.headers)
 
 
 def lock(keys: Sequence[str]) -> Any:
@@ -162,7 +162,7 @@ async def answer(request: Request, service: Service, asked: list[Wanted]) -> Res
     work.add_done_callback(lambda _: chunks.put_nowait(None))
     first = await chunks.get()
     if first is not None:
-        events = told(first, chunks, work)
+        events = event_stream(first, chunks, work)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
 
@@ -173,7 +173,7 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-async def told(first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]) -> AsyncIterator[str]:
+async def event_stream(first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error among them is the last one before the end."""
     chunk: dict[str, Any] | None = first
     while chunk is not None:
