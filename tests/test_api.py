@@ -226,7 +226,7 @@ def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
         az.evaluate(pens(), "embedded", **asked)
     again = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], resume=True, **asked)
     assert [row["outcomes"] for row in again.rows] == [row["outcomes"] for row in table.rows]
-    for given, words in (({"methods": ["magic"]}, "methods has 'magic'"), ({"num": 0}, "num is 0")):
+    for given, words in (({"methods": ["magic"]}, "methods is 'magic'"), ({"num": 0}, "num is 0")):
         with pytest.raises(ConfigError, match=words):
             az.evaluate(pens(), "embedded", **{**asked, **given})
 

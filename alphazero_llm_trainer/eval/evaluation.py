@@ -50,8 +50,8 @@ class Evaluation(BaseModel):
         try:
             work = cls(**asked)
         except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-            raise ConfigError(flag(name) + explain(error).removeprefix(name)) from error
+            place = [str(part) for part in error.errors()[0]["loc"]]
+            raise ConfigError(flag(place[0]) + explain(error).removeprefix(".".join(place))) from error
         for name, critic in (("prm", work.prm), ("value", work.value)):
             if critic is not None:
                 check_critic(critic, name, f"{flag(name)} {critic}")
