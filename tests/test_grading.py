@@ -1,11 +1,15 @@
+"""Graders: each response is graded as a person grades it, whatever it holds, and whatever math-verify does with it."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,7 +70,7 @@ def test_numbers(source, response, gold, loose, strict):
     ):
         assert found.verdict == verdict
         assert found.score == float(verdict == "correct") == float(found.correct)
-        assert (found.em, found.f1) == (None, None)
+        assert found.f1 is None
 
 
 # -- math --------------------------------------------------------------------------------------------------------------
@@ -177,21 +181,20 @@ def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "em", "f1"),
+    ("answer", "gold", "right", "f1"),
     [
-        ("The Chief of  Protocol.", "chief of protocol", 1.0, 1.0),
-        ("Chief", "Chief of Protocol", 0.0, 0.5),
-        ("Protocol Protocol", "Chief of Protocol", 0.0, 0.4),
-        ("yes", "no", 0.0, 0.0),
-        ("no", "no man's land", 0.0, 0.0),
-        ("9,984", "9984", 1.0, 1.0),
-        ("someone else", "Chief of Protocol", 0.0, 0.0),
+        ("The Chief of  Protocol.", "chief of protocol", True, 1.0),
+        ("Chief", "Chief of Protocol", False, 0.5),
+        ("Protocol Protocol", "Chief of Protocol", False, 0.4),
+        ("yes", "no", False, 0.0),
+        ("no", "no man's land", False, 0.0),
+        ("9,984", "9984", True, 1.0),
+        ("someone else", "Chief of Protocol", False, 0.0),
     ],
 )
-def test_hotpotqa(answer, gold, em, f1):
+def test_hotpotqa(answer, gold, right, f1):
     found = grade("hotpotqa", f"A fact.\n#### {answer}", gold)
-    assert (found.em, found.f1) == (em, pytest.approx(f1))
-    assert found.correct == (em == 1.0)
+    assert found.correct is right and found.f1 == found.score == pytest.approx(f1)
     assert word_f1(answer, gold) == pytest.approx(f1)
 
 
@@ -214,6 +217,55 @@ def test_final_answers_and_votes():
     )
     assert GRADERS["words"].vote_key("#### The Band.") == GRADERS["words"].vote_key("band") == "band"
     assert GRADERS["numbers"].vote_key("no answer") == ""
+
+
+# -- cases: responses as models write them ------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden"
+OWN = GOLDEN / "answers.jsonl"
+SHARED = Path(__file__).parents[2] / "shared" / "cases" / "answers.jsonl"
+
+
+@pytest.mark.parametrize("file", [OWN, SHARED], ids=["own", "shared"])
+def test_every_response_is_graded_as_a_person_grades_it(file: Path) -> None:
+    if not file.is_file():
+        pytest.skip("the shared cases are not here")
+    wrong = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        [grade] = GRADERS[case["grade"]].grade_many([(case["response"], case["gold"])])
+        if grade.correct != case["right"]:
+            wrong.append((case, grade.verdict, grade.answer))
+    assert wrong == []
+
+
+def test_a_response_that_was_cut_needs_a_mark() -> None:
+    """What is read more kindly than before is still no answer of a response that a limit cut."""
+    grader = GRADERS["numbers"]
+    for response in ("答案是18。", "So it weighs 18g.", "<answer>18</answer>", "9 + 9 = 18", "The answer is $18$."):
+        assert grader.final_answer(response) is not None
+        assert grader.final_answer(response, strict=True) is None
+    for response in ("#### $18$", "#### 18 ✅", "#### m+n = 9+9 = 18", "<think>5</think>\\boxed{18}"):
+        assert grader.grade_many([(response, "18")], strict=True)[0].correct
+    assert GRADERS["choice"].final_answer("So it is C.\nDone.", strict=True) is None
+
+
+HAND_GRADES = list(map(json.loads, (GOLDEN / "hand_grades.jsonl").read_text().splitlines()))
+
+
+def test_every_response_is_graded_as_it_was_read():
+    """200 responses of SmolLM2-135M, read one by one: to GSM8K's first test questions, and after training on embedded ones."""
+    assert len(HAND_GRADES) == 200 and sum(row["right"] for row in HAND_GRADES) == 8
+    grader = GRADERS["numbers"]
+    for row in HAND_GRADES:
+        [grade] = grader.grade_many([(row["response"], row["gold"])], strict=row["cut"])
+        assert grade.correct == row["right"], (row["id"], row["why"])
+
+
+def test_what_was_misread_is_a_response_that_was_cut():
+    """Without the rule for cut responses one in three right answers to GSM8K was an accident."""
+    lucky = [r for r in HAND_GRADES if not r["right"] and answers.extract(r["response"]) == r["gold"]]
+    assert [row["id"] for row in lucky] and all(row["cut"] for row in lucky)
 
 
 # -- real rows ---------------------------------------------------------------------------------------------------------

@@ -54,15 +54,15 @@ Token = tuple[str, str]  # kind and text
 def equations(text: str) -> tuple[bool, ...]:
     """For each equation in `text`, in order, whether it is true. The time it takes grows as the text does."""
     tokens = _tokens(plain(text))
-    found = []
+    verdicts = []
     for at, (kind, _) in enumerate(tokens):
         if kind != "equals":
             continue
         left = _value(tokens[max(at - LONGEST, 0) : at])
         right = _right(tokens[at + 1 : at + 4])  # a sign, a number and what follows
         if left is not None and right is not None:
-            found.append(_says(right, left))
-    return tuple(found)
+            verdicts.append(_says(right, left))
+    return tuple(verdicts)
 
 
 def plain(text: str) -> str:
@@ -98,9 +98,9 @@ def _value(tokens: list[Token]) -> Fraction | None:
             continue  # `1 2 + 3`: a number before this one belongs to no operation
         if first and run[first - 1][0] == "operator" and not _begins(tokens, start + first - 1):
             continue  # `x + 2 + 3`: there is more on its left than numbers
-        found = _evaluated(run[first:])
-        if found is not None:
-            value, operates = found
+        evaluated = _evaluated(run[first:])
+        if evaluated is not None:
+            value, operates = evaluated
             return value if operates else None
     return None
 
@@ -156,8 +156,8 @@ def _computed(node: ast.expr, tokens: list[Token]) -> Fraction | None:
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             value = _computed(operand, tokens)
             return None if value is None else -value
-        case ast.BinOp(left=one, op=op, right=other) if type(op) in OPERATORS:
-            left, right = _computed(one, tokens), _computed(other, tokens)
+        case ast.BinOp(op=op) if type(op) in OPERATORS:
+            left, right = _computed(node.left, tokens), _computed(node.right, tokens)
             if left is None or right is None or (isinstance(op, ast.Div) and right == 0):
                 return None
             return OPERATORS[type(op)](left, right)

@@ -30,7 +30,7 @@ import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 
@@ -83,13 +83,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and `partial`
+    """A verdict, the answer it is about (as written), F1 in [0, 1] of words, and `partial`
     credit in [0, 1] where a rule gives more than right and wrong. `error` is one sentence where
     there is no grade: nothing is to be learnt from it."""
 
     verdict: Verdict
     answer: str | None
-    em: float | None = None
     f1: float | None = None
     partial: float | None = None
     error: str | None = None
@@ -172,9 +171,9 @@ class MathGrader(Grader):
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
         for i, (response, written) in enumerate(pairs):
-            found, gold = self.final_answer(response, strict), written
-            if found is not None:
-                stated, gold = _same_kind(found, written)
+            answer, gold = self.final_answer(response, strict), written
+            if answer is not None:
+                stated, gold = _same_kind(answer, written)
                 verdict = _without_math_verify(stated, gold)
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
@@ -182,8 +181,8 @@ class MathGrader(Grader):
                 verdict = Verdict.UNPARSED if strict or not said.strip() or len(gold) > LONGEST_ANSWER else None
                 text = said[-LONGEST_ANSWER:]
             if verdict is None:
-                asked.append((i, Request(answers.without_unit(gold), text, found is not None)))
-            grades.append(Grade(verdict or Verdict.UNPARSED, found))
+                asked.append((i, Request(answers.without_unit(gold), text, answer is not None)))
+            grades.append(Grade(verdict or Verdict.UNPARSED, answer))
         if asked:
             verdicts = (shared_verifier() if verifier is None else verifier)([request for _, request in asked])
             for (i, _), name in zip(asked, verdicts, strict=True):
@@ -219,12 +218,11 @@ class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
 
     def compare(self, answer: str | None, gold: str) -> Grade:
-        """See `Grader.compare`; with EM and F1."""
+        """See `Grader.compare`; F1 is its partial credit."""
         if answer is None:
-            return Grade(Verdict.UNPARSED, None, 0.0, 0.0, 0.0)
-        right = self.same(answer, gold)
+            return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
         f1 = word_f1(answer, gold)
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), f1, f1)
+        return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
@@ -298,17 +296,14 @@ def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
     known = [gold for gold in golds if gold.strip()]
     if all(answers.gold_number(gold) is not None for gold in known):
         return "numbers", "all gold answers are numbers" if known else "there are no gold answers"
-    kinds: dict[str, list[str]] = {}
-    for gold in known:
-        kinds.setdefault(kind_of(gold), []).append(gold)
+    kinds = {kind_of(gold) for gold in known}
     if len(kinds) == 1:
         [kind] = kinds
         return kind, f"all gold answers are {KINDS[kind]}"
-    counts = [f"{KINDS[kind]} ({len(of_kind):,}, such as {of_kind[0][:40]!r})" for kind, of_kind in kinds.items()]
-    said = f"the gold answers are {' and '.join(counts)}"
+    why = f"the gold answers are {' and '.join(KINDS[kind] for kind in sorted(kinds))}"
     if "words" not in kinds and "math" in kinds:
-        return "math", said
-    return "mixed", f"{said}, each met by the rule of its kind; problems.grade sets one rule for all"
+        return "math", why
+    return "mixed", f"{why}, each met by the rule of its kind; problems.grade sets one rule for all"
 
 
 def normalize_words(text: str) -> str:
@@ -329,10 +324,10 @@ def normalize_words(text: str) -> str:
 
 def word_f1(answer: str, gold: str) -> float:
     """F1 of the normalised words, with multiplicity. Yes, no and noanswer match themselves only."""
-    given, wanted = normalize_words(answer), normalize_words(gold)
-    if given != wanted and (given in _CLOSED or wanted in _CLOSED):
+    stated, wanted = normalize_words(answer), normalize_words(gold)
+    if stated != wanted and (stated in _CLOSED or wanted in _CLOSED):
         return 0.0
-    words, gold_words = given.split(), wanted.split()
+    words, gold_words = stated.split(), wanted.split()
     common = (Counter(words) & Counter(gold_words)).total()
     return 0.0 if common == 0 else 2 * common / (len(words) + len(gold_words))
 
@@ -410,5 +405,5 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
 def _bases_differ(answer: str, gold: str) -> bool:
     """Whether the answer is a number in a base that isn't the gold answer's: math-verify drops
     bases."""
-    given, wanted = (_BASE.fullmatch(text.strip(" $*.")) for text in (answer, gold))
-    return given is not None and given[1] != (wanted[1] if wanted else "10")
+    base, wanted = (_BASE.fullmatch(text.strip(" $*.")) for text in (answer, gold))
+    return base is not None and base[1] != (wanted[1] if wanted else "10")

@@ -82,7 +82,7 @@ class ReasoningGym(Source):
     def as_task(self, entry: dict[str, Any], index: int) -> Task:
         """An entry as a task. Where many answers are right its gold answer is an example, or "" where there is none."""
         examples = (entry["metadata"].get(name) for name in EXAMPLES)
-        gold = next((one for one in (entry["answer"], *examples) if one is not None), None)
+        gold = next((answer for answer in (entry["answer"], *examples) if answer is not None), None)
         if isinstance(gold, dict):
             gold = json.dumps(gold)
         problem = Problem(f"{self.name}/{index}", str(entry["question"]), self.name)

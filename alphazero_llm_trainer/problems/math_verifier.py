@@ -26,11 +26,11 @@ UNPARSED, TIMED_OUT = "unparsed", "timed-out"
 
 
 class Request(NamedTuple):
-    """A gold answer in LaTeX and an answer; `found` is False for running text that an answer is yet to be found in."""
+    """A gold answer in LaTeX and an answer; `extracted` is False for running text that an answer is yet to be found in."""
 
     gold: str
     answer: str
-    found: bool
+    extracted: bool
 
 
 class MathVerifier:
@@ -57,7 +57,7 @@ class MathVerifier:
             for request in requests:
                 if request not in self._known:
                     self._known[request] = self._ask(request) or self._ask(request) or UNPARSED
-            return [self._known[one] for one in requests]
+            return [self._known[request] for request in requests]
 
     def close(self) -> None:
         """End the worker. The next call starts another."""

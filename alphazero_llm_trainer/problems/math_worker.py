@@ -1,7 +1,7 @@
 r"""The process that runs math-verify: one JSON request a line on stdin, one verdict a line on
 stdout.
 
-A request is `{"gold": LaTeX, "answer": text, "found": bool}`. `found` tells that `answer` is a
+A request is `{"gold": LaTeX, "answer": text, "extracted": bool}`. `extracted` says that `answer` is a
 final answer that was taken out of its response; otherwise it is running text, and math-verify looks
 for the answer itself. The verdict is `correct`, `wrong` or `unparsed`; the first line is `ready`. A
 timer of the system's ends the process when one takes too long.
@@ -79,33 +79,33 @@ def latex(text: str) -> str:
     return text
 
 
-def judge(gold: str, answer: str, found: bool) -> str:
+def judge(gold: str, answer: str, extracted: bool) -> str:
     """The verdict of one request."""
     # `5i` reads as a variable, `5 i` doesn't
     gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
     # Mathematics that is marked inside words stays marked; anything else is an expression as it stands.
     text = answer.replace(r"\$", "")  # a dollar sign is no mark
-    marked = not found or any(sign in text for sign in ("$", r"\(", r"\[", r"\boxed"))
+    marked = not extracted or any(sign in text for sign in ("$", r"\(", r"\[", r"\boxed"))
     text = answer if marked else rf"\boxed{{{answer}}}"
-    given = parse(text, FORMULA, parsing_timeout=None) if found else parse(text, parsing_timeout=None)
-    if verify(wanted, given, timeout_seconds=None):
+    read = parse(text, FORMULA, parsing_timeout=None) if extracted else parse(text, parsing_timeout=None)
+    if verify(wanted, read, timeout_seconds=None):
         # Formulas come before the text that they were read from.
-        return "correct" if is_equation(wanted[0]) or _names_a_value(given[0], answer) else "wrong"
+        return "correct" if is_equation(wanted[0]) or _names_a_value(read[0], answer) else "wrong"
     # What math-verify can't read comes back as text alone, and text equals text only.
-    return "wrong" if any(not isinstance(one, str) for one in given) else "unparsed"
+    return "wrong" if any(not isinstance(part, str) for part in read) else "unparsed"
 
 
-def _names_a_value(given: Any, answer: str) -> bool:
-    """Whether `given` is no equation, or one that only says what has the value: math-verify takes
+def _names_a_value(read: Any, answer: str) -> bool:
+    """Whether `read` is no equation, or one that only says what has the value: math-verify takes
     the right side of any.
 
     `x = 5`, `f(2) = 5`, `AB = 5` and `2 + 3 = 5` do; `x + y = 5`, `xy = 5` and `x^2 = 5` state
     more.
     """
-    if not is_equation(given):
+    if not is_equation(read):
         return True
-    left = take_first_relation(given).lhs
+    left = take_first_relation(read).lhs
     # math-verify writes every variable in lower case.
     points = answer.partition("=")[0].replace(r"\angle", "").isupper()
     segment = points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)

@@ -8,7 +8,7 @@ So every problem has a solution, the play itself is the worked one, and nothing 
 the plays that end in 24. Results are whole, from 1 to `LARGEST`; an order of play that only swaps the numbers of a sum or
 a product is written with the larger number first.
 
-Splits are disjoint in what is given: the multiset of numbers belongs to the split that its hash names.
+Splits are disjoint by their numbers: the multiset of numbers belongs to the split that its hash names.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ class Numbers(Source):
         steps = [line for line in answers.spoken(response).split("\n") if line.strip() and not line.startswith("####")]
         if answer is None and not steps:
             return Grade(Verdict.UNPARSED, None)
-        given, target = read_question(problem.question)
-        left = play(given, steps)
+        numbers, target = read_question(problem.question)
+        left = play(numbers, steps)
         right = left == Counter([target]) and answer == str(target)
         return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer)
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last step is legal play after the ones before it, and a final line states the target reached."""
-        given, target = read_question(problem.question)
+        numbers, target = read_question(problem.question)
         *before, last = [line.strip() for line in steps]
-        left = play(given, before)
+        left = play(numbers, before)
         if left is None:
             return False
         if last.startswith("####"):
@@ -105,24 +105,24 @@ def build(split: str, index: int, level: int, target: int | None = None, name: s
     """Problem number `index` of a split and level: the same on every call and every machine."""
     rng = Random(f"{name}/{split}/{level}/{index}")
     for _ in range(100_000):
-        given = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
-        if split_of(" ".join(map(str, given))) != split:
+        numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
+        if split_of(" ".join(map(str, numbers))) != split:
             continue
-        moves = random_play(rng, given)
+        moves = random_play(rng, numbers)
         if moves is None or (moves[-1][3] not in TARGETS if target is None else moves[-1][3] != target):
             continue
         reached = moves[-1][3]
-        shuffled = rng.sample(given, len(given))
+        shuffled = rng.sample(numbers, len(numbers))
         question = f"Use {', '.join(map(str, shuffled[:-1]))} and {shuffled[-1]} once each to make {reached}."
         return Task(
-            Problem(f"{name}/{split}/{level}/{index}", question, name, level), str(reached), write(given, moves)
+            Problem(f"{name}/{split}/{level}/{index}", question, name, level), str(reached), write(numbers, moves)
         )
     raise DataError(f"source {name} has no problem of level {level} with its target: choose another level or target")
 
 
-def random_play(rng: Random, given: Sequence[int]) -> list[Move] | None:
+def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:
     """Random legal moves until one number is left; None where no move was legal."""
-    left, moves = list(given), []
+    left, moves = list(numbers), []
     while len(left) > 1:
         first, second = rng.sample(range(len(left)), 2)
         a, b = max(left[first], left[second]), min(left[first], left[second])
@@ -143,9 +143,9 @@ def apply(a: int, op: str, b: int) -> Move | None:
     return (a, op, b, result) if 1 <= result <= LARGEST else None
 
 
-def write(given: Sequence[int], moves: Sequence[Move]) -> str:
+def write(numbers: Sequence[int], moves: Sequence[Move]) -> str:
     """Moves as a worked solution."""
-    left, lines = Counter(given), []
+    left, lines = Counter(numbers), []
     for a, op, b, c in moves:
         left = left - Counter([a]) - Counter([b]) + Counter([c])
         lines.append(f"{a} {op} {b} = {c}, {' '.join(map(str, sorted(left.elements())))}")
@@ -154,15 +154,15 @@ def write(given: Sequence[int], moves: Sequence[Move]) -> str:
 
 def read_question(question: str) -> tuple[Counter[int], int]:
     """The given numbers and the target. Raises DataError for another text."""
-    found = _QUESTION.search(question)
-    if found is None:
+    match = _QUESTION.search(question)
+    if match is None:
         raise DataError(f"{question!r} is no question of the game: write `Use 3, 5 and 7 once each to make 22.`")
-    return Counter(map(int, re.findall(r"\d+", found[1]))), int(found[2])
+    return Counter(map(int, re.findall(r"\d+", match[1]))), int(match[2])
 
 
-def play(given: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
+def play(numbers: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
     """The numbers left after `steps`, or None where one of them is not legal."""
-    left: Counter[int] | None = given
+    left: Counter[int] | None = numbers
     for step in steps:
         left = play_one(left, step) if left is not None else None
     return left
@@ -170,12 +170,12 @@ def play(given: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
 
 def play_one(left: Counter[int], step: str) -> Counter[int] | None:
     """The numbers left after one line `a op b = c, numbers left`; None where it is not legal or says other numbers."""
-    found = _STEP.fullmatch(step.strip())
-    if found is None:
+    match = _STEP.fullmatch(step.strip())
+    if match is None:
         return None
-    a, op, b, c = int(found[1]), found[2], int(found[3]), int(found[4])
+    a, op, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
     used = Counter([a]) + Counter([b])
     if any(left[n] < count for n, count in used.items()) or apply(a, op, b) != (a, op, b, c):
         return None
     after = left - used + Counter([c])
-    return after if after == Counter(map(int, found[5].split())) else None
+    return after if after == Counter(map(int, match[5].split())) else None

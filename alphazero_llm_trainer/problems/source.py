@@ -379,10 +379,9 @@ def load_class(name: str, place: str) -> type[Source]:
     """The class at `module:Class` that a known name stands for."""
     module, _, attribute = place.partition(":")
     try:
-        found: type[Source] = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ConfigError(f"problems.source is {name!r}, which needs a package that is missing ({error})") from error
-    return found
 
 
 def from_object(value: Any, problems: ProblemsConfig) -> Source:

@@ -19,7 +19,7 @@ class Calculator:
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
-        found = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
-        scores = tuple(1.0 if right is None else float(right) for right in found)
-        unchecked = frozenset(at for at, right in enumerate(found) if right is None)
+        verdicts = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
+        scores = tuple(1.0 if right is None else float(right) for right in verdicts)
+        unchecked = frozenset(at for at, right in enumerate(verdicts) if right is None)
         return Judgement(scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked)

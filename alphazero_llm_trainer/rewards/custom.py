@@ -56,18 +56,18 @@ class CustomReward:
             what = f"raised {type(error).__name__} ({said}){self.place(error)} for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         try:
-            number, given = float(value), f"{float(value)}"
+            number, shown = float(value), f"{float(value)}"
         except (TypeError, ValueError, RuntimeError, OverflowError):  # the last two: of a tensor, of a huge number
-            number, given = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
+            number, shown = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not -ROUNDING <= number <= 1.0 + ROUNDING:
-            what = f"gave {given} for problem {problem.id}: return one number from 0 to 1"
+            what = f"gave {shown} for problem {problem.id}: return one number from 0 to 1"
             raise RewardError(f"{KEY} is {self.name!r} and {what}")
         return min(1.0, max(0.0, number))
 
     def place(self, error: BaseException) -> str:
         """The last line of the function's own file that an error came through, in words; nothing where there is none."""
         own = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", None)
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
         return f" in {Path(str(own)).name}, line {lines[-1]}," if lines else ""
 
     async def scores(self, tasks: Sequence[Task], responses: Sequence[str | None]) -> list[float | None]:
@@ -88,10 +88,10 @@ class CustomReward:
                     failed.append(error)
                     return None
 
-        found = await asyncio.gather(*map(score, tasks, responses))
+        rewards = await asyncio.gather(*map(score, tasks, responses))
         if failed and len(failed) == sum(response is not None for response in responses):
             raise RewardError(f"every one of {len(failed):,} responses failed; the first one: {failed[0]}")
-        return list(found)
+        return list(rewards)
 
 
 def name_reward(function: Function) -> str:

@@ -109,10 +109,10 @@ class Perplexity:
         if limit < 1:
             return (), Cost()
         prompt = self.frozen.prompt_ids(problem.question)
-        [[found]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
-        cached = found.cached_tokens
-        return found.logprobs, Cost(
-            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(found.token_ids), calls=1
+        [[greedy]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
+        cached = greedy.cached_tokens
+        return greedy.logprobs, Cost(
+            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(greedy.token_ids), calls=1
         )
 
     def forget(self, problem: Problem | None = None) -> None:
