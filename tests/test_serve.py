@@ -440,7 +440,7 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
             "repetition_penalty": 1, "presence_penalty": 0.0, "skip_special_tokens": True, "store": False, "user": "u",
             "response_format": {"type": "text"}, "metadata": {"a": "b"}, "stream_options": {"include_usage": False},
         }  # fmt: skip
-        body = chat | {"stream": False, "logit_bias": None, "max_tokens": 2} | neutral
+        body = chat | {"stream": False, "logit_bias": None, "max_tokens": 2, "temperature": 0} | neutral
         answer = http.post("/chat/completions", json=body).json()
         assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 2
         assert http.get("/nothing").status_code == 404 and http.get("/chat/completions").status_code == 405
