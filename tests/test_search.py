@@ -271,6 +271,21 @@ def test_puct_without_priors_takes_the_steps_probabilities_however_small() -> No
     assert puct(tree, ROOT, 0.0) == a
 
 
+@pytest.mark.parametrize(
+    ("estimate", "weight", "value", "backed_up"),
+    [(None, 0.25, None, 1.0), (0.2, 1.0, None, 1.0), (0.2, 0.25, None, 0.4), (0.2, 0.25, 0.2, 1.2)],
+)
+def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
+    estimate: float | None, weight: float, value: float | None, backed_up: float
+) -> None:
+    mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
+    [leaf] = mcts.ask()
+    playout = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(1.0))
+    mcts.tell(leaf, Evaluation([playout], estimate=estimate, rollout_weight=weight, value=value))
+    assert mcts.tree.W[ROOT] == pytest.approx(backed_up) and mcts.tree.W[1] == 1.0
+    assert mcts.tree.V[ROOT] == estimate and mcts.tree.V[1] is None
+
+
 # -- (d) golden trees --------------------------------------------------------------------------------------------------
 
 
