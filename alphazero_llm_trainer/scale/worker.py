@@ -46,7 +46,7 @@ class SampleJob:
     student_path: Path | None = None
     workers: int = 1
     address: str | None = None
-    seconds: float = 600.0
+    seconds: float = 3_600.0
     make_collector: Callable[..., Collector] = Collector
 
 

@@ -34,7 +34,7 @@ class CallError(TeacherError):
         self.kind = kind
 
 
-Tokens = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
 class Usage(BaseModel):

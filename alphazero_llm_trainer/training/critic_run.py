@@ -63,7 +63,7 @@ PARTS = ("training", "validation", "test")
 EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
 PATIENCE = 4  # measurements without a better held-out loss before training stops
-ROWS = 64  # of a forward that is only measured
+ROWS = 16  # of a forward that is only measured
 
 
 # -- losses and calibration --------------------------------------------------------------------------------------------
@@ -125,9 +125,11 @@ class ValueTrainer(Trainer):
 
 def value_trainer(critic: Critic, questions: Sequence[list[StateRow]], arguments: dict[str, Any]) -> Trainer:
     """A trainer on questions, each the rows of its states."""
+    args = TrainingArguments(**arguments, remove_unused_columns=False)
+    args._n_gpu = 1  # one process, one card: DataParallel would give each card all of the rows
     return ValueTrainer(
         model=critic,
-        args=TrainingArguments(**arguments, remove_unused_columns=False),
+        args=args,
         train_dataset=questions,
         data_collator=lambda batch: {"rows": [row for rows in batch for row in rows]},
     )
@@ -189,7 +191,7 @@ def arguments_of(config: Config, critic: Critic, count: int, tokens: int, out: P
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
     size = rows_of_a_forward(batch, tokens, shape.num_hidden_layers, shape.hidden_size, inner)
     if config.train.micro_batch is not None:
-        size = math.gcd(config.train.micro_batch, batch)
+        size = max(rows for rows in range(1, config.train.micro_batch + 1) if batch % rows == 0)
     updates = settings.epochs * math.ceil(count / batch)
     parameters = sum(p.numel() for p in critic.parameters())
     cuda = torch.cuda.is_available()

@@ -156,18 +156,18 @@ def right_response(response: Trajectory) -> dict[str, Any]:
 def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
     """Write rows to a Parquet file; returns how many there are."""
     import datasets
+    from pyarrow.parquet import ParquetWriter
 
     def feature(named: Any) -> Any:
         return datasets.List(feature(named[0])) if isinstance(named, list) else datasets.Value(named)
 
     features = datasets.Features({name: feature(named) for name, named in (COMMON | COLUMNS[kind]).items()})
-    parts = [datasets.Dataset.from_dict({name: [] for name in features}, features=features)]  # a kind may have no row
-    while batch := list(islice(rows, BATCH_ROWS)):
-        parts.append(datasets.Dataset.from_list(batch, features=features))
-    table = datasets.concatenate_datasets(parts)
-    datasets.disable_progress_bars()
-    table.to_parquet(path)
-    return len(table)
+    count = 0
+    with ParquetWriter(path, features.arrow_schema) as writer:  # a table may be larger than the memory
+        while batch := list(islice(rows, BATCH_ROWS)):
+            writer.write_table(datasets.Dataset.from_list(batch, features=features).with_format("arrow")[:])
+            count += len(batch)
+    return count
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------

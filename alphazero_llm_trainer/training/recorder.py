@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from .hub import upload, write_model_card
 from .learner import Learner
 from .models import learning_rate, load_trained_state, save_student, trained_state
 from .progress import show_round, show_tree
-from .ranks import Ranks
+from .ranks import Ranks, uses_fsdp
 from .rounds import RoundStats
 from .run import RunFolder, write_manifest
 from .start import Prepared
@@ -80,7 +80,15 @@ class Recorder:
         Returns the checkpoint to go on from (None: the start), and how many updates and rounds were made before it.
         """
         checkpoint, facts = self.folder.newest_checkpoint(self.progress.say) if resume else (None, {})
+        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
+            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
+            raise ConfigError(
+                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
+                f" optimiser: launch {before} FSDP"
+            )
         start = int(facts.get("rounds_done", 0))
+        if facts.get("best") is not None and facts["best"][1] != start:
+            load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         if not self.folder.card.exists():
             self.folder.write_card(self.new_card())  # whatever stops the run from here on, it can be resumed
         self.card = self.folder.read_card()
@@ -89,6 +97,9 @@ class Recorder:
                 f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
                 " or begin a new run"
             )
+        # A resumed run goes on with the system prompt that it began with: its trees are of that one.
+        opening = self.student.opening
+        self.student.opening = replace(opening, system_prompt=self.card.get("system_prompt", opening.system_prompt))
         if "before" not in self.card:
             self.card["before"] = self.measure_test("before")
             if self.prepared.validation:
@@ -182,6 +193,7 @@ class Recorder:
             facts = {
                 "rounds_done": rounds_done,
                 "update": learner.updates,
+                "fsdp": learner.sharded,
                 "best": self.best,
                 "training_seconds": self.train_seconds,
                 "total_seconds": time.perf_counter() - self.began,

@@ -105,9 +105,13 @@ def check_run(config: Config) -> None:
 
 # The methods that read a key of `train`; under every other one it would change nothing.
 READERS = {
+    "clip_high": ("grpo", "ppo"),
+    "clip_low": ("grpo", "ppo"),
     "credit": ("grpo",),
+    "gae_lambda": ("ppo",),
     "importance": ("grpo",),
     "kl_coefficient": ("grpo", "ppo"),
+    "negative_weight": ("grpo",),
     "reward": ("grpo", "ppo", "legacy"),
     "teacher_rows": ("grpo", "ppo"),
 }
