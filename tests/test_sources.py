@@ -32,6 +32,7 @@ from alphazero_llm_trainer.problems.source import (
     Source,
     TaskList,
     check_reads,
+    from_tasks,
     open_one_of,
     open_problems,
     open_source,
@@ -375,6 +376,10 @@ COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "trivia": ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}}, "Who?", "Ann"),
     "mmlu": ({"question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}, BARKS, "B"),
     "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "cop": 1}, BARKS, "B"),
+    "numbered": ({"question": "Barks?", "choices": ["1. cat", "2. dog"], "answer": "2"}, BARKS, "B"),
+    "lettered": ({"question": "Barks?", "choices": ["A) cat", "B) dog"], "answer": "dog"}, BARKS, "B"),
+    "choice columns": ({"Question": "Barks?", "Choice_A": "cat", "Choice_B": "dog", "Answer": "B"}, BARKS, "B"),
+    "option columns": ({"question": "Barks?", "Option A": "cat", "Option B": "dog", "answer": "b"}, BARKS, "B"),
     "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
 }
 
@@ -786,3 +791,15 @@ def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
         return asyncio.run(task.correctness_reward(trace))
 
     assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, pytest.approx(2 / 3), 0.0]
+
+
+def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path: Path) -> None:
+    written(tmp_path, {"question": "another?", "answer": "1"}, name="r1.jsonl")
+    rows = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "4", "solution": "2 + 2 = 4"}]
+    tasks = everything(opened(written(tmp_path, *rows, name="r[1].jsonl")))
+    assert {task.problem.question: task.solution for task in tasks} == {"a?": None, "b?": "2 + 2 = 4\n#### 4"}
+    problems = ProblemsConfig.model_validate({"source": "mine"})
+    mine = from_tasks([{"question": "a?", "answer": "1", "split": "dev"}], problems)
+    assert [len(mine.load(split, 9)) for split in ("train", "validation")] == [0, 1]
+    with pytest.raises(ConfigError, match="-1 tasks"):
+        load_tasks(mine, "validation", -1)

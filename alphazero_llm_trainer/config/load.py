@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -255,12 +256,15 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     return chosen
 
 
+@lru_cache
 def cuda_here() -> bool:
-    """Whether there is a CUDA device: what torch says where it is loaded, else whether there is NVIDIA's driver."""
-    if "torch" in sys.modules:
-        return sys.modules["torch"].cuda.is_available()
+    """Whether there is a CUDA device, the same for the whole process. torch, which takes seconds to load, is asked where there
+    may be one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return not hidden and not version("torch").endswith("+cpu") and shutil.which("nvidia-smi") is not None
+    driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
+    if hidden or not driver or version("torch").endswith("+cpu"):
+        return False
+    return import_module("torch").cuda.is_available()
 
 
 def explain(error: ValidationError) -> str:

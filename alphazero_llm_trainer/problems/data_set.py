@@ -11,7 +11,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Task
 from .files import load_hub, rows_at
-from .rows import Row
+from .rows import Row, row_format
 from .source import Source, split_of
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
@@ -73,7 +73,10 @@ class RowSource(Source):
                 f" problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or unset"
                 " both to use the hub"
             )
-        return (row for _, row in rows_at(f"{folder}/{hub_split}.*"))
+        files = [file for file in sorted(folder.glob(f"{hub_split}.*")) if row_format(file.name)]
+        if not files:
+            raise DataError(f"{folder} has no file of rows {hub_split}.*: write {hub_split}.jsonl")
+        return (row for _, row in rows_at(str(files[0])))  # of `gzip -k` and the like, one
 
     @property
     def place(self) -> Path | None:

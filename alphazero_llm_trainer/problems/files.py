@@ -8,6 +8,7 @@ test; what a data set doesn't have is cut off its train rows by a hash of the qu
 
 from __future__ import annotations
 
+import glob
 import logging
 import lzma
 import re
@@ -23,14 +24,8 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json
-from .rows import Row, files_at, row_format
+from .rows import SPLIT_NAMES, Row, files_at, row_format, split_at
 from .source import Source, TaskList, from_rows
-
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation",
-    "val": "validation", "dev": "validation", "arena": "arena", "test": "test", "testing": "test",
-    "eval": "test", "evaluation": "test",
-}  # fmt: skip
 
 
 class FileRows(TaskList):
@@ -86,11 +81,7 @@ def rows_at(address: str) -> Iterator[tuple[str, Row]]:
         inner = [place.name for place in (file, *file.parents) if place not in (base, *base.parents)]
         of_file = next(filter(None, map(split_in, inner)), "")
         for columns, where in rows_in(file):
-            named = str(columns.get("split") or "").lower()
-            if named and named not in SPLIT_NAMES:
-                known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
-                raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
-            yield SPLIT_NAMES[named] if named else of_file, (columns, where)
+            yield split_at((columns, where)) or of_file, (columns, where)
 
 
 def rows_in(file: Path) -> Iterator[Row]:
@@ -123,7 +114,9 @@ def json_rows(text: str, file: Path) -> Iterator[Row]:
             value = parse_json(part)
         except ValueError as error:
             where = "" if whole else f" line {line}"
-            raise DataError(f"{file}{where} is not valid JSON ({error}): mend it") from error
+            raise DataError(
+                f"{file}{where} is not valid JSON ({error}): write an object a line, or one list"
+            ) from error
         for number, row in enumerate(value if whole else [value], 1):
             where = f"{file} row {number}" if whole else f"{file} line {line}"
             if not isinstance(row, dict):
@@ -152,7 +145,7 @@ def read(kind: str, file: Path, **options: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = datasets.load_dataset(
-                kind, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
+                kind, data_files=glob.escape(str(file)), split="train", cache_dir=cache, keep_in_memory=True, **options
             )
         except (OSError, ValueError, EOFError, lzma.LZMAError, datasets.exceptions.DatasetsError) as error:
             text = str(error.__cause__ or error).partition("\n")[0]

@@ -40,6 +40,8 @@ def load_tasks(
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+    if count < 1 or start < 0:
+        raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
     tasks = asked(source, split, count, start)

@@ -37,9 +37,16 @@ ANSWERS = (
 )  # fmt: skip
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
 CHOICES = ("choices", "options", "question.choices")
-LETTERED = ("{}", "option_{}", "option{}", "op{}")  # a choice in a column of its own
+# A choice in a column of its own.
+LETTERED = ("{}", "option_{}", "option {}", "option{}", "op{}", "choice_{}", "choice {}", "choice{}")
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation",
+    "val": "validation", "dev": "validation", "arena": "arena", "test": "test", "testing": "test",
+    "eval": "test", "evaluation": "test",
+}  # fmt: skip
 PACKED = (".gz", ".bz2", ".xz")
+LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)  # a choice with its label
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
@@ -76,6 +83,16 @@ def files_at(address: str) -> list[Path]:
     if place.is_dir():
         places = place.rglob("*")
     return sorted(file for file in places if row_format(file.name) and file.is_file())
+
+
+def split_at(row: Row) -> str:
+    """The split that a row's own column `split` names; "" for none. Raises DataError for another word."""
+    columns, where = row
+    named = str(columns.get("split") or "").lower()
+    if named and named not in SPLIT_NAMES:
+        known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
+        raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
+    return SPLIT_NAMES.get(named, "")
 
 
 def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
@@ -195,15 +212,15 @@ def choices_at(columns: Mapping[str, Any], name: str) -> Any:
     """A row's choices: a column's value, or the columns of a pattern of `LETTERED` by letter."""
     if "{}" not in name:
         return from_json(value_at(columns, name))
-    by_letter = {
-        letter: columns.get(name.format(letter), columns.get(name.format(letter.lower()))) for letter in LETTERS
-    }
+    known = {column.lower(): text for column, text in columns.items()}
+    by_letter = {letter: known.get(name.format(letter.lower())) for letter in LETTERS}
     return {letter: text for letter, text in by_letter.items() if text not in (None, "")}
 
 
 def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
-    """Labels (or none) and texts of choices: a list of texts, or of objects with `label` and
-    `text`, an object with lists of both, as ARC has it, or one with a text for each label."""
+    """Labels (or none) and texts of choices: a list of texts, with labels of their own (`1) cat`)
+    or without, or of objects with `label` and `text`, an object with lists of both, as ARC has it,
+    or one with a text for each label."""
     labels: Iterable[Any] = ()
     if isinstance(choices, Mapping) and "text" in choices:
         labels, choices = choices.get("label") or (), choices["text"]
@@ -216,7 +233,12 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
     texts = [] if isinstance(choices, str) else list(choices)
     if not 0 < len(texts) <= len(LETTERS) or not all(isinstance(text, str | Number) for text in texts):
         raise DataError(f"{where} has no list of 1 to {len(LETTERS)} texts as its choices: write one")
-    return [str(label).upper() for label in labels], [str(text).strip() for text in texts]
+    texts, labels = [str(text).strip() for text in texts], [str(label).upper() for label in labels]
+    marked = [match for match in map(LABELLED.fullmatch, texts) if match is not None]
+    marks = [match[1].upper() for match in marked]
+    if len(texts) > 1 and marks in ([*LETTERS[: len(texts)]], [str(i + 1) for i in range(len(texts))]):
+        labels, texts = labels or marks, [match[2] for match in marked]
+    return labels, texts
 
 
 def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what: str) -> str:

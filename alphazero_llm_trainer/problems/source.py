@@ -18,6 +18,7 @@ import asyncio
 import glob
 import hashlib
 import importlib
+import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -38,7 +39,7 @@ from ..types import Problem, Task
 from .calculator import equations
 from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from .prompts import SYSTEM_PROMPTS
-from .rows import ROW_FILES, Columns, Row, as_task, check_text, columns_of, files_at, row_format
+from .rows import ROW_FILES, Columns, Row, as_task, check_text, columns_of, files_at, row_format, split_at
 
 log = logging.getLogger(__name__)
 
@@ -283,12 +284,18 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
 
 def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> TaskList:
     """A source of rows, each with its split ("" for none)."""
-    columns, tasks = None, dict[str, list[Task]]()
-    for split, row in rows:
-        columns = columns or columns_of(row, problems)
-        tasks.setdefault(split, []).append(as_task(row, columns, problems.source))
-    if columns is None:
+    rows, tasks = [*rows], dict[str, list[Task]]()
+    if not rows:
         raise DataError(f"{problems.source} has no rows: write one problem a row, with a question and an answer")
+    _, (first, where) = rows[0]
+    shown = dict(first)  # a column may begin in a later row
+    for _, (row, _) in rows:
+        for column, value in row.items():
+            if shown.get(column) is None:
+                shown[column] = value
+    columns = columns_of((shown, where), problems)
+    for split, placed in rows:
+        tasks.setdefault(split, []).append(as_task(placed, columns, problems.source))
     source = TaskList(tasks, problems.source, problems.grade, problems.system_prompt, str(columns))
     source.reads = ROW_KEYS
     return source
@@ -392,7 +399,16 @@ def from_object(value: Any, problems: ProblemsConfig) -> Source:
     if isinstance(value, Source):
         value.name = value.name or problems.source
         return value
-    return from_tasks(value() if callable(value) else value, problems)
+    if callable(value):
+        try:
+            inspect.signature(value).bind()
+        except TypeError as error:
+            raise ConfigError(
+                f"problems.source is {problems.source!r}, a function that takes arguments ({error}): write one"
+                " without, that returns tasks; rows may have a `split`"
+            ) from None
+        value = value()
+    return from_tasks(value, problems)
 
 
 def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
@@ -413,7 +429,8 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
         row = dict(zip(Columns._fields, task, strict=False)) if isinstance(task, tuple | list) else task
         if not isinstance(row, Mapping):
             raise DataError(f"source {address} has {repr(row)[:SHOWN]} as task {number}: give (question, answer)")
-        rows.append((str(row.get("split", "")), (row, f"source {address}, task {number}")))
+        placed = (row, f"source {address}, task {number}")
+        rows.append((split_at(placed), placed))
     return from_rows(rows, problems)
 
 
