@@ -114,6 +114,6 @@ def test_keys_that_the_method_reads_are_taken() -> None:
     from alphazero_llm_trainer.training.start import READERS, check_method
 
     for name, methods in READERS.items():
-        value = {"credit": "step", "importance": False, "kl_coefficient": 0.1, "reward": "combined"}.get(name, True)
+        value = {"credit": "step", "importance": False, "reward": "combined", "teacher_rows": True}.get(name, 0.1)
         for method in methods:
             check_method(load_training(overrides=[f"train.method={method}", {"train": {name: value}}]))
