@@ -147,7 +147,9 @@ def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
     for request, group in zip(requests, generate(every, *requests), strict=True):
         assert len(group) == request.n
         for one in group:
-            assert one.logprobs == pytest.approx(library_scores(MODEL, request.prompt_ids, one.token_ids), abs=CLOSE)
+            assert one.logprobs == pytest.approx(
+                library_scores(MODEL, request.prompt_ids, one.token_ids), abs=2 * CLOSE
+            )
     pairs = [(random_prompt(rng), random_prompt(rng, 1, 12)) for _ in range(20)]
     pairs += pairs[:5]  # the same pair twice in one call
     for pair, values in zip(pairs, score(every, *pairs), strict=True):
