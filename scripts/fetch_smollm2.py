@@ -28,7 +28,8 @@ PIP = ["uv", "run", "--no-project", "--quiet", "--with", "pip", "python", "-m", 
 def main() -> None:
     folder = fetched(REPOSITORY)
     if (folder / "config.json").is_file():
-        raise SystemExit(f"it is there already: {folder}")
+        print(folder)
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         scratch = Path(name)
