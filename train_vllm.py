@@ -1,4 +1,6 @@
-"""Train the student from search trees: `python train_vllm.py --help`. All of it lives in `alphazero_llm_trainer.training`."""
+"""Train the student from search trees: `python train_vllm.py --help`. All of it lives in
+`alphazero_llm_trainer.training`.
+"""
 
 from alphazero_llm_trainer.cli.train import train_main
 

@@ -1,7 +1,7 @@
 """AlphaZero for language-model reasoning.
 
-`import alphazero_llm_trainer as az` loads nothing heavy: every name below is imported when it is first asked for. Three
-classes are what verifiers looks for.
+`import alphazero_llm_trainer as az` loads nothing heavy: every name below is imported when it is
+first asked for. Three classes are what verifiers looks for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("alphazero-llm-trainer")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # verifiers asks for the harness while env.py is still loading; getattr then answers AttributeError, as it expects.
+    # verifiers asks for the harness while env.py is still loading; getattr then answers
+    # AttributeError, as it expects.
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
@@ -65,13 +66,18 @@ def __dir__() -> list[str]:
 
 
 def take_over_vf_eval() -> None:
-    """Restart verifiers' own `vf-eval` process as our front end when it was called for this package.
+    """Restart verifiers' own `vf-eval` process as our front end when it was called for this
+    package.
 
-    Its `main` imports this package before it reads its flags, some of which (`-s`, `--`, `--tier`) it doesn't know.
+    Its `main` imports this package before it reads its flags, some of which (`-s`, `--`, `--tier`)
+    it doesn't know.
     """
     if "verifiers.v1.cli.eval.main" not in sys.modules:
         return
-    at = next((i for i, argument in enumerate(sys.orig_argv[1:3], 1) if Path(argument).stem == "vf-eval"), None)
+    at = next(
+        (i for i, argument in enumerate(sys.orig_argv[1:3], 1) if Path(argument).stem == "vf-eval"),
+        None,
+    )
     if at is None:
         return
     from .environment.argv import names_us
@@ -80,7 +86,8 @@ def take_over_vf_eval() -> None:
     if names_us(argv):
         sys.stdout.flush()
         sys.stderr.flush()
-        # A fresh process, not a call: this import holds the module lock that the front end's own imports need.
+        # A fresh process, not a call: this import holds the module lock that the front end's own
+        # imports need.
         os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer.environment", *argv])  # noqa: S606 - itself, without a shell
 
 

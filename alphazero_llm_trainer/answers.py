@@ -7,9 +7,11 @@ after its answer.
 
 `extract` looks for an answer by these rules, in this order:
 
-1. `####`: what follows it on the last line that has one (Markdown headings such as `#### Step 1:` are not answers);
+1. `####`: what follows it on the last line that has one (Markdown headings such as `#### Step 1:`
+   are not answers);
 2. `\boxed{...}`: the last box, nested braces included;
-3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the last one counts;
+3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the
+   last one counts;
 4. the last number anywhere in the text.
 
 `strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response
@@ -41,20 +43,33 @@ from .errors import DataError
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
-SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 CJK_SCALES = {"百": 10**2, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
-_CJK_SCALE = rf"(?![千百][米克瓦卡分])[{''.join(CJK_SCALES)}]"  # but 千米 is a kilometre, 百分 per cent
-GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
+_CJK_SCALE = (
+    rf"(?![千百][米克瓦卡分])[{''.join(CJK_SCALES)}]"  # but 千米 is a kilometre, 百分 per cent
+)
+# of thousands in one number: without an end, a line of them would be read again from each comma on
+GROUPS = 30
 
 _MONEY = "$€£¥₹₩₽₱฿₫₺₴₦₪"
-_DECIMAL = rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+_DECIMAL = (
+    rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+)
 _VALUE = re.compile(
     r"(?P<sign>[-+]?)\s*"
     r"(?:(?P<whole>[0-9]+)\s+(?P<top>[0-9]+)/(?P<bottom>[0-9]+)"
     rf"|(?P<number>{_DECIMAL})(?:\s*/\s*(?P<divisor>{_DECIMAL}))?(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}})(?![0-9]))?)"
 )
-# What follows a number is its unit when it is words that leave the value as it is. A word of four letters does; so does
-# one of three, unless it is variables in a row (xyz). One or two letters are a term (5 i, 3 xy), these excepted:
+# What follows a number is its unit when it is words that leave the value as it is. A word of four
+# letters does; so does one of three, unless it is variables in a row (xyz). One or two letters are
+# a term (5 i, 3 xy), these excepted:
 _WORD = r"[^\W\d_]++"
 _SHORT_UNIT = re.compile(
     r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
@@ -89,9 +104,12 @@ _PREFIX = re.compile(
 )
 # Digits that touch a letter are a part of its word, but in scripts that set no spaces.
 _LETTER_BEFORE = r"[^\W\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
-_UNIT_LETTERS = "gmlLshtdcJNVWKCF"  # units of one letter: where an answer is a number they are no variables
-# A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a hyphen, and digits
-# that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of at least two letters follows.
+_UNIT_LETTERS = (
+    "gmlLshtdcJNVWKCF"  # units of one letter: where an answer is a number they are no variables
+)
+# A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a
+# hyphen, and digits that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of
+# at least two letters follows.
 _TOKEN = re.compile(
     rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[{_MONEY}]?|[{_MONEY}]-)"
     rf"(?<!{_LETTER_BEFORE})(?<![.^])"
@@ -99,9 +117,13 @@ _TOKEN = re.compile(
     rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
     rf"(?:\s(?:{'|'.join(SCALES)})s?\b|{_CJK_SCALE})?"
 )
-_LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*")  # words before the one number of a sentence
+_LEAD = re.compile(
+    r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*"
+)  # words before the one number of a sentence
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
-_HEADING = re.compile(r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE)
+_HEADING = re.compile(
+    r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE
+)
 _REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
 _ANSWER = (
     r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar"
@@ -115,7 +137,9 @@ _ANSWER_IS = re.compile(
     rf"(?:{_ANSWER})[\s:*]*+(.+?)(?=(?:です|だ|입니다|이다)?(?:[.!?](?:\s|$)|[。！？\n]|$)|,? {_REASON}\b)",
     re.IGNORECASE,
 )
-_ANSWER_TAG = re.compile(r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL)
+_ANSWER_TAG = re.compile(
+    r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
+)
 # What closes or opens thinking: tags of many models, and the channels of gpt-oss.
 _THINKING = re.compile(
     r"[<◁]\s*(?P<shut>/?)\s*(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think)\s*[>▷]|\[(?P<end>/?)THINK\]"
@@ -158,7 +182,10 @@ _SPELT_OUT = tuple(
             "",
         ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
-        (rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])", "-"),
+        (
+            rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])",
+            "-",
+        ),
         (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
         (r"(?<=[0-9])k(?![A-Za-z0-9])", " thousand"),
         (r"(?<=[0-9])(?-i:M)(?![A-Za-z0-9])", " million"),
@@ -189,7 +216,8 @@ _END_OF_NAME = (
     r"|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
 )
 _NAMED = re.compile(
-    # At the start of a statement: `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
+    # At the start of a statement: `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a
+    # dog`.
     r"^\(?([A-Z])[).:\]](?=\s|$)|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
@@ -204,7 +232,9 @@ _DENIED = re.compile(
     r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
     rf"\s+(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
 )
-_IS_WRONG = re.compile(r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))")
+_IS_WRONG = re.compile(
+    r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
+)
 _SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
@@ -231,7 +261,10 @@ _PLAIN = tuple(
         (r"\\[,;: ]|~", " "),
         (r"\\([$%#&])", r"\1"),
         (r"\^\{\\circ\}|\^?\\(?:circ|degree)(?![A-Za-z])", "°"),
-        (r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])", r"e\1"),
+        (
+            r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])",
+            r"e\1",
+        ),
         (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "÷"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
@@ -295,7 +328,8 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
 
     Args:
         text: a response, possibly cut off.
-        strict: True takes a `####` line or a box only; False tries every rule of the module's docstring.
+        strict: True takes a `####` line or a box only; False tries every rule of the module's
+            docstring.
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
     text = spoken(text)
@@ -319,7 +353,9 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     text, unread = spoken(text), False
     statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
     for boxed, stated in zip((False, True, False), statements, strict=True):
-        last = next((text for text in reversed(stated) if any(letter.isnumeric() for letter in text)), None)
+        last = next(
+            (text for text in reversed(stated) if any(letter.isnumeric() for letter in text)), None
+        )
         if last is None:
             unread = unread or any(re.fullmatch(r"\S{2,}", normalize(word)) for word in stated[-1:])
             continue
@@ -330,7 +366,9 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     stray = None if strict or unread else _last_number(_grouped(text))
     if stray is None:
         return None
-    return next((reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None)  # 0/0 is none
+    return next(
+        (reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None
+    )  # 0/0 is none
 
 
 def after_mark(response: str) -> str | None:
@@ -385,7 +423,8 @@ def normalize(text: str) -> str:
 
     Applying it again changes nothing. An answer of nothing but punctuation gives "".
     """
-    # Folding can bring new text to light (a box in bold, say), so this goes on until nothing changes.
+    # Folding can bring new text to light (a box in bold, say), so this goes on until nothing
+    # changes.
     for _ in range(8):
         key = _key(text)
         if key == text:
@@ -430,7 +469,10 @@ def gold(text: str) -> str:
     value = _value(_plain(lines[-1])) if lines else None
     if value is None:
         shown = text if len(text) <= 80 else "..." + text[-80:]
-        raise DataError(f"gold answer {shown!r} has no number after '####': end it with a line such as `#### 72`")
+        raise DataError(
+            f"gold answer {shown!r} has no number after '####': end it with a line such as `#### "
+            "72`"
+        )
     return str(value)
 
 
@@ -469,7 +511,9 @@ def _one_number(statement: str) -> str:
     if len(numbers) != 1 or _value(plain) is not None:
         return statement
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
-    says = _LEAD.fullmatch(lead) and not any(map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold())))
+    says = _LEAD.fullmatch(lead) and not any(
+        map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold()))
+    )
     return numbers[0][0] if says and _is_unit(tail) else statement
 
 
@@ -504,7 +548,9 @@ def _spelt_out(text: str) -> str:
 def _grouped(text: str) -> str:
     """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas
     as India sets them."""
-    text = re.sub(r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])", _decimal_comma, text)
+    text = re.sub(
+        r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])", _decimal_comma, text
+    )
     return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
 
 
@@ -587,12 +633,16 @@ def _key(text: str) -> str:
 
 
 def _strip(text: str) -> str:
-    # A full stop goes at the end only: at the front it is a decimal point. An exclamation mark after a number or a
-    # variable stays: it is a factorial.
+    # A full stop goes at the end only: at the front it is a decimal point. An exclamation mark
+    # after a number or a variable stays: it is a factorial.
     text = text.lstrip(" \t\r\n*`'\"_,;:")
     kept = text.rstrip(" \t\r\n*`'\"_.,;:!?")
     factorial = re.match(r"\s*(!+)", text[len(kept) :])
-    return kept + factorial[1] if factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept[-2:]) else kept
+    return (
+        kept + factorial[1]
+        if factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept[-2:])
+        else kept
+    )
 
 
 def _value(text: str) -> Fraction | None:
@@ -612,9 +662,15 @@ def _value(text: str) -> Fraction | None:
     if not _is_unit(unit):
         return None
     if match["whole"]:
-        top, bottom, whole = Fraction(match["top"]), Fraction(match["bottom"]), Fraction(match["whole"])
+        top, bottom, whole = (
+            Fraction(match["top"]),
+            Fraction(match["bottom"]),
+            Fraction(match["whole"]),
+        )
     else:
-        top, bottom = (Fraction((match[part] or "1").replace(",", "")) for part in ("number", "divisor"))
+        top, bottom = (
+            Fraction((match[part] or "1").replace(",", "")) for part in ("number", "divisor")
+        )
         whole, scale = Fraction(0), scale * Fraction(10) ** int(match["exponent"] or 0)
     if bottom == 0:
         return None
@@ -633,7 +689,9 @@ def _scale(rest: str) -> tuple[Fraction, str]:
 def _is_unit(rest: str) -> bool:
     """Whether what follows a number is nothing, or a unit: words, possibly after a percent or
     degree sign."""
-    rest = "".join(sign for sign in rest if sign not in ".'’" and unicodedata.category(sign)[0] != "M")
+    rest = "".join(
+        sign for sign in rest if sign not in ".'’" and unicodedata.category(sign)[0] != "M"
+    )
     rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]  # it may be empty: it always matches
     if not _UNIT.fullmatch(rest):
         return False
@@ -642,11 +700,15 @@ def _is_unit(rest: str) -> bool:
         return True
     if _NO_UNIT_FIRST.fullmatch(words[0].casefold()) or words[-1] == "a":
         return False
-    return _is_unit_word(words[0], rest[0] == words[0][0]) and all(_is_unit_word(word) for word in words[1:])
+    return _is_unit_word(words[0], rest[0] == words[0][0]) and all(
+        _is_unit_word(word) for word in words[1:]
+    )
 
 
 def _is_unit_word(word: str, touches: bool = False) -> bool:
-    """Whether `word` may be a part of a unit. `touches`: no space stands between the number and it."""
+    """Whether `word` may be a part of a unit. `touches`: no space stands between the number and
+    it.
+    """
     if _SHORT_UNIT.fullmatch(word):
         return len(word) > 1 or not touches
     word = word.casefold()

@@ -1,5 +1,6 @@
-"""The error policy: what a user can fix is one sentence and exit code 2, what a disk refuses is one and exit code 1;
-everything else is a bug and shows its traceback."""
+"""The error policy: what a user can fix is one sentence and exit code 2, what a disk refuses is one
+and exit code 1; everything else is a bug and shows its traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ EXIT_USER_ERROR = 2
 
 
 class AlphaZeroError(Exception):
-    """Base of every error that a user can fix. Its text is one sentence naming the field, the value and the fix."""
+    """Base of every error that a user can fix. Its text is one sentence naming the field, the value
+    and the fix.
+    """
 
 
 class ConfigError(AlphaZeroError):
@@ -26,11 +29,15 @@ class CheckpointError(AlphaZeroError):
 
 
 class StorageError(Exception):
-    """A disk is full, or a file can't be read or written: nothing is wrong with what was asked, and `--resume` goes on."""
+    """A disk is full, or a file can't be read or written: nothing is wrong with what was asked, and
+    `--resume` goes on.
+    """
 
 
 class EngineError(AlphaZeroError):
-    """An engine can't serve a request (too long a prompt, an operation it doesn't offer, a model that can't be loaded)."""
+    """An engine can't serve a request (too long a prompt, an operation it doesn't offer, a model
+    that can't be loaded).
+    """
 
 
 class RequestError(EngineError):
@@ -43,7 +50,9 @@ class RequestError(EngineError):
 
 
 class RewardError(RequestError):
-    """A reward of the user's own gave no number from 0 to 1 for a response: that question ends, and the run goes on."""
+    """A reward of the user's own gave no number from 0 to 1 for a response: that question ends, and
+    the run goes on.
+    """
 
 
 class TeacherError(EngineError):

@@ -1,4 +1,6 @@
-"""Files that outlive a crash: written whole and synced, read with care, and one process writes a folder at a time."""
+"""Files that outlive a crash: written whole and synced, read with care, and one process writes a
+folder at a time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .errors import ConfigError, DataError
 LOCK = ".lock"
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, value: Any, indent: int = 2) -> None:
@@ -26,7 +29,9 @@ def write_json(path: Path, value: Any, indent: int = 2) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it, after a power cut too."""
+    """Write a file so that a reader sees the old one or the new one, never half of it, after a
+    power cut too.
+    """
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text, encoding="utf-8")
     put_in_place(temporary, path)
@@ -40,7 +45,9 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def make_folder(folder: Path, exist_ok: bool = True) -> list[Path]:
-    """`mkdir` with parents, whose names are on the disk then. Returns what was missing, the deepest first."""
+    """`mkdir` with parents, whose names are on the disk then. Returns what was missing, the deepest
+    first.
+    """
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for place in missing:
@@ -70,7 +77,8 @@ def sync_all(folder: Path) -> None:
     sync(folder.parent)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -101,14 +109,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} has a line that is no JSON object: remove that line") from error
 
 
-# -- one writer --------------------------------------------------------------------------------------------------------
+# -- one writer
+# --------------------------------------------------------------------------------------------------
 
 
 class FolderLock:
-    """One process writes `folder` (made where it is missing) from now until `release`, or until it dies.
+    """One process writes `folder` (made where it is missing) from now until `release`, or until it
+    dies.
 
     Raises:
-        ConfigError: another process holds it, which is named, or the folder can't be written; `flag` says what named it.
+        ConfigError: another process holds it, which is named, or the folder can't be written;
+            `flag` says what named it.
     """
 
     def __init__(self, folder: Path, flag: str = "--out") -> None:
@@ -118,20 +129,28 @@ class FolderLock:
             self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
         except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
             why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{flag} {folder} can't be written ({why}): name a writable folder") from error
+            raise ConfigError(
+                f"{flag} {folder} can't be written ({why}): name a writable folder"
+            ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                return  # a network file system without locks: nothing can be known, so nothing is refused
+                # a network file system without locks: nothing can be known, so nothing is refused
+                return
             holder = self._holder()
             self._file.close()
             raise ConfigError(
-                f"{flag} {folder} is being written by {holder}: wait for it, end it, or name another folder"
+                f"{flag} {folder} is being written by {holder}: wait for it, end it, or name "
+                "another folder"
             ) from error
-        if os.fstat(self._file.fileno()).st_nlink == 0:  # its holder let go between the two calls, and removed it
+        if (
+            os.fstat(self._file.fileno()).st_nlink == 0
+        ):  # its holder let go between the two calls, and removed it
             self._file.close()
-            raise ConfigError(f"{flag} {folder} was being written by another process just now: try again")
+            raise ConfigError(
+                f"{flag} {folder} was being written by another process just now: try again"
+            )
         self._file.truncate(0)
         self._file.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._file.flush()
@@ -144,7 +163,9 @@ class FolderLock:
         return f"process {number}{elsewhere}" if number else "another process"
 
     def release(self) -> None:
-        """Let another process write here. Folders that were made for this lock and have nothing else in them go."""
+        """Let another process write here. Folders that were made for this lock and have nothing
+        else in them go.
+        """
         if self._file.closed:
             return
         with suppress(OSError):  # somebody may have removed the whole folder
@@ -157,12 +178,16 @@ class FolderLock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release()
 
 
-# -- space -------------------------------------------------------------------------------------------------------------
+# -- space
+# --------------------------------------------------------------------------------------------------
 
 
 RIGHTS, PLACE = "make it writable, or name another place", "name another place"
@@ -178,7 +203,9 @@ FIXES = {
 
 
 def storage_failure(error: OSError) -> str | None:
-    """One sentence for what the operating system refused to read or write; None for another kind of failure."""
+    """One sentence for what the operating system refused to read or write; None for another kind of
+    failure.
+    """
     fix = FIXES.get(error.errno or 0)
     if fix is None:
         return None

@@ -1,4 +1,6 @@
-"""What long work tells its user, and how it is told to end: a live bar on a terminal, lines elsewhere; Ctrl-C."""
+"""What long work tells its user, and how it is told to end: a live bar on a terminal, lines
+elsewhere; Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from .types import Cost
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 TROUBLES = 3  # lines about what is left out
-BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
+BEAT = (
+    10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
+)
 POLL = 0.25  # seconds between two looks at `stop`
 
 T = TypeVar("T")
@@ -34,7 +38,9 @@ class StoppedError(Exception):
 
 
 def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
-    """What `asyncio.run(work)` gives; `work` is cancelled soon after `stop` is true. Raises StoppedError then."""
+    """What `asyncio.run(work)` gives; `work` is cancelled soon after `stop` is true. Raises
+    StoppedError then.
+    """
 
     async def watched() -> T:
         task = asyncio.ensure_future(work)
@@ -52,10 +58,11 @@ def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
 
 
 class Stop:
-    """Whether the user asked to stop: Ctrl-C once asks the work to end at the next safe place; twice ends it at once.
+    """Whether the user asked to stop: Ctrl-C once asks the work to end at the next safe place;
+    twice ends it at once.
 
-    What is said then names what `progress` knows to be in hand. As a context manager it puts the handler of before back.
-    In a thread of its own it leaves Ctrl-C to the main thread.
+    What is said then names what `progress` knows to be in hand. As a context manager it puts the
+    handler of before back. In a thread of its own it leaves Ctrl-C to the main thread.
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
@@ -67,7 +74,9 @@ class Stop:
         self.asked = True
         signal.signal(signal.SIGINT, self.previous)
         held = "" if self.progress is None else self.progress.work.held
-        sys.stderr.write(f"\nending {held or 'at the next safe place'}; Ctrl-C again ends at once\n")
+        sys.stderr.write(
+            f"\nending {held or 'at the next safe place'}; Ctrl-C again ends at once\n"
+        )
 
     def __call__(self) -> bool:
         return self.asked
@@ -82,10 +91,11 @@ class Stop:
 
 @dataclass(slots=True)
 class Stretch:
-    """A stretch of work since the second `began`: `total` things of the name `unit`, of which `first` were done before.
+    """A stretch of work since the second `began`: `total` things of the name `unit`, of which
+    `first` were done before.
 
-    `cost` is the engine's running total, which had `before` tokens then; `figures` are the newest ones. `held` says what
-    a stop waits for.
+    `cost` is the engine's running total, which had `before` tokens then; `figures` are the newest
+    ones. `held` says what a stop waits for.
     """
 
     began: float
@@ -117,10 +127,11 @@ class Stretch:
 class Progress:
     """Tells on `out` (standard error) how far a command is; says nothing where `quiet`.
 
-    `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either, and what is said stays
-    above the bar. A stretch may have others within it (`within`). Where there is no bar, a line says how far the work is
-    after every `BEAT` seconds of silence, whether anything was finished or not. `dollars` tells what has been charged so
-    far, `clock` the seconds. With `tell` that function gets each line, nothing is written, and nothing is told but from the
+    `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either,
+    and what is said stays above the bar. A stretch may have others within it (`within`). Where
+    there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
+    anything was finished or not. `dollars` tells what has been charged so far, `clock` the seconds.
+    With `tell` that function gets each line, nothing is written, and nothing is told but from the
     thread that works.
     """
 
@@ -161,19 +172,30 @@ class Progress:
                 self.out.write(f"{text}\n")
                 self.out.flush()
 
-    def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "", **more: Any) -> None:
-        """`total` things are to be done, of which `done` are done already. `more` are `cost` and `held` of `Stretch`."""
+    def start(
+        self, total: int, done: int = 0, unit: str = "question", doing: str = "", **more: Any
+    ) -> None:
+        """`total` things are to be done, of which `done` are done already. `more` are `cost` and
+        `held` of `Stretch`.
+        """
         self._begin(Stretch(self.clock(), total, done, unit, doing, **more))
         if not self.quiet and self.tell is None and self.out.isatty():
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
-            self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
+            self.bar = Live(
+                console=console,
+                get_renderable=self.drawn,
+                refresh_per_second=4,
+                redirect_stdout=False,
+            )
             self.bar.start()
         else:
             self._beat_until_stopped()
 
     @contextmanager
     def within(self, total: int, unit: str, doing: str, **more: Any) -> Iterator[None]:
-        """Other things are counted for a while, as by `start`; the stretch under way goes on after them."""
+        """Other things are counted for a while, as by `start`; the stretch under way goes on after
+        them.
+        """
         outer = self.work
         if not outer.unit:
             self.start(total, 0, unit, doing, **more)
@@ -195,7 +217,9 @@ class Progress:
         self._beat_until_stopped()
 
     def load(self, what: str, module: str) -> None:
-        """Say that `what` is loaded, unless its `module` is there already; then `wait` for that, and what comes after."""
+        """Say that `what` is loaded, unless its `module` is there already; then `wait` for that,
+        and what comes after.
+        """
         if module not in sys.modules:
             self.say(f"loading {what}")
         self.wait("loading")
@@ -238,7 +262,9 @@ class Progress:
         self.work.figures = text
 
     def trouble(self, text: str) -> None:
-        """A line that stays on what is left out: the first `TROUBLES` of a command, then that more are counted."""
+        """A line that stays on what is left out: the first `TROUBLES` of a command, then that more
+        are counted.
+        """
         self.troubles += 1
         if self.troubles <= TROUBLES:
             self.say(text)
@@ -252,8 +278,12 @@ class Progress:
     def drawn(self) -> Group:
         """A bar, how far the work is, and the notes: what a terminal shows."""
         first = Table.grid(padding=(0, 1))
-        first.add_row(ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), one_line(self.line()))
-        notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
+        first.add_row(
+            ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), one_line(self.line())
+        )
+        notes = [
+            *self.notes.items()
+        ]  # a copy: searches ahead of their round note from a thread of their own
         return Group(first, *(one_line(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
@@ -262,11 +292,15 @@ class Progress:
         doing = f"{work.doing}: " if work.doing else ""
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
         sampled = f"{work.tokens:,} tokens" if work.tokens and work.unit != "token" else ""
-        return doing + ", ".join(part for part in (counted, work.figures, self.pace, sampled) if part)
+        return doing + ", ".join(
+            part for part in (counted, work.figures, self.pace, sampled) if part
+        )
 
     @property
     def pace(self) -> str:
-        """Things a second since the start and the time left at that rate; the seconds so far where nothing is done."""
+        """Things a second since the start and the time left at that rate; the seconds so far where
+        nothing is done.
+        """
         work, seconds, dollars = self.work, self.clock() - self.work.began, self.dollars()
         done, left = work.done - work.first, work.total - work.done
         spent = f", ${dollars:.4f}" if dollars else ""
@@ -276,7 +310,9 @@ class Progress:
         return f"{rate(done, seconds, work.unit)}{spent}{eta}"
 
     def stop(self) -> None:
-        """The stretch of work is over, or given up; where all of it is done and there is no bar, a line says so."""
+        """The stretch of work is over, or given up; where all of it is done and there is no bar, a
+        line says so.
+        """
         work = self.work
         if self.bar is None and work.doing and work.done == work.total > work.first:
             self.say(self.line())
@@ -296,7 +332,9 @@ def one_line(text: str) -> Text:
 
 
 def rate(count: int, seconds: float, unit: str) -> str:
-    """So many things in so many seconds: a second, or seconds a thing where that is less than one."""
+    """So many things in so many seconds: a second, or seconds a thing where that is less than
+    one.
+    """
     a_second = count / max(seconds, 1e-9)
     return f"{a_second:,.1f} {unit}s/s" if a_second >= 1 else f"{1 / a_second:,.1f} s/{unit}"
 
@@ -308,8 +346,8 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-def last_tree(name: str, nodes: int, simulations: int, right: int, responses: int, ended_by: str) -> str:
+def last_tree(
+    name: str, nodes: int, simulations: int, right: int, responses: int, ended_by: str
+) -> str:
     """One line on the tree that ended last."""
-    return (
-        f"{name}: {nodes:,} nodes, {simulations:,} simulations, {right:,} of {responses:,} responses right, {ended_by}"
-    )
+    return f"{name}: {nodes:,} nodes, {simulations:,} simulations, {right:,} of {responses:,} responses right, {ended_by}"

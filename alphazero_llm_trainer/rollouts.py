@@ -1,4 +1,6 @@
-"""Task -> search -> graded tree: the one place where a gold answer meets the search's result, in training only."""
+"""Task -> search -> graded tree: the one place where a gold answer meets the search's result, in
+training only.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ FAILED_REWARD = "failed reward: "  # and of one that the user's own reward ended
 
 @dataclass
 class GradedTree:
-    """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
+    """A finished training search: its key in the journal, the task, the tree, its cost and how it
+    was extended.
 
-    `flat_at_first` tells that all trajectories had earned the same before any extension; `extensions` counts the
-    searches that were added (`train.requeue_limit`); `saved` counts the simulations that an adaptive budget left out.
-    `prompt_ids` are the tokens before the tree's root, `policy_version` the engine's when the search began.
+    `flat_at_first` tells that all trajectories had earned the same before any extension;
+    `extensions` counts the searches that were added (`train.requeue_limit`); `saved` counts the
+    simulations that an adaptive budget left out. `prompt_ids` are the tokens before the tree's
+    root, `policy_version` the engine's when the search began.
     """
 
     key: str
@@ -68,7 +72,11 @@ class GradedTree:
     @property
     def failed_reward(self) -> str | None:
         """What the user's own reward did wrong, where that ended the question."""
-        return self.ended_by.removeprefix(FAILED_REWARD) if self.ended_by.startswith(FAILED_REWARD) else None
+        return (
+            self.ended_by.removeprefix(FAILED_REWARD)
+            if self.ended_by.startswith(FAILED_REWARD)
+            else None
+        )
 
     def record(self, **more: Any) -> dict[str, Any]:
         """The journal line."""
@@ -104,7 +112,9 @@ class GradedTree:
                 record["saved"],
             )
         except (KeyError, TypeError) as error:
-            raise DataError(f"journal record {record.get('key')!r} lacks {error}: remove its line") from error
+            raise DataError(
+                f"journal record {record.get('key')!r} lacks {error}: remove its line"
+            ) from error
 
 
 ERROR_RATE = 0.2  # how often the scripted teacher's likely-right step is wrong
@@ -131,7 +141,8 @@ class Collector:
     ) -> None:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
         if value is None and config.search.value is not None:
-            # Here, because torch takes seconds to load and a search actor without a model does without it.
+            # Here, because torch takes seconds to load and a search actor without a model does
+            # without it.
             from .policy.critic import load_value
 
             value = load_value(Path(config.search.value), student, config)
@@ -139,10 +150,14 @@ class Collector:
         self.custom = open_reward(config.rewards)
         self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
-        self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote, student.opening)
+        self.teachers = build_teachers(
+            config, lambda: scripted_teacher(config), self.remote, student.opening
+        )
         self.checker = build_terminal_checker(config, self.remote)
         check_collecting(config, self.value is not None)
-        self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
+        self._search(
+            finished_earns_one, 1
+        )  # a configuration that can't be searched with is refused now
 
     def keep_ledgers(self, folder: Path) -> None:
         """Keep the teachers' ledgers in a run's folder; what earlier processes spent counts on."""
@@ -163,16 +178,22 @@ class Collector:
         return {} if self.remote is None else self.remote.ledgers.session
 
     def reward(self, trajectory: Trajectory) -> float:
-        """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
+        """What a trajectory earned for credit: `train.reward` picks correctness alone or the
+        combined reward.
+        """
         return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
 
     def node_values(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
-        """For each node a count and the sum of what it earned, in the currency of `reward`: with `hre` the responses
-        through it and how many of them were right, with `combined` its visits and their rewards."""
+        """For each node a count and the sum of what it earned, in the currency of `reward`: with
+        `hre` the responses through it and how many of them were right, with `combined` its visits
+        and their rewards.
+        """
         return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
 
     def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out (`train.teacher_rows`)."""
+        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
+        (`train.teacher_rows`).
+        """
         every = self.config.train.supervised or self.config.train.teacher_rows
         return [response for response in responses if every or response.student]
 
@@ -181,8 +202,12 @@ class Collector:
         rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
         return len(rewards) < 2
 
-    async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
-        """Search (key, task) pairs; yields each tree as it ends. Those of zero variance are searched further before."""
+    async def collect(
+        self, tasks: Sequence[tuple[str, Task]], seed: int
+    ) -> AsyncIterator[GradedTree]:
+        """Search (key, task) pairs; yields each tree as it ends. Those of zero variance are
+        searched further before.
+        """
         known = {task.problem.id: task for _, task in tasks}
         check_gold(known.values(), self.config.rewards)
         evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
@@ -198,9 +223,12 @@ class Collector:
                 try:
                     return await searched(key, task)
                 except RequestError as error:
-                    # One question that doesn't fit, or that can't be rewarded, is recorded, and the run goes on.
+                    # One question that doesn't fit, or that can't be rewarded, is recorded, and the
+                    # run goes on.
                     why = FAILED_REWARD if isinstance(error, RewardError) else FAILED
-                    return GradedTree(key, task, Tree(), error.cost or Cost(), f"{why}{error}", True, 0)
+                    return GradedTree(
+                        key, task, Tree(), error.cost or Cost(), f"{why}{error}", True, 0
+                    )
 
         async def searched(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version
@@ -214,7 +242,9 @@ class Collector:
                     # A chain group grows at the root alone.
                     result.tree.expanded[ROOT] = False
                 try:
-                    result = await search.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                    result = await search.run(
+                        task.problem, derive_seed(seed, key, extensions), result.tree
+                    )
                 except RequestError as error:
                     cost.add(error.cost or Cost())
                     error.cost = cost
@@ -225,7 +255,9 @@ class Collector:
             if self.perplexity is not None:
                 self.perplexity.forget(task.problem)
             ended_by, tree = result.ended_by, result.tree
-            return GradedTree(key, task, tree, cost, ended_by, flat_at_first, extensions, prompt, version, saved)
+            return GradedTree(
+                key, task, tree, cost, ended_by, flat_at_first, extensions, prompt, version, saved
+            )
 
         async with nullcontext() if self.remote is None else self.remote.session():
             running = [asyncio.ensure_future(guarded(key, task)) for key, task in tasks]
@@ -240,18 +272,33 @@ class Collector:
         settings = self.config.search.model_copy(update={"simulations": simulations})
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":
-            parts |= {"advisor": self.teachers, "finished": None if self.checker is None else self.checker.finished}
+            parts |= {
+                "advisor": self.teachers,
+                "finished": None if self.checker is None else self.checker.finished,
+            }
         if self.config.train.groups == "verified":
             parts = {"verifier": Calculator(), "generating": True}
         policy = policy_of(self.student, settings)
-        return Search(policy, evaluate, settings, stop=self.stop, grading=self.perplexity, reading=reading_of, **parts)
+        return Search(
+            policy,
+            evaluate,
+            settings,
+            stop=self.stop,
+            grading=self.perplexity,
+            reading=reading_of,
+            **parts,
+        )
 
 
 def credits_combined(config: Config) -> bool:
-    """Whether credit is made of the combined reward, and not of correctness alone: rewards of the user's own are what a run
-    is for, unless `train.reward` says otherwise, and PRE is where correctness has no weight."""
+    """Whether credit is made of the combined reward, and not of correctness alone: rewards of the
+    user's own are what a run is for, unless `train.reward` says otherwise, and PRE is where
+    correctness has no weight.
+    """
     train, rewards = config.train, config.rewards
-    return train.reward == "combined" or (train.reward is None and (rewards.own or rewards.hre_weight == 0))
+    return train.reward == "combined" or (
+        train.reward is None and (rewards.own or rewards.hre_weight == 0)
+    )
 
 
 def measures_perplexity(config: Config) -> bool:
@@ -263,7 +310,9 @@ def measures_perplexity(config: Config) -> bool:
 
 
 def check_collecting(config: Config, valued: bool) -> None:
-    """Raise ConfigError for settings of training searches that contradict each other. `valued`: there is a value network."""
+    """Raise ConfigError for settings of training searches that contradict each other. `valued`:
+    there is a value network.
+    """
     train, mode = config.train, config.search.mode
     teachers = {
         "teachers.tier": config.teachers.tier != "none",
@@ -277,20 +326,29 @@ def check_collecting(config: Config, valued: bool) -> None:
                 raise ConfigError(f"{name} is set and {why}")
 
     if train.method == "expert_iteration" and train.groups == "verified":
-        graded = {"rewards.custom": config.rewards.own, "rewards.hre_weight=0": config.rewards.hre_weight == 0}
+        graded = {
+            "rewards.custom": config.rewards.own,
+            "rewards.hre_weight=0": config.rewards.hre_weight == 0,
+        }
         refuse(
             {**judges, "search.mode=token": mode == "token", **graded},
-            "train.method is expert_iteration, which learns from right responses that a rule judged: name another method,"
+            "train.method is expert_iteration, which learns from right responses that a rule "
+            "judged: name another method,"
             " such as --use-grpo (train.method=grpo)",
         )
     if mode == "token":
         refuse(teachers, "search.mode is token: it works on steps; use step or unset it")
         if train.groups != "tree":
-            raise ConfigError(f"train.groups is {train.groups} and search.mode is token: set train.groups=tree")
+            raise ConfigError(
+                f"train.groups is {train.groups} and search.mode is token: set train.groups=tree"
+            )
     if train.groups == "verified":
         refuse(judges, "train.groups is verified: the source's rule alone judges there; unset one")
     if train.reward == "hre" and config.rewards.hre_weight == 0:
-        raise ConfigError("train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined")
+        raise ConfigError(
+            "train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to "
+            "combined"
+        )
     check_settings(config.search, valued)
 
 
@@ -300,12 +358,14 @@ def scripted_teacher(config: Config) -> Teacher:
     teacher = source.scripted_teacher(ERROR_RATE)
     if teacher is None:
         raise ConfigError(
-            f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
+            f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted "
+            "teacher: choose another tier"
         )
     return teacher
 
 
-# -- answering by search -----------------------------------------------------------------------------------------------
+# -- answering by search
+# -----------------------------------------------------------------------------------------------
 
 
 def answer_search(
@@ -321,9 +381,10 @@ def answer_search(
 ) -> Search:
     """The search that answers questions: no gold.
 
-    Under a verifier that judges each step; elsewhere a finished response earns the value network's V of it where there is
-    one, else its PRE, and without either 1: then the vote counts responses and the most visited path is the likeliest one.
-    `policy` proposes steps or tokens, None: the student's engine does.
+    Under a verifier that judges each step; elsewhere a finished response earns the value network's
+    V of it where there is
+    one, else its PRE, and without either 1: then the vote counts responses and the most visited
+    path is the likeliest one. `policy` proposes steps or tokens, None: the student's engine does.
     """
     settings = config.search
     evaluate: Evaluate | None = finished_earns_one

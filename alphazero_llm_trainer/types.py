@@ -9,14 +9,17 @@ from typing import Any
 
 
 class Direction(StrEnum):
-    """What a proposer was asked for: a likely-right step, a likely-wrong one, or nothing in particular."""
+    """What a proposer was asked for: a likely-right step, a likely-wrong one, or nothing in
+    particular.
+    """
 
     RIGHT = "right"
     WRONG = "wrong"
     NONE = "none"
 
 
-MIN_TEMPERATURE = 0.01  # of those above 0: half a nat between two tokens is a factor of e^50 then, as good as greedy
+# of those above 0: half a nat between two tokens is a factor of e^50 then, as good as greedy
+MIN_TEMPERATURE = 0.01
 
 STUDENT = "student"  # Node.source of the policy's own tokens; a teacher's is "teacher:<name>".
 
@@ -33,7 +36,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem with its gold answer and, where one is known, a worked solution in the `#### N` format."""
+    """A problem with its gold answer and, where one is known, a worked solution in the `#### N`
+    format.
+    """
 
     problem: Problem
     gold: str
@@ -44,7 +49,8 @@ class Task:
 class Opening:
     """What a chat says before a question: a system prompt, and worked solutions as earlier turns.
 
-    `worked` are (question, solution) pairs, of which the first `shots` are shown that aren't the question itself.
+    `worked` are (question, solution) pairs, of which the first `shots` are shown that aren't the
+    question itself.
     """
 
     system_prompt: str | None = None
@@ -53,9 +59,16 @@ class Opening:
 
     def messages(self, question: str) -> list[dict[str, str]]:
         """The messages before `question`, the same for every question that is none of `worked`."""
-        messages = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        messages = (
+            []
+            if self.system_prompt is None
+            else [{"role": "system", "content": self.system_prompt}]
+        )
         for asked, solution in [pair for pair in self.worked if pair[0] != question][: self.shots]:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+            messages += [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": solution},
+            ]
         return messages
 
 
@@ -64,9 +77,11 @@ NOTHING = Opening()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and their text.
+    """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and
+    their text.
 
-    `token_ids` and `logprobs` have the same length `[T]`; the text is what the tokens decode to, line end included.
+    `token_ids` and `logprobs` have the same length `[T]`; the text is what the tokens decode to,
+    line end included.
     """
 
     token_ids: tuple[int, ...]
@@ -91,11 +106,13 @@ def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Steps proposed after a prefix. The first is the proposal; the others are the rollout that follows it.
+    """Steps proposed after a prefix. The first is the proposal; the others are the rollout that
+    follows it.
 
-    `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
-    `checked` is True when a terminal checker called it finished after its last step; `cut` when a limit ended it inside
-    its last step. `tempered` `[T]` are its tokens' log-probabilities (nats) at the temperature of later draws, None
+    `ended` is True when the policy closed the response itself (end of sequence), False when a limit
+    cut it. `checked` is True when a terminal checker called it finished after its last step; `cut`
+    when a limit ended it inside its last step. `tempered` `[T]` are its tokens' log-probabilities
+    (nats) at the temperature of later draws, None
     where that is 1: then the steps have them.
     """
 
@@ -109,16 +126,22 @@ class Continuation:
 
     @property
     def drawn(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which leave it out."""
-        return ids_of(self.steps), logprobs_of(self.steps) if self.tempered is None else self.tempered
+        """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which
+        leave it out.
+        """
+        return ids_of(self.steps), logprobs_of(
+            self.steps
+        ) if self.tempered is None else self.tempered
 
 
 @dataclass(slots=True)
 class Cost:
     """The currency of every comparison.
 
-    prompt_tokens: prefix tokens that were computed; cached_tokens: prefix tokens read from a cache instead;
-    sampled_tokens: tokens generated; scored_tokens: tokens whose log-probability alone was asked for;
+    prompt_tokens: prefix tokens that were computed; cached_tokens: prefix tokens read from a cache
+    instead;
+    sampled_tokens: tokens generated; scored_tokens: tokens whose log-probability alone was asked
+    for;
     calls: requests to an engine; seconds: wall-clock; dollars: what providers charge.
     """
 
@@ -141,11 +164,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class RewardParts:
-    """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off is None.
+    """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off
+    is None.
 
-    `outcome` in [0, 1] is what the response is worth to those who learn from outcomes where a reward of the user's own
-    takes part: correctness and that reward, by their weights; None elsewhere: then the correctness is.
-    `cost` is what a model computed to tell it, beyond the response's own tokens; None for nothing.
+    `outcome` in [0, 1] is what the response is worth to those who learn from outcomes where a
+    reward of the user's own
+    takes part: correctness and that reward, by their weights; None elsewhere: then the correctness
+    is. `cost` is what a model computed to tell it, beyond the response's own tokens; None for
+    nothing.
     """
 
     total: float

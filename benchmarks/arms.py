@@ -1,7 +1,9 @@
-"""What `improvement.py` and `real.py` share: the stages of a seed, and differences over problems and seeds.
+"""What `improvement.py` and `real.py` share: the stages of a seed, and differences over problems
+and seeds.
 
-Every stage is a command of the package in a process of its own. A stage that left its last file is not run again, and a
-stopped training goes on, so that the same command of a benchmark goes on where it was.
+Every stage is a command of the package in a process of its own. A stage that left its last file is
+not run again, and a stopped training goes on, so that the same command of a benchmark goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval  # noqa: E402
 
-# Over the recipe of --use-grpo: what config/grpo_correctness.yaml says, beside a file that is a benchmark's own.
+# Over the recipe of --use-grpo: what config/grpo_correctness.yaml says, beside a file that is a
+# benchmark's own.
 CORRECTNESS = "train.reward=hre train.kl_coefficient=0 search.simulations=3 teachers.tier=none"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A method of `train` ("" is the command as it comes), its settings, and the learning rate that is tuned.
+    """A method of `train` ("" is the command as it comes), its settings, and the learning rate that
+    is tuned.
 
     A question takes about `responses` responses of the reference's mean length.
     """
@@ -43,7 +47,9 @@ class Arm:
 
 @dataclass(slots=True)
 class Seed:
-    """The stages of one seed, which write into `work`/seed-N. `config` is a file over training.yaml, None for none."""
+    """The stages of one seed, which write into `work`/seed-N. `config` is a file over
+    training.yaml, None for none.
+    """
 
     seed: int
     args: argparse.Namespace
@@ -60,29 +66,51 @@ class Seed:
         return load_config(self.config, overrides=self.args.set)
 
     def stage(
-        self, name: str, words: Sequence[str], finished: Path, configured: bool = True, begun: bool = False
+        self,
+        name: str,
+        words: Sequence[str],
+        finished: Path,
+        configured: bool = True,
+        begun: bool = False,
     ) -> None:
-        """Run a command unless `finished` is there and not only `begun`; what it prints goes to NAME.log."""
+        """Run a command unless `finished` is there and not only `begun`; what it prints goes to
+        NAME.log.
+        """
         if finished.is_file() and not begun:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "alphazero_llm_trainer", words[0]]
         if configured:
-            command += [*(("--config", str(self.config)) if self.config else ()), "--seed", str(self.seed)]
+            command += [
+                *(("--config", str(self.config)) if self.config else ()),
+                "--seed",
+                str(self.seed),
+            ]
             command += [word for one in self.args.set for word in ("--set", one)]
         command += words[1:]  # a stage's own settings win
         print(f"seed {self.seed}: {name}", flush=True)
         log = self.folder(name).with_name(f"{self.folder(name).name}.log")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # seeds run side by side
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }  # seeds run side by side
         with log.open("ab") as output:
-            code = subprocess.run(command, stdout=output, stderr=output, env=environment, check=False).returncode
+            code = subprocess.run(
+                command, stdout=output, stderr=output, env=environment, check=False
+            ).returncode
         if code or not finished.is_file():
-            raise SystemExit(f"stage {name} of seed {self.seed} ended with {code}: see {log}, then run this again")
+            raise SystemExit(
+                f"stage {name} of seed {self.seed} ended with {code}: see {log}, then run this "
+                "again"
+            )
 
     def sft(self, name: str, *more: str) -> Path:
         """The folder of a supervised student."""
         out = self.folder(name)
-        self.stage(name, ["sft", "--out", str(out), "--eval-size", "1", *more], out / "manifest.json")
+        self.stage(
+            name, ["sft", "--out", str(out), "--eval-size", "1", *more], out / "manifest.json"
+        )
         return out
 
 
@@ -92,7 +120,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def validation(run: Path) -> float:
@@ -118,12 +149,14 @@ def bootstrap_over_seeds(
     draws: int = 10_000,
     groups: Sequence[int] | None = None,
 ) -> Interval:
-    """Mean of `after - before` of trained students, with an interval over problems and over the seeds of training.
+    """Mean of `after - before` of trained students, with an interval over problems and over the
+    seeds of training.
 
-    `after` `[S, n]` and `before` `[R, n]` hold the results of S and R seeds on the same n problems. Each draw takes
-    problems (by `groups`, see `repeats`), and on either side seeds, with replacement. Few seeds are few: the variance
-    between S of them comes out too small by `(S - 1) / S`. `confidence` is the share of draws within the interval:
-    `1 - 0.05 / k` for k comparisons that hold together at 95% (Bonferroni).
+    `after` `[S, n]` and `before` `[R, n]` hold the results of S and R seeds on the same n problems.
+    Each draw takes problems (by `groups`, see `repeats`), and on either side seeds, with
+    replacement. Few seeds are few: the variance
+    between S of them comes out too small by `(S - 1) / S`. `confidence` is the share of draws
+    within the interval: `1 - 0.05 / k` for k comparisons that hold together at 95% (Bonferroni).
     """
     sides = [np.asarray(side, dtype=float) for side in (after, before)]
     group = np.arange(sides[0].shape[1]) if groups is None else np.asarray(groups)
@@ -134,7 +167,9 @@ def bootstrap_over_seeds(
         taken = rng.multinomial(counts.size, np.full(counts.size, 1 / counts.size), 500)  # [500, G]
         value = []
         for rows in sums:
-            of_seeds = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 500) / len(rows)  # [500, S]
+            of_seeds = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 500) / len(
+                rows
+            )  # [500, S]
             value.append((of_seeds * (taken @ rows.T)).sum(1) / (taken @ counts))
         means.append(value[0] - value[1])
     tail = (1 - confidence) / 2
@@ -142,7 +177,9 @@ def bootstrap_over_seeds(
     return Interval(float(sides[0].mean() - sides[1].mean()), float(low), float(high))
 
 
-def less(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], same: Sequence[int]) -> list[float]:
+def less(
+    one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], same: Sequence[int]
+) -> list[float]:
     """A difference of two students with its interval over problems and seeds."""
     found = bootstrap_over_seeds(one, other, groups=same)
     return [found.value, found.low, found.high]
@@ -150,14 +187,30 @@ def less(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], same:
 
 def options(parser: argparse.ArgumentParser, name: str, first: int, num: int) -> None:
     """What every benchmark of arms takes."""
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], help="one of each arm; the first one tunes")
     parser.add_argument(
-        "--factors", type=float, nargs="+", default=(1.0, 0.5, 2.0), help="of a learning rate that are tried"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[7, 8, 9],
+        help="one of each arm; the first one tunes",
+    )
+    parser.add_argument(
+        "--factors",
+        type=float,
+        nargs="+",
+        default=(1.0, 0.5, 2.0),
+        help="of a learning rate that are tried",
     )
     parser.add_argument("--first", type=int, default=first, help="number of the first test problem")
     parser.add_argument("--num", type=int, default=num, help="test problems")
     parser.add_argument("--jobs", type=int, default=2, help="seeds side by side, one thread each")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every stage")
-    parser.add_argument("--train-only", action="store_true", help="train, and leave the test problems unread")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every stage"
+    )
+    parser.add_argument(
+        "--train-only", action="store_true", help="train, and leave the test problems unread"
+    )
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / name)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json"
+    )

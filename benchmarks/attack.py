@@ -4,9 +4,10 @@
 
     uv run python benchmarks/attack.py --minutes 5
 
-Each part tries until its share of the time is over, and at least once. A try fails where something crashes with a
-traceback, takes over 5 s where it should be refused at once, or is lost.
-Printed: tries and failures of each part, and the first failures in words. The exit code is 1 where there is one.
+Each part tries until its share of the time is over, and at least once. A try fails where something
+crashes with a traceback, takes over 5 s where it should be refused at once, or is lost.
+Printed: tries and failures of each part, and the first failures in words. The exit code is 1 where
+there is one.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length
 Tries = Iterator[str | None]
 
 
-# -- strangers ---------------------------------------------------------------------------------------------------------
+# -- strangers
+# --------------------------------------------------------------------------------------------------
 
 
 def teachers(rng: Random, folder: Path) -> Tries:
-    """A provider that misbehaves in every known way: an error of its kind, in time, without its words."""
+    """A provider that misbehaves in every known way: an error of its kind, in time, without its
+    words.
+    """
     for fault, kind in KINDS.items():
 
         async def use(endpoint: Any) -> str | None:
@@ -87,7 +91,9 @@ def healthy(url: str) -> float:
 
 
 def clients(rng: Random, folder: Path) -> Tries:
-    """Silent clients and half-sent requests in crowds, made-up requests, and SIGTERM while one is under way."""
+    """Silent clients and half-sent requests in crowds, made-up requests, and SIGTERM while one is
+    under way.
+    """
     with serving(folder / "log") as served:
         url, process = served.url, served.process
         place = ("127.0.0.1", int(url.rpartition(":")[2]))
@@ -102,15 +108,23 @@ def clients(rng: Random, folder: Path) -> Tries:
             except httpx.HTTPError as error:
                 yield f"{SILENT} silent clients: {type(error).__name__}"
                 continue
-            yield None if seconds < alone + 1.0 else f"{SILENT} silent clients: {seconds:.1f} s instead of {alone:.1f}"
+            yield (
+                None
+                if seconds < alone + 1.0
+                else f"{SILENT} silent clients: {seconds:.1f} s instead of {alone:.1f}"
+            )
             time.sleep(0.3)
         for one in silent:
             one.close()
-        body = json.dumps({"model": "student", "messages": [{"role": "user", "content": "1 and 2?"}]}).encode()
+        body = json.dumps(
+            {"model": "student", "messages": [{"role": "user", "content": "1 and 2?"}]}
+        ).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head = f"{head}Content-Length: {len(body)}\r\n\r\n".encode()
         for wrong in (*BAD, b'{"model": "' + b"x" * 5000 + b'"}'):
-            answer = httpx.post(f"{url}/v1/chat/completions", content=wrong, headers=JSON, timeout=30)
+            answer = httpx.post(
+                f"{url}/v1/chat/completions", content=wrong, headers=JSON, timeout=30
+            )
             fine = 400 <= answer.status_code < 500 and len(answer.content) < 2000
             yield None if fine else f"a wrong request: {answer.status_code} for {wrong[:80]!r}"
         stranger = httpx.get(f"{url}/v1/models", headers={"Host": "elsewhere.example"}, timeout=30)
@@ -119,28 +133,48 @@ def clients(rng: Random, folder: Path) -> Tries:
             raw = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 300)))
             made_up = rng.choice((body[: rng.randrange(len(body))], raw, body.replace(b"1", raw)))
             try:
-                answer = httpx.post(f"{url}/v1/chat/completions", content=made_up, headers=JSON, timeout=30)
+                answer = httpx.post(
+                    f"{url}/v1/chat/completions", content=made_up, headers=JSON, timeout=30
+                )
                 fine = 400 <= answer.status_code < 500 or answer.status_code == 200
-                yield None if fine else f"a made-up request: {answer.status_code} for {made_up[:100]!r}"
+                yield (
+                    None
+                    if fine
+                    else f"a made-up request: {answer.status_code} for {made_up[:100]!r}"
+                )
             except httpx.HTTPError as error:
                 yield f"a made-up request: {type(error).__name__} for {made_up[:100]!r}"
         long = {"model": "student", "method": "beam", "budget_tokens": 20_000, "deadline_ms": 3000}
-        long["messages"] = [{"role": "user", "content": "Ana has 13 apples and buys 14 more, then eats 5. How many?"}]
+        long["messages"] = [
+            {
+                "role": "user",
+                "content": "Ana has 13 apples and buys 14 more, then eats 5. How many?",
+            }
+        ]
         with socket.create_connection(place) as under_way:
             asked = json.dumps(long).encode()
-            under_way.sendall(head.replace(str(len(body)).encode(), str(len(asked)).encode(), 1) + asked)
+            under_way.sendall(
+                head.replace(str(len(body)).encode(), str(len(asked)).encode(), 1) + asked
+            )
             time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
             under_way.settimeout(60)
             heard = under_way.recv(100)
-        yield None if b" 200 OK" in heard else f"after SIGTERM the request under way heard {heard!r}"
+        yield (
+            None if b" 200 OK" in heard else f"after SIGTERM the request under way heard {heard!r}"
+        )
         process.wait(60)
-        yield None if process.returncode == 0 else f"the server ended with exit code {process.returncode}"
+        yield (
+            None
+            if process.returncode == 0
+            else f"the server ended with exit code {process.returncode}"
+        )
     size = (folder / "log").stat().st_size
     yield None if size < 100_000 else f"the log has {size:,} bytes"
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all of it
+# --------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
     "hostile teachers": teachers,
@@ -169,17 +203,29 @@ def attacked(part: Callable[[Random, Path], Tries], rng: Random, seconds: float)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5.0, help="all parts together, about (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=5.0,
+        help="all parts together, about (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), metavar="PART", help="default: all")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON file (default: %(default)s)")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", default=list(PARTS), metavar="PART", help="default: all"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="the JSON file (default: %(default)s)"
+    )
     args = parser.parse_args()
     share, parts = 60 * args.minutes / len(args.only), {}
     for name in args.only:
         parts[name] = found = attacked(PARTS[name], Random(f"{args.seed}/{name}"), share)
         print(
-            f"{name:<28}{found['tries']:>9,} tries{found['failures']:>5} failures  {found['seconds']:>7.1f} s",
+            f"{name:<28}{found['tries']:>9,} tries{found['failures']:>5} failures  "
+            f"{found['seconds']:>7.1f} s",
             flush=True,
         )
         for example in found["examples"]:

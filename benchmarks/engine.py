@@ -1,28 +1,33 @@
 """The in-process engine against Hugging Face `generate` and against re-prefilling, in one run.
 
-    uv run python benchmarks/engine.py
-    uv run python benchmarks/engine.py --model FOLDER --data FOLDER   # a real model alone: results/real_engine.json
-    ENV/bin/python -P benchmarks/engine.py --step-search vllm --data FOLDER   # and `inprocess`: results/step_search_vllm.json
+    uv run python benchmarks/engine.py uv run python benchmarks/engine.py --model FOLDER --data
+    FOLDER   # a real model alone: results/real_engine.json ENV/bin/python -P benchmarks/engine.py
+    --step-search vllm --data FOLDER   # and `inprocess`: results/step_search_vllm.json
 
-Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints, at batch 1, 8, 32 and 64
+Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints,
+at batch 1, 8, 32 and 64
 (same prompts, same number of new tokens, every row runs to its end):
 
 - tokens/s with the prompts' prefill, of the engine, of `generate`, and of re-prefilling;
 - tokens/s of decoding alone: the time of all new tokens less the time of one new token;
-- the floor: tokens/s if the linear layers' matrix products (torch.mm on their true shapes, head included) were all there
-  is, and the share of it that the engine's decoding reaches. The products are torch's: a share may exceed 1;
+- the floor: tokens/s if the linear layers' matrix products (torch.mm on their true shapes, head
+  included) were all there
+  is, and the share of it that the engine's decoding reaches. The products are torch's: a share may
+  exceed 1;
 - the share of the engine's step that is inside the model's forward, and which forward that was.
 
-And of a step-level search: tokens computed a unique tree token. The fastest of the repeats counts, and the ways take
-turns, so that a busy machine slows all of them. Ratios hold, absolute times are this machine's.
+And of a step-level search: tokens computed a unique tree token. The fastest of the repeats counts,
+and the ways take turns, so that a busy machine slows all of them. Ratios hold, absolute times are
+this machine's.
 
-A real model answers GSM8K questions, all at once, in fp32 and bfloat16, by wall clock and CPU time, beside the floor in that
-precision; with --llama-bench and --gguf beside llama.cpp.
+A real model answers GSM8K questions, all at once, in fp32 and bfloat16, by wall clock and CPU time,
+beside the floor in that precision; with --llama-bench and --gguf beside llama.cpp.
 
---step-search is `train`'s search over GSM8K questions with a real model in bfloat16, one thread, over the in-process engine or
-behind vLLM with its prefix cache (`scripts/vllm_cpu.py --env-dir ENV` makes ENV). CPU seconds count vLLM's processes, and each
-call adds its engine to the JSON. The engines draw from random numbers of their own, so the trees are not the same: figures are
-by simulation and by sampled token. The first round of questions warms up.
+--step-search is `train`'s search over GSM8K questions with a real model in bfloat16, one thread,
+over the in-process engine or behind vLLM with its prefix cache (`scripts/vllm_cpu.py --env-dir ENV`
+makes ENV). CPU seconds count vLLM's processes, and each call adds its engine to the JSON. The
+engines draw from random numbers of their own, so the trees are not the same: figures are by
+simulation and by sampled token. The first round of questions warms up.
 """
 
 from __future__ import annotations
@@ -65,7 +70,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def told(row: dict[str, Any]) -> str:
     """The figures of a row as text."""
-    return ", ".join(f"{key} {value:,.2f}" for key, value in row.items() if isinstance(value, float))
+    return ", ".join(
+        f"{key} {value:,.2f}" for key, value in row.items() if isinstance(value, float)
+    )
 
 
 def random_llama() -> LlamaForCausalLM:
@@ -88,7 +95,9 @@ CLOCK = time.perf_counter
 def timed(
     ways: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float] | None = None
 ) -> dict[str, float]:
-    """Seconds of the fastest of `repeats` calls of each way, by CLOCK where no clock is given; the ways take turns."""
+    """Seconds of the fastest of `repeats` calls of each way, by CLOCK where no clock is given; the
+    ways take turns.
+    """
     clock = CLOCK if clock is None else clock
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(repeats):
@@ -139,14 +148,18 @@ def reprefill(model: Any, prompts: list[tuple[int, ...]]) -> None:
             ids = torch.tensor([[0] * (width - len(r)) + r for r in rows])
             mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
             last = model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]
-            for row, token in zip(rows, torch.multinomial(last.softmax(-1), 1)[:, 0].tolist(), strict=True):
+            for row, token in zip(
+                rows, torch.multinomial(last.softmax(-1), 1)[:, 0].tolist(), strict=True
+            ):
                 row.append(token)
 
 
 def decode_table(
     name: str, model: Any, prompts: list[tuple[int, ...]], repeats: int, samples: int = 1
 ) -> list[dict[str, Any]]:
-    """Tokens/s of the three ways at each batch size, as `batch / samples` prompts with `samples` responses each."""
+    """Tokens/s of the three ways at each batch size, as `batch / samples` prompts with `samples`
+    responses each.
+    """
     rows = []
     for batch in BATCHES:
         if batch < samples:
@@ -156,12 +169,17 @@ def decode_table(
         engines: list[InProcessEngine] = []
 
         def ours(new_tokens: int, distinct: list[tuple[int, ...]] = distinct) -> None:
-            # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
+            # A fresh engine: nothing is remembered from the run before. No end token, so that every
+            # row runs to its end.
             engine = InProcessEngine(
-                model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(cache_tokens=16_384)
+                model,
+                eos_id=-1,
+                step_ends=StepEnds(frozenset()),
+                settings=EngineConfig(cache_tokens=16_384),
             )
             requests = [
-                GenerateRequest(p, n=samples, max_new_tokens=new_tokens, seed=i) for i, p in enumerate(distinct)
+                GenerateRequest(p, n=samples, max_new_tokens=new_tokens, seed=i)
+                for i, p in enumerate(distinct)
             ]
             asyncio.run(engine.generate(requests))
             engines.append(engine)
@@ -183,7 +201,9 @@ def decode_table(
         for way in ("ours", "hf_generate", "reprefill"):
             row[f"{way}_tokens_per_second"] = tokens / seconds[way]
         for way in ("ours", "hf_generate"):
-            row[f"{way}_decode_tokens_per_second"] = (tokens - batch) / (seconds[way] - seconds[f"{way}, one token"])
+            row[f"{way}_decode_tokens_per_second"] = (tokens - batch) / (
+                seconds[way] - seconds[f"{way}, one token"]
+            )
         row["floor_tokens_per_second"] = floor
         row["over_hf_generate"] = seconds["hf_generate"] / seconds["ours"]
         row["over_reprefill"] = seconds["reprefill"] / seconds["ours"]
@@ -192,7 +212,9 @@ def decode_table(
         )
         row["share_of_floor"] = row["ours_decode_tokens_per_second"] / floor
         long = [engine.stats for engine in engines if engine.stats.forwards > 1]
-        row["forward_share"] = sum(s.forward_seconds for s in long) / sum(s.step_seconds for s in long)
+        row["forward_share"] = sum(s.forward_seconds for s in long) / sum(
+            s.step_seconds for s in long
+        )
         rows.append(row)
         print(f"{name:20} {batch:5}", told(row), flush=True)
     return rows
@@ -210,7 +232,9 @@ def grown(student: Any, config: Config, tasks: list[Task], seed: int) -> list[An
 
 def search_table(questions: int) -> dict[str, Any]:
     """A step-level search over many trees at once: what is computed against what the trees hold."""
-    config = load_config(overrides=["student=embedded", "rewards.use_student_model=false", "search.simulations=15"])
+    config = load_config(
+        overrides=["student=embedded", "rewards.use_student_model=false", "search.simulations=15"]
+    )
     student = load_student(config)
     tasks = load_tasks("embedded", "train", questions, start=5000)
     began = time.perf_counter()
@@ -238,7 +262,8 @@ def search_table(questions: int) -> dict[str, Any]:
     return row
 
 
-# -- a real model ------------------------------------------------------------------------------------------------------
+# -- a real model
+# --------------------------------------------------------------------------------------------------
 
 WAYS = {
     "kernels, bfloat16": {"dtype": "bfloat16"},
@@ -247,10 +272,19 @@ WAYS = {
 }
 
 
-def measure(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Seconds by clock and CPU of one fresh engine: nothing is remembered, and no token ends a response."""
-    engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(**settings))
-    requests = [GenerateRequest(prompt, max_new_tokens=new_tokens, seed=i) for i, prompt in enumerate(prompts)]
+def measure(
+    model: Any, prompts: list[tuple[int, ...]], new_tokens: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Seconds by clock and CPU of one fresh engine: nothing is remembered, and no token ends a
+    response.
+    """
+    engine = InProcessEngine(
+        model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(**settings)
+    )
+    requests = [
+        GenerateRequest(prompt, max_new_tokens=new_tokens, seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
     wall, cpu = time.perf_counter(), time.process_time()
     asyncio.run(engine.generate(requests))
     return {
@@ -261,7 +295,9 @@ def measure(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, setting
     }
 
 
-def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repeats: int) -> list[dict[str, Any]]:
+def real_table(
+    model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repeats: int
+) -> list[dict[str, Any]]:
     """A row of each way at one thread and at two."""
     rows, tokens = [], len(prompts) * new_tokens
     for threads in (1, 2):
@@ -271,7 +307,9 @@ def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repe
             for way, settings in WAYS.items():
                 runs[way].append(measure(model, prompts, new_tokens, settings))
         for way, found in runs.items():
-            products = linear_layers(model, len(prompts), torch.bfloat16 if "bfloat16" in way else torch.float32)
+            products = linear_layers(
+                model, len(prompts), torch.bfloat16 if "bfloat16" in way else torch.float32
+            )
             row = {
                 "way": way,
                 "threads": threads,
@@ -287,8 +325,12 @@ def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repe
     return rows
 
 
-def llama_table(bench: Path, file: Path, batch: int, prompt: int, new_tokens: int) -> list[dict[str, Any]]:
-    """llama.cpp's own benchmark at one thread and at two: as many prompts of the mean length, and no log-probabilities."""
+def llama_table(
+    bench: Path, file: Path, batch: int, prompt: int, new_tokens: int
+) -> list[dict[str, Any]]:
+    """llama.cpp's own benchmark at one thread and at two: as many prompts of the mean length, and
+    no log-probabilities.
+    """
     rows = []
     for threads in (1, 2):
         context = batch * (prompt + new_tokens) + 64
@@ -309,14 +351,22 @@ def llama_table(bench: Path, file: Path, batch: int, prompt: int, new_tokens: in
             threads,
         ]
         told = subprocess.run(
-            [bench, *map(str, words), "--output-format", "jsonl"], capture_output=True, text=True, check=False
+            [bench, *map(str, words), "--output-format", "jsonl"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        if told.returncode:  # its build of some formats ends with an illegal instruction on some processors
+        if (
+            told.returncode
+        ):  # its build of some formats ends with an illegal instruction on some processors
             print(f"llama.cpp ended with {told.returncode} on {file.name}: left out", flush=True)
             continue
         found = json.loads(next(line for line in told.stdout.splitlines() if line.startswith("{")))
         tokens = batch * new_tokens
-        rates = {"tokens_per_second": tokens / found["t"], "decoding_tokens_per_second": found["speed_tg"]}
+        rates = {
+            "tokens_per_second": tokens / found["t"],
+            "decoding_tokens_per_second": found["speed_tg"],
+        }
         rows.append({"way": f"llama.cpp, {file.stem}", "threads": threads, **rates})
         print(f"llama.cpp {threads} threads", found, flush=True)
     return rows
@@ -329,7 +379,11 @@ def of_a_real_model(args: argparse.Namespace) -> None:
 
     def prompt(question: str) -> tuple[int, ...]:
         turn = [{"role": "user", "content": question}]
-        return tuple(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"])
+        return tuple(
+            tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+        )
 
     tasks = load_tasks("gsm8k", "test", 32, path=args.data)
     prompts = [prompt(task.problem.question) for task in tasks]
@@ -338,7 +392,9 @@ def of_a_real_model(args: argparse.Namespace) -> None:
         mean = sum(map(len, prompts)) // len(prompts)
         for file in args.gguf:
             rows += llama_table(args.llama_bench, file, len(prompts), mean, 2 * NEW_TOKENS)
-    engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(dtype="bfloat16"))
+    engine = InProcessEngine(
+        model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(dtype="bfloat16")
+    )
     result = {
         "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
         "questions": len(prompts), "prompt_tokens": sum(map(len, prompts)), "new_tokens": 2 * NEW_TOKENS, "rows": rows,
@@ -348,7 +404,8 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     provenance.write(args.out or RESULTS / "real_engine.json", result)
 
 
-# -- a step search of a real model, over either engine -----------------------------------------------------------------
+# -- a step search of a real model, over either engine
+# -----------------------------------------------------------------
 
 
 def cpu_seconds() -> float:
@@ -384,7 +441,10 @@ def step_search(args: argparse.Namespace) -> None:
         found = {key: found.get(key, 0) + value for key, value in row.items()} if number else {}
     if backend == "vllm":
         student.engine.close()
-    rates = {f"{key}_per_cpu_second": found[key] / found["cpu_seconds"] for key in ("simulations", "tokens")}
+    rates = {
+        f"{key}_per_cpu_second": found[key] / found["cpu_seconds"]
+        for key in ("simulations", "tokens")
+    }
     out = args.out or RESULTS / "step_search_vllm.json"
     engines = json.loads(out.read_text())["engines"] if out.exists() else {}
     engines[backend] = found | rates
@@ -403,20 +463,34 @@ def step_search(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
     parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
-    parser.add_argument("--model", type=Path, help="a model's folder, with a chat template: measure it alone")
+    parser.add_argument(
+        "--model", type=Path, help="a model's folder, with a chat template: measure it alone"
+    )
     parser.add_argument("--data", help="a folder with gsm8k/test.jsonl, for --model")
     parser.add_argument(
-        "--llama-bench", type=Path, help="llama.cpp's llama-batched-bench, built here: beside it, for --model"
+        "--llama-bench",
+        type=Path,
+        help="llama.cpp's llama-batched-bench, built here: beside it, for --model",
     )
-    parser.add_argument("--gguf", type=Path, nargs="+", help="the model for it, in one precision or more")
-    parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
     parser.add_argument(
-        "--step-search", choices=["inprocess", "vllm"], help="measure a step search over this engine alone"
+        "--gguf", type=Path, nargs="+", help="the model for it, in one precision or more"
+    )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the process's CPU seconds (on a busy machine)",
+    )
+    parser.add_argument(
+        "--step-search",
+        choices=["inprocess", "vllm"],
+        help="measure a step search over this engine alone",
     )
     args = parser.parse_args()
     if args.step_search:
@@ -430,12 +504,17 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     student = load_student(load_config(overrides=["student=embedded"]))
-    prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
+    prompts = [
+        student.prompt_ids(t.problem.question)
+        for t in load_tasks("embedded", "train", 64, start=5000)
+    ]
     print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s)")
     decode = decode_table("embedded", student.model, prompts, args.repeats)
     decode += decode_table("embedded, 8 a prompt", student.model, prompts, args.repeats, samples=8)
     generator = torch.Generator().manual_seed(1)
-    random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
+    random_prompts = [
+        tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)
+    ]
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
     search = search_table(args.trees)
     result = {"torch": torch.__version__, "decode": decode, "search": search}

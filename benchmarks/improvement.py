@@ -1,8 +1,10 @@
-"""What does the tree bring in training? Nine arms from the shipped student at equal sampled tokens and updates, over seeds.
+"""What does the tree bring in training? Nine arms from the shipped student at equal sampled tokens
+and updates, over seeds.
 
     uv run python benchmarks/improvement.py --work checkpoints/improvement
 
-`tree` is `train` where no method is named: chains under the source's step rule, which fork at a rejected step, until the first
+`tree` is `train` where no method is named: chains under the source's step rule, which fork at a
+rejected step, until the first
 right response. Its controls leave out a part of that each:
 
 - replay: the demonstrations that every arm replays, as many updates, and no new question;
@@ -11,13 +13,15 @@ right response. Its controls leave out a part of that each:
 - one chain: one chain under the rule, and nothing forks;
 - one repair: one more simulation in the same tree where that chain failed;
 - restarts: chains under the rule, each from the root, until the first right one;
-- GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
+- GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL
+  penalty).
 
-Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its rows once or as its recipe
-says; a round has as many questions as take the tree's tokens. Each has its own learning rate, the best on validation problems
-with the first seed. Every stage is a command of the package, and one that has left its last file is not run again.
-`explanation` trains on what the first student's trees bring, of questions that it fails greedily and of the others, as many
-rows and updates of either.
+Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its
+rows once or as its recipe says; a round has as many questions as take the tree's tokens. Each has
+its own learning rate, the best on validation problems with the first seed. Every stage is a command
+of the package, and one that has left its last file is not run again. `explanation` trains on what
+the first student's trees bring, of questions that it fails greedily and of the others, as many rows
+and updates of either.
 
 Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
 """
@@ -51,20 +55,27 @@ from benchmarks import provenance  # noqa: E402
 
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
-ROUNDS, OF_ROUND, A_ROUND = 50, 96, 14  # rounds of every arm, questions in one of the tree's, updates in one
+ROUNDS, OF_ROUND, A_ROUND = (
+    50,
+    96,
+    14,
+)  # rounds of every arm, questions in one of the tree's, updates in one
 RATE, FURTHER = 5e-4, 4  # of AdamW; rates that are tried beyond an end
 SAVED = 5  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
 # Of GRPO: eight samples a question, and one pass over all of them in a round.
 EIGHT = "train.groups=chain search.samples=8 train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
-# Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no test problem.
+# Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no
+# test problem.
 ARMS = {
     "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.72),
     "samples": Arm("rft", "", 5e-4, 5.8),
     CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.675),
     "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.745),
     RESTARTS: Arm("", "search.select=restart", 5e-4, 1.75),
-    TREE: Arm("", "", 5e-4, 1.1),  # at 2e-3 its questions take more than that run's; the default asks 96 a round
+    TREE: Arm(
+        "", "", 5e-4, 1.1
+    ),  # at 2e-3 its questions take more than that run's; the default asks 96 a round
     "GRPO samples": Arm("grpo", f"{CORRECTNESS} {EIGHT}", 5e-4, 5.77),
     "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.78),
 }
@@ -81,10 +92,17 @@ def flags(*settings: str) -> list[str]:
 def trained(seed: Seed, name: str, rate: float) -> Path:
     """The folder of one arm's student, at one learning rate."""
     label = f"{name} {rate:g}"
-    shared = [f"train.optimizer.learning_rate={rate:g}", f"train.validation_size={seed.args.validation}"]
+    shared = [
+        f"train.optimizer.learning_rate={rate:g}",
+        f"train.validation_size={seed.args.validation}",
+    ]
     if name == REPLAY:
         steps, every = ROUNDS * A_ROUND, SAVED * A_ROUND
-        shared += [f"train.sft_steps={steps}", f"train.evaluate_every={every}", "train.optimizer.weight_decay=0"]
+        shared += [
+            f"train.sft_steps={steps}",
+            f"train.evaluate_every={every}",
+            "train.optimizer.weight_decay=0",
+        ]
         return seed.sft(label, "--model", str(STUDENT), *flags(*shared))
     arm = ARMS[name]
     of_round = round(OF_ROUND / arm.responses)
@@ -99,13 +117,23 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
         words += ["--resume", str(run)]
     else:
         words += [f"--use-{arm.method}"] if arm.method else []
-        words += ["--model", str(STUDENT), "-n", str(ROUNDS * of_round), "--eval-size", "0", *flags(*settings)]
+        words += [
+            "--model",
+            str(STUDENT),
+            "-n",
+            str(ROUNDS * of_round),
+            "--eval-size",
+            "0",
+            *flags(*settings),
+        ]
     seed.stage(label, words, run / "report.html", configured=not begun)
     return run / "student"
 
 
 def curve(student: Path) -> list[tuple[float, float]]:
-    """Sampled tokens and accuracy on validation problems, from the start on, of an arm's student."""
+    """Sampled tokens and accuracy on validation problems, from the start on, of an arm's
+    student.
+    """
     if student.name != "student":  # replay: tokens stand for its share of the updates
         card = read(student / "manifest.json")
         return [(line["step"] / card["steps"], line["accuracy"]) for line in card["evaluations"]]
@@ -125,7 +153,9 @@ def on_validation(student: Path) -> float:
 
 
 class Greedy:
-    """Right or wrong by problem of students' greedy answers, each kept in `work`/greedy.json by name."""
+    """Right or wrong by problem of students' greedy answers, each kept in `work`/greedy.json by
+    name.
+    """
 
     def __init__(self, work: Path, settings: Sequence[str]) -> None:
         self.path, self.config = work / "greedy.json", load_config(None, overrides=settings)
@@ -144,7 +174,9 @@ def trees_of(student: Path) -> list[SavedTree]:
 
 
 def taught(trees: Sequence[SavedTree], responses: int) -> dict[str, int]:
-    """How many right responses, all different, training takes of each question, by the question's id."""
+    """How many right responses, all different, training takes of each question, by the question's
+    id.
+    """
     rows = {}
     for tree in trees:
         right = {path.token_ids for path in tree.paths if path.right}
@@ -159,7 +191,8 @@ def of_failed(rows: dict[str, int], solved: dict[str, bool]) -> float:
 
 
 def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
-    """Students taught the right responses of the start's own trees: of failed questions alone, of solved ones alone.
+    """Students taught the right responses of the start's own trees: of failed questions alone, of
+    solved ones alone.
 
     As many rows and updates each, and demonstrations beside them as in every arm.
     """
@@ -170,7 +203,11 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     seed.stage("trees", words, sampled_by_start / "manifest.json")
     tasks = tasks_of(config, "train", spent, config.train.demonstrations)
     solved = dict(
-        zip((t.problem.id for t in tasks), greedy(f"{len(tasks)} train questions", STUDENT, tasks), strict=True)
+        zip(
+            (t.problem.id for t in tasks),
+            greedy(f"{len(tasks)} train questions", STUDENT, tasks),
+            strict=True,
+        )
     )
     right: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for tree in read_trees(sampled_by_start):
@@ -178,10 +215,19 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
         if best is not None:
             right[solved[tree.problem.id]].append((tree.problem.question, best.text))
     count, students = min(map(len, right.values())), {}
-    shown = [(t.problem.question, t.solution) for t in tasks_of(config, "train", config.train.demonstrations)]
+    shown = [
+        (t.problem.question, t.solution)
+        for t in tasks_of(config, "train", config.train.demonstrations)
+    ]
     shown = shown[: round(count * SHARE / (1 - SHARE))]
-    checked = [(t.problem.question, t.solution) for t in tasks_of(config, "validation", seed.args.validation)]
-    for name, kept in (("rows of failed questions", right[False]), ("rows of solved questions", right[True])):
+    checked = [
+        (t.problem.question, t.solution)
+        for t in tasks_of(config, "validation", seed.args.validation)
+    ]
+    for name, kept in (
+        ("rows of failed questions", right[False]),
+        ("rows of solved questions", right[True]),
+    ):
         path = seed.folder(name).with_suffix(".jsonl")
         lines = [(pair, "train") for pair in [*Random(seed.seed).sample(kept, count), *shown]]
         lines += [(pair, "validation") for pair in checked]
@@ -190,17 +236,27 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
                 row = {"question": question, "answer": solution.rsplit("####", 1)[1].strip()}
                 file.write(json.dumps(row | {"solution": solution, "split": split}) + "\n")
         settings = [f"train.sft_steps={A_ROUND * ROUNDS}", "train.optimizer.learning_rate=5e-4"]
-        settings += [f"train.demonstrations={count + len(shown)}", f"train.validation_size={seed.args.validation}"]
+        settings += [
+            f"train.demonstrations={count + len(shown)}",
+            f"train.validation_size={seed.args.validation}",
+        ]
         settings.append("train.optimizer.weight_decay=0")
-        students[name] = seed.sft(name, "--model", str(STUDENT), "--source", str(path), *flags(*settings))
+        students[name] = seed.sft(
+            name, "--model", str(STUDENT), "--source", str(path), *flags(*settings)
+        )
     return students
 
 
 def rates(seed: Seed) -> dict[str, float]:
-    """The best learning rate of each arm on validation problems: of three, and on from the end that is the best of them."""
+    """The best learning rate of each arm on validation problems: of three, and on from the end that
+    is the best of them.
+    """
 
     def best(name: str) -> float:
-        reached = {factor: on_validation(trained(seed, name, factor * RATE)) for factor in seed.args.factors}
+        reached = {
+            factor: on_validation(trained(seed, name, factor * RATE))
+            for factor in seed.args.factors
+        }
         while True:
             chosen = max(reached, key=lambda factor: reached[factor])
             ends = {min(reached): min(reached) / 2, max(reached): max(reached) * 2}
@@ -217,7 +273,11 @@ def spent_by(student: Path) -> dict[str, int]:
     if student.name != "student":
         return {"tokens": 0, "questions": 0, "updates": read(student / "manifest.json")["steps"]}
     run = student.parent
-    return {"tokens": sampled(run), "questions": read(run / "run.json")["questions"], "updates": updates(run)}
+    return {
+        "tokens": sampled(run),
+        "questions": read(run / "run.json")["questions"],
+        "updates": updates(run),
+    }
 
 
 def figure_curve(students: Sequence[Path], tokens: float) -> list[dict[str, Any]]:
@@ -248,7 +308,11 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
     most = max(spent_by(students[name][0])["questions"] for name in NAMES)
     tasks = tasks_of(config, "train", most, config.train.demonstrations)
     solved = dict(
-        zip((t.problem.id for t in tasks), greedy(f"{len(tasks)} train questions", STUDENT, tasks), strict=True)
+        zip(
+            (t.problem.id for t in tasks),
+            greedy(f"{len(tasks)} train questions", STUDENT, tasks),
+            strict=True,
+        )
     )
     tokens = fmean(spent_by(student)["tokens"] for student in students[TREE])
     summary = []
@@ -264,7 +328,9 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
             row["tree_less_it"] = less(outcomes[TREE], right, same)
         of_seeds = [taught(trees_of(student), RESPONSES) for student in students[name]]
         row["rows"] = round(fmean(sum(rows.values()) for rows in of_seeds))
-        row["failed_share"] = None if name == REPLAY else fmean(of_failed(rows, solved) for rows in of_seeds)
+        row["failed_share"] = (
+            None if name == REPLAY else fmean(of_failed(rows, solved) for rows in of_seeds)
+        )
         row["curve"] = figure_curve(students[name], tokens)
         row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in right]
         summary.append(row)
@@ -293,11 +359,15 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options(parser, "improvement", first=42_000, num=1000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=1000, help="validation problems")
-    parser.add_argument("--explained", type=int, default=4800, help="questions whose trees are split into rows")
+    parser.add_argument(
+        "--explained", type=int, default=4800, help="questions whose trees are split into rows"
+    )
     parser.add_argument("--rates", help="JSON of the arms' learning rates, instead of tuning them")
     args = parser.parse_args()
     args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
@@ -305,11 +375,21 @@ def main() -> None:
     best = json.loads(args.rates) if args.rates else rates(seeds[0])
     print(best, flush=True)
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda job: trained(job[0], job[1], best[job[1]]), [(s, n) for s in seeds for n in NAMES]))
+        list(
+            pool.map(
+                lambda job: trained(job[0], job[1], best[job[1]]),
+                [(s, n) for s in seeds for n in NAMES],
+            )
+        )
     if args.train_only:
         return
     config = seeds[0].loaded()
-    facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "validation": args.validation}
+    facts = {
+        "seeds": args.seeds,
+        "first": args.first,
+        "problems": args.num,
+        "validation": args.validation,
+    }
     facts["levels"] = sorted({task.problem.level for task in tasks_of(config, "train", 16)})
     provenance.write(args.out, facts | table(seeds, best, Greedy(args.work, args.set)))
 

@@ -1,7 +1,9 @@
 """How old a figure is: the commit that it was measured on.
 
-`write` puts it into the JSON of a benchmark, as `commit`, `clean` and `date`; `scripts/results_pages.py` names it
-on the page. A command of the package that writes JSON knows no commit; stamp its file, right after the run:
+`write` puts it into the JSON of a benchmark, as `commit`, `clean` and `date`;
+`scripts/results_pages.py` names it
+on the page. A command of the package that writes JSON knows no commit; stamp its file, right after
+the run:
 
     uv run python benchmarks/provenance.py benchmarks/results/search_vs_greedy.json
 """
@@ -23,21 +25,30 @@ CODE = ("alphazero_llm_trainer", "benchmarks", "config", "pyproject.toml", ":!be
 
 
 def git(*words: str) -> str | None:
-    """What git says in this repository; None without git, outside of a repository, or where it fails."""
+    """What git says in this repository; None without git, outside of a repository, or where it
+    fails.
+    """
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def code() -> dict[str, Any]:
-    """The commit that is checked out, and whether its code is as it was committed (`clean`); results don't count as code."""
+    """The commit that is checked out, and whether its code is as it was committed (`clean`);
+    results don't count as code.
+    """
     changed = git("status", "--porcelain", "--", *CODE)
     return {"commit": git("rev-parse", "HEAD"), "clean": None if changed is None else not changed}
 
 
-BEGAN = {**code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}  # when the benchmark was imported, as its code was
+BEGAN = {
+    **code(),
+    "date": f"{datetime.now(UTC):%Y-%m-%d}",
+}  # when the benchmark was imported, as its code was
 
 
 def portable(word: str) -> str:
@@ -46,7 +57,9 @@ def portable(word: str) -> str:
 
 
 def write(out: Path, figures: Mapping[str, Any]) -> None:
-    """A benchmark's figures as JSON, with their age and the command that runs, where `figures` has none."""
+    """A benchmark's figures as JSON, with their age and the command that runs, where `figures` has
+    none.
+    """
     asked = f"uv run python benchmarks/{Path(sys.argv[0]).name} {shlex.join(map(portable, sys.argv[1:]))}".strip()
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": asked, **BEGAN, **figures}, indent=1, ensure_ascii=False)
@@ -54,7 +67,9 @@ def write(out: Path, figures: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="JSON that a command has just written")
     args = parser.parse_args()
     write(args.file, json.loads(args.file.read_text(encoding="utf-8")))

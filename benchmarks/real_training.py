@@ -1,12 +1,15 @@
-"""Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products, beside stock TRL.
+"""Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products,
+beside stock TRL.
 
-    uv run --extra gguf python scripts/fetch_smollm2.py
-    uv run python benchmarks/real_training.py --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows
-    uv run python benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
+    uv run --extra gguf python scripts/fetch_smollm2.py uv run python benchmarks/real_training.py
+    --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows uv run python
+    benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
 
-Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first update warms up and isn't
-counted. `products` is the floor: the model's matrix products alone, forward and backward, in bfloat16. --lora trains an adapter
-of each layer's seven products (rank 32) in place of all weights: backward then goes through each product once and not twice.
+Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first
+update warms up and isn't
+counted. `products` is the floor: the model's matrix products alone, forward and backward, in
+bfloat16. --lora trains an adapter of each layer's seven products (rank 32) in place of all weights:
+backward then goes through each product once and not twice.
 """
 
 from __future__ import annotations
@@ -34,12 +37,16 @@ ARMS = {
     "TRL's SFTTrainer, bfloat16": "trl",
     "products": "products",
 }
-ADAPTER = {name: arm for name, arm in ARMS.items() if arm != "float32"}  # fp32 takes too much memory
+ADAPTER = {
+    name: arm for name, arm in ARMS.items() if arm != "float32"
+}  # fp32 takes too much memory
 BATCH, MICRO, SEED = 16, 4, 0
 
 
 def products(shape: Any, tokens: int, lora: bool) -> tuple[float, float]:
-    """CPU and wall seconds of the products of one update over `tokens` tokens; of the frozen ones with an adapter."""
+    """CPU and wall seconds of the products of one update over `tokens` tokens; of the frozen ones
+    with an adapter.
+    """
     import torch
 
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
@@ -77,7 +84,9 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     overrides = [f"problems.path={args.data}", "problems.source=gsm8k"]
     overrides += [f"train.sft_steps={args.updates}", f"train.optimizer.batch_size={BATCH}"]
     overrides += ["train.optimizer.learning_rate=1e-5"]
-    config, folder = with_model(args.model, overrides, lambda given: load_config(overrides=given, recipe="sft.yaml"))
+    config, folder = with_model(
+        args.model, overrides, lambda given: load_config(overrides=given, recipe="sft.yaml")
+    )
     student = load_student(config, path=folder)
     tasks = tasks_of(config, "train", BATCH * args.updates)
     rows = sft_rows(tasks, student, 1.0)
@@ -109,7 +118,12 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.
     tokens = sum(map(length, rows)) * (args.updates - 1) / args.updates
-    return {"tokens": tokens, "cpu_seconds": cpu_end - cpu, "wall_seconds": wall_end - wall, "peak_gib": peak}
+    return {
+        "tokens": tokens,
+        "cpu_seconds": cpu_end - cpu,
+        "wall_seconds": wall_end - wall,
+        "peak_gib": peak,
+    }
 
 
 def length(row: Any) -> int:
@@ -124,7 +138,9 @@ def stock(student: Any, rows: list[Any], args: argparse.Namespace, folder: Path,
     from trl import SFTConfig, SFTTrainer
 
     lora = student.spec.lora
-    adapter = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), task_type="CAUSAL_LM")
+    adapter = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), task_type="CAUSAL_LM"
+    )
 
     trainer = SFTTrainer(
         model=student.model,
@@ -143,15 +159,23 @@ def stock(student: Any, rows: list[Any], args: argparse.Namespace, folder: Path,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--data", required=True, help="a folder with gsm8k/train.jsonl")
-    parser.add_argument("--updates", type=int, default=7, help="of 16 rows; the first isn't counted")
+    parser.add_argument(
+        "--updates", type=int, default=7, help="of 16 rows; the first isn't counted"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--lora", action="store_true", help="train an adapter in place of all weights")
+    parser.add_argument(
+        "--lora", action="store_true", help="train an adapter in place of all weights"
+    )
     parser.add_argument("--arm", choices=list(ARMS.values()), help=argparse.SUPPRESS)
     parser.add_argument(
-        "--out", type=Path, help="default: results/real_training.json, with --lora real_training_lora.json"
+        "--out",
+        type=Path,
+        help="default: results/real_training.json, with --lora real_training_lora.json",
     )
     args = parser.parse_args()
     if args.arm is not None:
@@ -159,8 +183,23 @@ def main() -> None:
         return
     found = {}
     for name, arm in (ADAPTER if args.lora else ARMS).items():
-        command = [sys.executable, __file__, "--arm", arm, "--model", args.model, "--data", args.data]
-        command += ["--updates", str(args.updates), "--threads", str(args.threads), *["--lora"] * args.lora]
+        command = [
+            sys.executable,
+            __file__,
+            "--arm",
+            arm,
+            "--model",
+            args.model,
+            "--data",
+            args.data,
+        ]
+        command += [
+            "--updates",
+            str(args.updates),
+            "--threads",
+            str(args.threads),
+            *["--lora"] * args.lora,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -172,7 +211,9 @@ def main() -> None:
         speed = f"{one['tokens_a_cpu_second']:8.0f} tokens a CPU second {one['tokens_a_second']:8.0f} a second"
         print(f"{name:28} {speed} {one.get('peak_gib', 0):6.2f} GiB", flush=True)
     place = "FOLDER" if Path(args.model).is_dir() else args.model
-    options = f"--model {place} --updates {args.updates} --threads {args.threads}" + " --lora" * args.lora
+    options = (
+        f"--model {place} --updates {args.updates} --threads {args.threads}" + " --lora" * args.lora
+    )
     result = {
         "command": f"uv run python benchmarks/real_training.py --data FOLDER {options}",
         "machine": platform.machine(), "threads": args.threads, "model": Path(args.model).name, "rows": BATCH * args.updates,

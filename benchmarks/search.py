@@ -2,16 +2,18 @@
 
     uv run python benchmarks/search.py            # some minutes on one core
 
-Feasibility setting: a random 3 M-parameter Llama, prompts of 160 random tokens, 24 simulations, k = 5, c = 2, rollouts to
-a horizon of 96 tokens, a reward that is a hash of the response. Arms: (a) the plain way of `PlainSearch`, a baseline
-(every logits call and every rollout computes its prefix again, beam 3, one tree at a time); (b) the same with greedy
-rollouts; (c) ours with greedy rollouts and 1 to 256 trees at once. How far a tree branches decides what it costs, so ours
-is also measured under other rewards and a sharper policy ((a) costs the same under all of them but for a node's depth),
-and with (a)'s own beam rollouts.
+Feasibility setting: a random 3 M-parameter Llama, prompts of 160 random tokens, 24 simulations, k =
+5, c = 2, rollouts to a horizon of 96 tokens, a reward that is a hash of the response. Arms: (a) the
+plain way of `PlainSearch`, a baseline (every logits call and every rollout computes its prefix
+again, beam 3, one tree at a time); (b) the same with greedy rollouts; (c) ours with greedy rollouts
+and 1 to 256 trees at once. How far a tree branches decides what it costs, so ours is also measured
+under other rewards and a sharper policy ((a) costs the same under all of them but for a node's
+depth), and with (a)'s own beam rollouts.
 
-Every arm runs in a process of its own, one thread, after a warm-up. The plain arms are slow: they search fewer trees (the
-first of the same ones) and are compared by the simulation. "Unique" tokens are the distinct prefixes of a tree's prompt
-and of all its graded responses. Ratios hold, absolute times are this machine's.
+Every arm runs in a process of its own, one thread, after a warm-up. The plain arms are slow: they
+search fewer trees (the first of the same ones) and are compared by the simulation. "Unique" tokens
+are the distinct prefixes of a tree's prompt and of all its graded responses. Ratios hold, absolute
+times are this machine's.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ TOP_K, EXPLORATION, BEAMS = 5, 2.0, 3
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One measurement: `trees` trees, `at_once` of them at the same time (0: all). `keep` of them (the first ones) are
-    returned to be compared."""
+    """One measurement: `trees` trees, `at_once` of them at the same time (0: all). `keep` of them
+    (the first ones) are returned to be compared.
+    """
 
     label: str
     method: str  # "plain" or "ours"
@@ -72,7 +75,8 @@ class Arm:
     keep: int = 0
 
 
-# -- the plain way: a baseline, not part of the product ----------------------------------------------------------------
+# -- the plain way: a baseline, not part of the product
+# ----------------------------------------------------------------
 
 # {token: (visits, sum of rewards, children)}: what a search is compared by.
 Nested = dict[int, tuple[int, float, "Nested"]]
@@ -134,7 +138,9 @@ class PlainSearch:
         return root
 
     def evaluate(self, prompt: tuple[int, ...], path: list[Node]) -> float:
-        """The reward of the leaf at the end of `path`: its own where the response ends there, else a rollout's."""
+        """The reward of the leaf at the end of `path`: its own where the response ends there, else
+        a rollout's.
+        """
         leaf, response = path[-1], tuple(node.token for node in path[1:])
         if leaf.reward is not None:
             return leaf.reward
@@ -145,10 +151,14 @@ class PlainSearch:
         return self.verify(self.rollout(prompt, response))
 
     def expand(self, prefix: tuple[int, ...]) -> list[Node]:
-        """The likeliest next tokens, priors normalised over them: one forward over the whole prefix."""
+        """The likeliest next tokens, priors normalised over them: one forward over the whole
+        prefix.
+        """
         logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
         best, tokens = logits.float().topk(TOP_K)
-        return [Node(*pair) for pair in zip(tokens.tolist(), best.softmax(-1).tolist(), strict=True)]
+        return [
+            Node(*pair) for pair in zip(tokens.tolist(), best.softmax(-1).tolist(), strict=True)
+        ]
 
     def rollout(self, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[int, ...]:
         """The whole response after one `generate`, cut where it is complete."""
@@ -170,16 +180,21 @@ class PlainSearch:
         return whole
 
 
-# -- arms --------------------------------------------------------------------------------------------------------------
+# -- arms
+# --------------------------------------------------------------------------------------------------
 
 
 class TokenIds:
-    """A student without a tokenizer: a question is its prompt's ids in digits, and so is the text of tokens."""
+    """A student without a tokenizer: a question is its prompt's ids in digits, and so is the text
+    of tokens.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         # No end token and no line ends: every response runs to the horizon.
-        self.engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig())
+        self.engine = InProcessEngine(
+            model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig()
+        )
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         return tuple(map(int, question.split()))
@@ -192,12 +207,15 @@ class TokenIds:
 
 
 def hashed(token_ids: Sequence[int], levels: int) -> float:
-    """A response's reward where there is nothing to be right about: `levels` values in [0, 1], by a hash of its tokens."""
+    """A response's reward where there is nothing to be right about: `levels` values in [0, 1], by a
+    hash of its tokens.
+    """
     digest = hashlib.blake2b(" ".join(map(str, token_ids)).encode(), digest_size=2).digest()
     return int.from_bytes(digest, "big") % levels / (levels - 1)
 
 
-# Sums of all of them are exact in floating point. The reward decides how far a tree branches, and so what it costs.
+# Sums of all of them are exact in floating point. The reward decides how far a tree branches, and
+# so what it costs.
 REWARDS: dict[str, Callable[[Sequence[int]], float]] = {
     "levels": lambda ids: hashed(ids, 17),
     "coin": lambda ids: hashed(ids, 2),
@@ -207,9 +225,11 @@ REWARDS: dict[str, Callable[[Sequence[int]], float]] = {
 
 
 class Setting:
-    """What all arms share: the model, the problems, the rule that ends a response, its reward and the search's settings.
+    """What all arms share: the model, the problems, the rule that ends a response, its reward and
+    the search's settings.
 
-    `responses` collects every graded response by problem, to count the tokens that the trees are made of.
+    `responses` collects every graded response by problem, to count the tokens that the trees are
+    made of.
     """
 
     def __init__(self, arm: Arm) -> None:
@@ -219,8 +239,13 @@ class Setting:
             model.model.norm.weight.mul_(arm.sharpness)
         self.student = TokenIds(model)
         generator = torch.Generator().manual_seed(1)
-        drawn = torch.randint(2, model.config.vocab_size, (arm.trees, arm.prompt), generator=generator).tolist()
-        self.problems = [Problem(f"random/{i}", self.student.decode(ids), "random") for i, ids in enumerate(drawn)]
+        drawn = torch.randint(
+            2, model.config.vocab_size, (arm.trees, arm.prompt), generator=generator
+        ).tolist()
+        self.problems = [
+            Problem(f"random/{i}", self.student.decode(ids), "random")
+            for i, ids in enumerate(drawn)
+        ]
         self.reward = REWARDS[arm.reward]
         self.policy = EngineTokens(self.student, 1.0, BEAMS)
         search = {
@@ -236,7 +261,9 @@ class Setting:
             "concurrent": arm.at_once or arm.trees,
         }
         self.search = load_config(overrides=[{"search": search}]).search
-        self.responses: dict[str, set[tuple[int, ...]]] = {problem.id: set() for problem in self.problems}
+        self.responses: dict[str, set[tuple[int, ...]]] = {
+            problem.id: set() for problem in self.problems
+        }
 
     async def evaluate(
         self, problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
@@ -251,10 +278,13 @@ class Setting:
         for problem in self.problems:
             count += len(self.policy.prompt_ids(problem))
             before: tuple[int, ...] = ()
-            # In sorted order a response shares with the one before it all that it shares with any earlier one.
+            # In sorted order a response shares with the one before it all that it shares with any
+            # earlier one.
             for response in sorted(self.responses[problem.id]):
                 shared = 0
-                while shared < min(len(before), len(response)) and before[shared] == response[shared]:
+                while (
+                    shared < min(len(before), len(response)) and before[shared] == response[shared]
+                ):
                     shared += 1
                 count += len(response) - shared
                 before = response
@@ -262,7 +292,9 @@ class Setting:
 
 
 class Watched:
-    """Counts the forwards of a transformers model, those inside `generate` too, as the engine counts its own."""
+    """Counts the forwards of a transformers model, those inside `generate` too, as the engine
+    counts its own.
+    """
 
     def __init__(self, model: Any) -> None:
         self.work, self._began = EngineStats(), 0.0
@@ -290,7 +322,8 @@ class Watched:
 def nested(tree: Tree, node: int = ROOT) -> Nested:
     """A tree of one token a node in the form of `Nested`."""
     return {
-        tree.token_ids[child][0]: (tree.N[child], tree.W[child], nested(tree, child)) for child in tree.children[node]
+        tree.token_ids[child][0]: (tree.N[child], tree.W[child], nested(tree, child))
+        for child in tree.children[node]
     }
 
 
@@ -338,7 +371,8 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
     warm = replace(arm, trees=1, simulations=2, horizon=8, keep=0)
     grow(Setting(warm), warm)
     setting = Setting(arm)
-    gc.freeze()  # as `sample` does once it has loaded: collections leave the libraries' objects alone
+    # as `sample` does once it has loaded: collections leave the libraries' objects alone
+    gc.freeze()
     began, cpu_began = time.perf_counter(), time.process_time()
     trees, work = grow(setting, arm)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
@@ -359,7 +393,9 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
 
 
 def measure(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
-    """`run_arm` in a new process, so that one arm's memory is not another's; forked, which saves importing torch again."""
+    """`run_arm` in a new process, so that one arm's memory is not another's; forked, which saves
+    importing torch again.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(run_arm, arm).result()
 
@@ -367,21 +403,28 @@ def measure(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
 def print_row(row: dict[str, Any], base: dict[str, Any]) -> None:
     """One line of a table; `base` is what CPU time is compared with."""
     print(
-        f"{row['label']:28} {row['trees']:5} {row['at_once'] or row['trees']:5} {row['simulations_per_second']:10,.1f} sims/s"
-        f" {row['cpu_ms_per_simulation']:8.2f} CPU ms {base['cpu_ms_per_simulation'] / row['cpu_ms_per_simulation']:7.1f}x"
-        f" {row['tokens_per_simulation']:8,.1f} tokens a sim {row['tokens_per_unique_token']:6.2f} a unique token",
+        f"{row['label']:28} {row['trees']:5} {row['at_once'] or row['trees']:5} "
+        f"{row['simulations_per_second']:10,.1f} sims/s"
+        f" {row['cpu_ms_per_simulation']:8.2f} CPU ms "
+        f"{base['cpu_ms_per_simulation'] / row['cpu_ms_per_simulation']:7.1f}x"
+        f" {row['tokens_per_simulation']:8,.1f} tokens a sim {row['tokens_per_unique_token']:6.2f} "
+        "a unique token",
         flush=True,
     )
 
 
 def same(ours: list[Nested], plain: list[Nested]) -> tuple[int, int]:
-    """How many trees are identical node for node (tokens, visits, sums of rewards), and how many were compared."""
+    """How many trees are identical node for node (tokens, visits, sums of rewards), and how many
+    were compared.
+    """
     pairs = list(zip(ours, plain, strict=False))
     return sum(left == right for left, right in pairs), len(pairs)
 
 
 def compare(title: str, arms: list[Arm]) -> dict[str, Any]:
-    """Run the arms of one setting and print the table. The first is what CPU time is compared with."""
+    """Run the arms of one setting and print the table. The first is what CPU time is compared
+    with.
+    """
     print(title)
     rows: list[dict[str, Any]] = []
     plain: dict[str, list[Nested]] = {}
@@ -394,7 +437,8 @@ def compare(title: str, arms: list[Arm]) -> dict[str, Any]:
         elif arm.keep and arm.rollout in plain:
             row["identical_trees"], row["compared_trees"] = same(trees, plain[arm.rollout])
             print(
-                f"    {row['identical_trees']} of {row['compared_trees']} trees identical to the plain way's, node for node"
+                f"    {row['identical_trees']} of {row['compared_trees']} trees identical to the "
+                "plain way's, node for node"
             )
     for row in rows:
         row["cpu_gain"] = rows[0]["cpu_ms_per_simulation"] / row["cpu_ms_per_simulation"]
@@ -407,24 +451,43 @@ def feasibility_arms(beam_trees: int, greedy_trees: int) -> list[Arm]:
         Arm("(b) plain, greedy", "plain", "greedy", greedy_trees, 1, keep=greedy_trees),
     ]
     counts = (1, 16, 64, 256)
-    ours = [Arm("(c) ours, greedy", "ours", "greedy", max(n, greedy_trees), n, keep=greedy_trees) for n in counts]
+    ours = [
+        Arm("(c) ours, greedy", "ours", "greedy", max(n, greedy_trees), n, keep=greedy_trees)
+        for n in counts
+    ]
     # The very trees of (a): what is gained where a rollout says nothing about its nodes' own.
     beam = Arm("ours, beam 3", "ours", "beam", 8, keep=beam_trees)
     rewards = [
         Arm(f"ours, greedy, {name}", "ours", "greedy", 64, reward=reward)
         for name, reward in (("reward 0/1", "coin"), ("all right", "right"), ("all wrong", "wrong"))
     ]
-    # Random weights are nearly indifferent between tokens (the likeliest has 0.008). With their logits times 8 it has
-    # 0.79 on average, as a trained model's: the same greedy rollouts, a tree that branches less.
+    # Random weights are nearly indifferent between tokens (the likeliest has 0.008). With their
+    # logits times 8 it has 0.79 on average, as a trained model's: the same greedy rollouts, a tree
+    # that branches less.
     sharp = Arm("ours, greedy, sharp policy", "ours", "greedy", 64, sharpness=8.0)
-    return [*plain, *ours, *rewards, sharp, beam, replace(plain[0], label="(a) again: the noise", keep=0)]
+    return [
+        *plain,
+        *ours,
+        *rewards,
+        sharp,
+        beam,
+        replace(plain[0], label="(a) again: the noise", keep=0),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beam-trees", type=int, default=2, help="trees of (a), feasibility setting")
-    parser.add_argument("--greedy-trees", type=int, default=4, help="trees of (b), feasibility setting")
-    parser.add_argument("--out", type=Path, default=ROOT_FOLDER / "benchmarks" / "results" / "search.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--beam-trees", type=int, default=2, help="trees of (a), feasibility setting"
+    )
+    parser.add_argument(
+        "--greedy-trees", type=int, default=4, help="trees of (b), feasibility setting"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT_FOLDER / "benchmarks" / "results" / "search.json"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     native.library()  # compiled once here: forked processes have it

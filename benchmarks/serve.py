@@ -1,16 +1,20 @@
-"""The server under load: latency and throughput over 1 to 64 clients; crowds with deadlines; a soak.
+"""The server under load: latency and throughput over 1 to 64 clients; crowds with deadlines; a
+soak.
 
     uv run python benchmarks/serve.py              # about a minute; benchmarks/results/serve.json
-    uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each; results/crowds.json
-    uv run python benchmarks/serve.py --soak 30    # so many minutes; results/soak.json
+    uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each;
+    results/crowds.json uv run python benchmarks/serve.py --soak 30    # so many minutes;
+    results/soak.json
 
-Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client does
-(httpx, keep-alive). Each client has a connection of its own and asks one question after another; every question is new to the
-cache. Plain samples, best-of-8, MCTS under the calculator, and a long beam search that the deadline ends.
+Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it
+as the openai client does (httpx, keep-alive). Each client has a connection of its own and asks one
+question after another; every question is new to the cache. Plain samples, best-of-8, MCTS under the
+calculator, and a long beam search that the deadline ends.
 
-Crowds: all methods mixed, deadlines of 2 s or 500 ms; errors, answers later than 100 ms after their deadline, and what is live
-and in memory before and after. The soak is the crowd of 64 for minutes, while every second a client breaks its connection in
-the middle of a search and another sends a request that is wrong. Clients and server share this machine's cores: ratios hold.
+Crowds: all methods mixed, deadlines of 2 s or 500 ms; errors, answers later than 100 ms after their
+deadline, and what is live and in memory before and after. The soak is the crowd of 64 for minutes,
+while every second a client breaks its connection in the middle of a search and another sends a
+request that is wrong. Clients and server share this machine's cores: ratios hold.
 """
 
 from __future__ import annotations
@@ -60,13 +64,19 @@ Ask = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | str]]
 
 @dataclass
 class Load:
-    """What came back: seconds a request, sampled tokens, and for those with a deadline how late the server had the answer."""
+    """What came back: seconds a request, sampled tokens, and for those with a deadline how late the
+    server had the answer.
+    """
 
     seconds: list[float] = field(default_factory=list)
     tokens: int = 0
     hit: int = 0
-    late: list[float] = field(default_factory=list)  # by the server's own clock, from its reading the request
-    late_there: list[float] = field(default_factory=list)  # by the client's: with the way, and the client's own waits
+    late: list[float] = field(
+        default_factory=list
+    )  # by the server's own clock, from its reading the request
+    late_there: list[float] = field(
+        default_factory=list
+    )  # by the client's: with the way, and the client's own waits
     errors: Counter[str] = field(default_factory=Counter)  # by status or exception
     wall: float = 0.0
 
@@ -104,7 +114,9 @@ class Questions:
     """Questions that come once each, as long as they last."""
 
     def __init__(self) -> None:
-        self.texts = [task.problem.question for task in load_tasks("embedded", "test", QUESTIONS, start=1000)]
+        self.texts = [
+            task.problem.question for task in load_tasks("embedded", "test", QUESTIONS, start=1000)
+        ]
         self.turn = count()
 
     def body(self, mix: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +125,9 @@ class Questions:
         return {"messages": messages, "seed": number, **mix}
 
 
-async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]], questions: Questions) -> Load:
+async def put(
+    clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]], questions: Questions
+) -> Load:
     """`clients` clients, each asking one question after another for so many seconds."""
     load, end = Load(), time.perf_counter() + seconds
 
@@ -135,7 +149,8 @@ async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]
     return load
 
 
-# -- the server --------------------------------------------------------------------------------------------------------
+# -- the server
+# --------------------------------------------------------------------------------------------------
 
 
 class Served:
@@ -153,12 +168,15 @@ class Served:
 
     @asynccontextmanager
     async def asking(self, clients: int) -> AsyncIterator[Ask]:
-        """What puts a question for the client of a number. Each has a connection of its own: one pool of 200 connections
-        would make its callers wait for one another."""
+        """What puts a question for the client of a number. Each has a connection of its own: one
+        pool of 200 connections would make its callers wait for one another.
+        """
         context = httpx.create_ssl_context()  # made once: it takes longer than a request
         async with AsyncExitStack() as stack:
             https = [
-                await stack.enter_async_context(httpx.AsyncClient(base_url=self.url, timeout=60, verify=context))
+                await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=self.url, timeout=60, verify=context)
+                )
                 for _ in range(clients)
             ]
 
@@ -192,7 +210,9 @@ class Served:
         return self.process.wait(timeout=60)
 
 
-async def through_http(served: Served, seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
+async def through_http(
+    served: Served, seconds: float, questions: Questions
+) -> dict[str, dict[str, Any]]:
     rows = {}
     async with served.asking(max(CLIENTS)) as ask:
         for name, mix in MIXES.items():
@@ -202,8 +222,12 @@ async def through_http(served: Served, seconds: float, questions: Questions) -> 
     return rows
 
 
-async def crowd(served: Served, clients: int, seconds: float, questions: Questions) -> dict[str, Any]:
-    """Clients with all methods, each request with a deadline of 2 s or 500 ms; memory is read thirty times on the way."""
+async def crowd(
+    served: Served, clients: int, seconds: float, questions: Questions
+) -> dict[str, Any]:
+    """Clients with all methods, each request with a deadline of 2 s or 500 ms; memory is read
+    thirty times on the way.
+    """
     mixes = [mix | {"deadline_ms": mix.get("deadline_ms", 2000)} for mix in MIXES.values()]
     memory: list[float] = []
 
@@ -217,7 +241,13 @@ async def crowd(served: Served, clients: int, seconds: float, questions: Questio
         load = await put(clients, seconds, ask, mixes, questions)
         watching.cancel()
     await asyncio.sleep(0.5)
-    return {"seconds": load.wall, **load.row(), "before": before, "after": served.state(), "rss_mib": memory}
+    return {
+        "seconds": load.wall,
+        **load.row(),
+        "before": before,
+        "after": served.state(),
+        "rss_mib": memory,
+    }
 
 
 async def soak(served: Served, seconds: float, questions: Questions) -> dict[str, Any]:
@@ -230,7 +260,9 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
             while True:
                 await asyncio.sleep(1)
                 _, writer = await asyncio.open_connection(host.host, host.port)
-                body = json.dumps(questions.body({"model": "student@beam", "budget_tokens": 20_000})).encode()
+                body = json.dumps(
+                    questions.body({"model": "student@beam", "budget_tokens": 20_000})
+                ).encode()
                 head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host.host}\r\nContent-Length: {len(body)}\r\n\r\n"
                 writer.write(head.encode() + body)
                 await writer.drain()
@@ -253,16 +285,22 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
 
 
 def table(http: dict[str, Any]) -> str:
-    lines = [f"{'method / clients':30}{'p50 ms':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'errors':>8}"]
+    lines = [
+        f"{'method / clients':30}{'p50 ms':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'errors':>8}"
+    ]
     for name, row in http.items():
         figures = [row[f"{one}_ms"] for one in ("p50", "p95", "p99")] + [row["requests_per_second"]]
         cells = "".join(f"{figure:8.1f}" for figure in figures)
-        lines.append(f"{name:30}{cells}{row['sampled_tokens_per_second']:8.0f}{sum(row['errors'].values()):8}")
+        lines.append(
+            f"{name:30}{cells}{row['sampled_tokens_per_second']:8.0f}{sum(row['errors'].values()):8}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--crowds", type=float, help="the crowds alone: seconds of each")
     parser.add_argument("--soak", type=float, help="the soak alone: minutes")
@@ -273,9 +311,15 @@ def main() -> None:
     try:
         if args.crowds is not None:
             name = "crowds"
-            found["crowds"] = {str(size): asyncio.run(crowd(served, size, args.crowds, questions)) for size in CROWDS}
+            found["crowds"] = {
+                str(size): asyncio.run(crowd(served, size, args.crowds, questions))
+                for size in CROWDS
+            }
         elif args.soak is not None:
-            name, found = "soak", asyncio.run(soak(served, 60 * args.soak, questions)) | {"minutes": args.soak}
+            name, found = (
+                "soak",
+                asyncio.run(soak(served, 60 * args.soak, questions)) | {"minutes": args.soak},
+            )
         else:
             found["http"] = asyncio.run(through_http(served, args.seconds, questions))
     finally:

@@ -1,15 +1,17 @@
-"""AlphaZero for language models, the whole idea in one file: `uv run python examples/alphazero.py`, about a minute.
+"""AlphaZero for language models, the whole idea in one file: `uv run python examples/alphazero.py`,
+about a minute.
 
-    search     trees of reasoning steps, grown by the student; steps that a calculator refutes are drawn again
-    grade      a response is right where its final answer is the gold one
-    learn      the likelihood of right responses, of this round's trees and of all rounds before
-    repeat     the better student searches again
+    search     trees of reasoning steps, grown by the student; steps that a calculator refutes are
+    drawn again grade      a response is right where its final answer is the gold one learn      the
+    likelihood of right responses, of this round's trees and of all rounds before repeat     the
+    better student searches again
 
-It prints how many held-out problems greedy answers get right before and after, and the paired difference with its 95% interval.
+It prints how many held-out problems greedy answers get right before and after, and the paired
+difference with its 95% interval.
 
-It is expert iteration (Anthony et al. 2017), as `train` does it by default, without folders, resume, demonstrations and a
-second process. Change `rows_of` and `loss_of` for another method: GRPO's and PPO's formulas are in
-`alphazero_llm_trainer/training/losses.py`.
+It is expert iteration (Anthony et al. 2017), as `train` does it by default, without folders,
+resume, demonstrations and a second process. Change `rows_of` and `loss_of` for another method:
+GRPO's and PPO's formulas are in `alphazero_llm_trainer/training/losses.py`.
 """
 
 import math
@@ -37,11 +39,18 @@ def search(student, number: int) -> list:
 
 def rows_of(trees: list) -> list[Row]:
     """The different right responses of each tree, token for token as they were sampled."""
-    return [(tree.prompt_ids, response.token_ids) for tree in trees for response in tree.responses if response.right]
+    return [
+        (tree.prompt_ids, response.token_ids)
+        for tree in trees
+        for response in tree.responses
+        if response.right
+    ]
 
 
 def score(model, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities `[B, T]` of the rows' tokens, each under those before it, and which of them are the response's."""
+    """Log-probabilities `[B, T]` of the rows' tokens, each under those before it, and which of them
+    are the response's.
+    """
     longest = max(len(prompt) + len(response) for prompt, response in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)  # [B, T]
     there, mask = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -49,13 +58,17 @@ def score(model, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         ids[row, : len(prompt) + len(response)] = torch.tensor(prompt + response)
         there[row, : len(prompt) + len(response)] = 1
         mask[row, len(prompt) : len(prompt) + len(response)] = 1
-    logits = model(input_ids=ids, attention_mask=there).logits[:, :-1]  # [B, T - 1, V]: position t predicts token t + 1
+    logits = model(input_ids=ids, attention_mask=there).logits[
+        :, :-1
+    ]  # [B, T - 1, V]: position t predicts token t + 1
     logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # [B, T - 1]
     return logprobs, mask[:, 1:]
 
 
 def loss_of(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`-mean log p` over the tokens of right responses: supervised learning from what search has found."""
+    """`-mean log p` over the tokens of right responses: supervised learning from what search has
+    found.
+    """
     return -(logprobs * mask).sum() / mask.sum()
 
 
@@ -85,13 +98,19 @@ def main() -> None:
             optimizer.zero_grad()
         student.engine.set_policy(None, number + 1)  # the next trees are the better student's
         solved = sum(any(response.right for response in tree.responses) for tree in trees)
-        print(f"round {number + 1}: {solved} of {QUESTIONS} questions solved, loss {loss.item():.3f}", flush=True)
+        print(
+            f"round {number + 1}: {solved} of {QUESTIONS} questions solved, loss {loss.item():.3f}",
+            flush=True,
+        )
 
     after = evaluate(student)
     gains = [new - old for old, new in zip(before, after, strict=True)]  # paired: the same problems
     gain = sum(gains) / HELD_OUT
     error = 1.96 * math.sqrt(sum((difference - gain) ** 2 for difference in gains)) / HELD_OUT
-    print(f"before {sum(before) / HELD_OUT:.3f}, after {sum(after) / HELD_OUT:.3f} of {HELD_OUT} held-out problems")
+    print(
+        f"before {sum(before) / HELD_OUT:.3f}, after {sum(after) / HELD_OUT:.3f} of {HELD_OUT} "
+        "held-out problems"
+    )
     print(f"gain {gain:+.3f} [{gain - error:+.3f}, {gain + error:+.3f}]")
 
 

@@ -1,4 +1,6 @@
-"""Best-of-n against tree search at equal tokens, on the embedded problems: `uv run python examples/best_of_n.py`."""
+"""Best-of-n against tree search at equal tokens, on the embedded problems: `uv run python
+examples/best_of_n.py`.
+"""
 
 import alphazero_llm_trainer as az
 

@@ -1,4 +1,6 @@
-"""Problems of your own as a file: `--source examples/coins.py:tasks`. The embedded student learns them in a minute."""
+"""Problems of your own as a file: `--source examples/coins.py:tasks`. The embedded student learns
+them in a minute.
+"""
 
 import itertools
 
@@ -11,6 +13,9 @@ QUESTION = (
 
 NAMES = ("Ben", "Leo", "Max", "Sam", "Tom")
 tasks = [
-    az.Task(az.Problem(f"coins/{'-'.join(map(str, drawn))}", QUESTION.format(*drawn), "coins"), str(sum(drawn[1:])))
+    az.Task(
+        az.Problem(f"coins/{'-'.join(map(str, drawn))}", QUESTION.format(*drawn), "coins"),
+        str(sum(drawn[1:])),
+    )
     for drawn in itertools.product(NAMES, range(4, 24, 2), range(2, 8), (2, 5))
 ]

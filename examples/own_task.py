@@ -1,4 +1,6 @@
-"""Your own problems and your own reward, in Python: `uv run python examples/own_task.py`, about half a minute."""
+"""Your own problems and your own reward, in Python: `uv run python examples/own_task.py`, about
+half a minute.
+"""
 
 import random
 
@@ -6,7 +8,9 @@ import alphazero_llm_trainer as az
 
 QUESTION = "Ben has {} red pens and {} blue pens. He gives {} pens to Ana. How many pens does Ben have left?"
 numbers = random.Random(1)
-drawn = {(numbers.randint(4, 25), numbers.randint(2, 12), numbers.randint(2, 9)) for _ in range(700)}
+drawn = {
+    (numbers.randint(4, 25), numbers.randint(2, 12), numbers.randint(2, 9)) for _ in range(700)
+}
 tasks = [
     az.Task(az.Problem(f"pens/{a}-{b}-{c}", QUESTION.format(a, b, c), "pens"), str(a + b - c))
     for a, b, c in sorted(drawn)
@@ -31,7 +35,8 @@ run = az.train(
     config={
         "rewards.custom_weight": 0.2,
         "train.validation_size": 20,
-        "train.optimizer.learning_rate": 1e-4,  # a fifth of the usual one: this student knows most of it
+        # a fifth of the usual one: this student knows most of it
+        "train.optimizer.learning_rate": 1e-4,
     },
 )
 print(run)

@@ -10,7 +10,8 @@ from openai import OpenAI
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 client = OpenAI(base_url=url, api_key="none")
 question = (
-    "There are 20 apples in the room of Ana. She sells 4 of the apples. She splits the apples equally into 2 boxes."
+    "There are 20 apples in the room of Ana. She sells 4 of the apples. She splits the apples "
+    "equally into 2 boxes."
     " How many apples are in each box?"
 )
 for model, options in (("student", {"temperature": 0}), ("student@mcts", {"budget_tokens": 200})):

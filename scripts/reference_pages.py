@@ -1,6 +1,8 @@
-"""The site's generated reference pages: commands from their parsers, configuration from the comments of the YAML files.
+"""The site's generated reference pages: commands from their parsers, configuration from the
+comments of the YAML files.
 
-An MkDocs hook (`hooks` in mkdocs.yml): both are made at each build, in place of two short pages for readers of the repository.
+An MkDocs hook (`hooks` in mkdocs.yml): both are made at each build, in place of two short pages for
+readers of the repository.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "config"
 USAGE_WIDTH = 76  # columns of the usage lines
-LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?: +(?P<value>[^#]*?))?(?: *# ?(?P<text>.*))?$")
+LINE = re.compile(
+    r"^(?P<indent> *)(?P<key>[\w.-]+):(?: +(?P<value>[^#]*?))?(?: *# ?(?P<text>.*))?$"
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -46,7 +50,8 @@ def code(text: str) -> str:
     return f"`{cell(text)}`"
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands
+# --------------------------------------------------------------------------------------------------
 
 
 def commands() -> str:
@@ -56,7 +61,9 @@ def commands() -> str:
     from alphazero_llm_trainer.environment.front_end import USAGE
 
     parser = build_parser()
-    children = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    children = next(
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
     about = {action.dest: action.help or "" for action in children._choices_actions}
     lines = [
         "# Commands",
@@ -68,12 +75,16 @@ def commands() -> str:
         *(f"| [`{name}`](#{name}) | {cell(text)} |" for name, text in about.items()),
         "| [`vf-eval`](#vf-eval) | evaluate in verifiers' environment, or train |",
         "",
-        "Run them as `uv run alphazero-llm-trainer COMMAND`, or without `uv run` in an active environment.",
-        "`python train_vllm.py` and `vf-eval alphazero-llm-trainer -s --` take the options of `train`.",
+        "Run them as `uv run alphazero-llm-trainer COMMAND`, or without `uv run` in an active "
+        "environment.",
+        "`python train_vllm.py` and `vf-eval alphazero-llm-trainer -s --` take the options of "
+        "`train`.",
         "",
     ]
     general = [
-        action for action in parser._actions if action is not children and not isinstance(action, argparse._HelpAction)
+        action
+        for action in parser._actions
+        if action is not children and not isinstance(action, argparse._HelpAction)
     ]
     if general:
         lines += ["## Options before a command", "", *options(general)]
@@ -99,13 +110,24 @@ def options(actions: list[argparse.Action]) -> Iterator[str]:
     for action in actions:
         if isinstance(action, argparse._HelpAction):
             continue
-        values = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else None)
+        values = action.metavar or (
+            "{" + ",".join(map(str, action.choices)) + "}" if action.choices else None
+        )
         if isinstance(values, tuple):
             values = " ".join(values)
         values = None if action.nargs == 0 else values or action.dest.upper()
-        name = ", ".join(f"{flag} {values}" if values else flag for flag in action.option_strings) or str(values)
-        text = cell((action.help or "") % {"default": worded(action.default), "prog": "alphazero-llm-trainer"})
-        if action.nargs != 0 and action.default not in (None, argparse.SUPPRESS, []) and "default" not in text:
+        name = ", ".join(
+            f"{flag} {values}" if values else flag for flag in action.option_strings
+        ) or str(values)
+        text = cell(
+            (action.help or "")
+            % {"default": worded(action.default), "prog": "alphazero-llm-trainer"}
+        )
+        if (
+            action.nargs != 0
+            and action.default not in (None, argparse.SUPPRESS, [])
+            and "default" not in text
+        ):
             text += f" (default: {cell(worded(action.default))})"
         yield f"| {code(name)} | {text} |"
 
@@ -114,24 +136,32 @@ def worded(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# -- configuration -----------------------------------------------------------------------------------------------------
+# -- configuration
+# --------------------------------------------------------------------------------------------------
 
 
 def configuration() -> str:
-    """Every key of config/training.yaml with its default and its comment, the students, teachers and variables."""
+    """Every key of config/training.yaml with its default and its comment, the students, teachers
+    and variables.
+    """
     source = (CONFIG / "training.yaml").read_text(encoding="utf-8")
     lines = [
         "# Configuration",
         "",
-        "Made from the comments of `config/*.yaml` at each build. A run reads the shipped files, then `--config FILE` (YAML"
-        " with some of these keys), then `--set KEY=VALUE`, then the command's own flags. An unknown key is an error.",
+        "Made from the comments of `config/*.yaml` at each build. A run reads the shipped files, "
+        "then `--config FILE` (YAML"
+        " with some of these keys), then `--set KEY=VALUE`, then the command's own flags. An "
+        "unknown key is an error.",
         "",
         "```sh",
-        "uv run alphazero-llm-trainer train --config my.yaml --set train.optimizer.learning_rate=1e-4",
+        "uv run alphazero-llm-trainer train --config my.yaml --set "
+        "train.optimizer.learning_rate=1e-4",
         "```",
         "",
-        "`--set` takes text, such as `problems.system_prompt`, as it is written, `#` and `:` too; `null` and nothing are"
-        " none. Other values are YAML, and what a comment would cut off is an error. In a file quote text with a `#` or a"
+        "`--set` takes text, such as `problems.system_prompt`, as it is written, `#` and `:` too; "
+        "`null` and nothing are"
+        " none. Other values are YAML, and what a comment would cut off is an error. In a file "
+        "quote text with a `#` or a"
         " `:` in it.",
     ]
     keys = set()
@@ -140,10 +170,14 @@ def configuration() -> str:
         lines += ["", f"## {section or 'Top level'}", ""]
         lines += [f"{text[0].upper()}{text[1:]}.", ""] if text else []
         lines += ["| Key | Default | Meaning |", "|---|---|---|"]
-        lines += [f"| {code(name)} | {code(value)} | {cell(meaning)} |" for name, value, meaning in rows]
+        lines += [
+            f"| {code(name)} | {code(value)} | {cell(meaning)} |" for name, value, meaning in rows
+        ]
     expected = set(flat(yaml.safe_load(source)))
     if keys != expected:
-        raise ValueError(f"config/training.yaml has keys that its lines don't show: {sorted(keys ^ expected)}")
+        raise ValueError(
+            f"config/training.yaml has keys that its lines don't show: {sorted(keys ^ expected)}"
+        )
     return "\n".join([*lines, "", *students(), "", *tiers(), "", *variables(), ""])
 
 
@@ -156,7 +190,9 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def sections(source: str) -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
-    """(section, its comment, [(key, default, comment)]) in the file's order; a section has a dotted name."""
+    """(section, its comment, [(key, default, comment)]) in the file's order; a section has a dotted
+    name.
+    """
     found: dict[str, tuple[str, list[tuple[str, str, str]]]] = {"": ("", [])}
     path: list[str] = []
     for line in source.splitlines():
@@ -177,8 +213,16 @@ def sections(source: str) -> Iterator[tuple[str, str, list[tuple[str, str, str]]
 
 def students() -> Iterator[str]:
     models = yaml.safe_load((CONFIG / "models.yaml").read_text(encoding="utf-8"))
-    yield from ("## Students", "", "From `config/models.yaml`; `--model NAME` picks one, `auto` picks by device.", "")
-    yield from ("| Name | Weights | Adapter | Quantization | Gated | Download, GB |", "|---|---|---|---|---|---:|")
+    yield from (
+        "## Students",
+        "",
+        "From `config/models.yaml`; `--model NAME` picks one, `auto` picks by device.",
+        "",
+    )
+    yield from (
+        "| Name | Weights | Adapter | Quantization | Gated | Download, GB |",
+        "|---|---|---|---|---|---:|",
+    )
     for name, model in models.items():
         size = model.get("shape", {}).get("download_gb", "")
         gated = f"yes; mirror {code(model['mirror'])}" if model.get("gated") else "no"
@@ -187,12 +231,24 @@ def students() -> Iterator[str]:
 
 def tiers() -> Iterator[str]:
     found = yaml.safe_load((CONFIG / "teacher_models.yaml").read_text(encoding="utf-8"))
-    yield from ("## Teacher tiers", "", "From `config/teacher_models.yaml`. Prices are dollars a million tokens.", "")
-    yield from ("| Tier | Endpoint | Key | Models (prompt, completion price) |", "|---|---|---|---|")
+    yield from (
+        "## Teacher tiers",
+        "",
+        "From `config/teacher_models.yaml`. Prices are dollars a million tokens.",
+        "",
+    )
+    yield from (
+        "| Tier | Endpoint | Key | Models (prompt, completion price) |",
+        "|---|---|---|---|",
+    )
     for name, tier in found.items():
         models = "<br>".join(
             code(one["model"])
-            + (f" ({one['prompt_cost']}, {one['completion_cost']})" if one.get("prompt_cost") is not None else "")
+            + (
+                f" ({one['prompt_cost']}, {one['completion_cost']})"
+                if one.get("prompt_cost") is not None
+                else ""
+            )
             for one in tier["teachers"]
         )
         key = code(tier["key_variable"]) if tier["key_variable"] else "none"
@@ -200,7 +256,12 @@ def tiers() -> Iterator[str]:
 
 
 def variables() -> Iterator[str]:
-    yield from ("## Environment variables", "", "From `.env.example`. Nothing here is required.", "")
+    yield from (
+        "## Environment variables",
+        "",
+        "From `.env.example`. Nothing here is required.",
+        "",
+    )
     yield from ("| Variable | Meaning |", "|---|---|")
     comment: list[str] = []
     for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,5 @@
-"""The pages of docs/results, and what README says was measured, from the JSON files of the benchmarks.
+"""The pages of docs/results, and what README says was measured, from the JSON files of the
+benchmarks.
 
     uv run python scripts/results_pages.py              # write them
     uv run python scripts/results_pages.py --check      # exit 1 where a page and its JSON differ
@@ -14,8 +15,8 @@ shown", is a template:
     {$0}, {$1}                         in a table: the keys that stood at a `*` of `rows`
 
 Formats are Python's, and `ci`, `gain`, `judged`, `verdict` of a value with its interval, `list` and
-`count` of a list. Below a part stand the commit and day of its figures, and the command that measures
-them again where that is still there.
+`count` of a list. Below a part stand the commit and day of its figures, and the command that
+measures them again where that is still there.
 """
 
 from __future__ import annotations
@@ -67,10 +68,14 @@ def load(stem: str) -> dict[str, Any]:
     return READ[stem]
 
 
-def entries(value: Any, path: Sequence[str], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What lies at a path below `value`, with the keys that `*` stood for; nothing where one is missing.
+def entries(
+    value: Any, path: Sequence[str], keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What lies at a path below `value`, with the keys that `*` stood for; nothing where one is
+    missing.
 
-    A step is a key, a number, or `*`, and then conditions `[key=pattern]` on the entries of its list.
+    A step is a key, a number, or `*`, and then conditions `[key=pattern]` on the entries of its
+    list.
     """
     if not path:
         yield keys, value
@@ -149,7 +154,9 @@ def shown(value: Any, how: str) -> str:
 
 
 def filled(text: str, row: Mapping[str, Any], data: Mapping[str, Any], strict: bool = True) -> str:
-    """A text with its figures. A missing one is an error in a sentence, and empties a cell (not `strict`)."""
+    """A text with its figures. A missing one is an error in a sentence, and empties a cell (not
+    `strict`).
+    """
 
     def key(match: re.Match[str]) -> str:
         """What `$0` or `$name` inside of a path stands for."""
@@ -171,7 +178,9 @@ def filled(text: str, row: Mapping[str, Any], data: Mapping[str, Any], strict: b
 
 
 def table(declared: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A Markdown table. `names` renames the first key of `*`, and leaves out what it doesn't name."""
+    """A Markdown table. `names` renames the first key of `*`, and leaves out what it doesn't
+    name.
+    """
     columns: dict[str, str] = declared["columns"]
     names = declared.get("names")
     lines = []
@@ -203,7 +212,9 @@ def command(data: Mapping[str, Any]) -> str:
 
 
 def measured(stem: str, again: str | None = None) -> str:
-    """The line below a part: commit and day of a JSON's figures, and a command (`again` in its place)."""
+    """The line below a part: commit and day of a JSON's figures, and a command (`again` in its
+    place).
+    """
     data = load(stem)
     file = path_of(stem).relative_to(ROOT).as_posix()
     at = {True: "at", False: "with uncommitted changes to", None: "at or before"}[data["clean"]]
@@ -216,7 +227,13 @@ def measured(stem: str, again: str | None = None) -> str:
 def part(declared: Mapping[str, Any]) -> list[str]:
     stem = declared["from"]
     data = load(stem)
-    lines = ["", f"## {declared['heading']}", "", filled(declared.get("text", ""), {}, data).rstrip(), ""]
+    lines = [
+        "",
+        f"## {declared['heading']}",
+        "",
+        filled(declared.get("text", ""), {}, data).rstrip(),
+        "",
+    ]
     for each in declared.get("tables", ()):
         lines += table(each, data)
     lines += ["", filled(declared.get("after", ""), {}, data), ""]
@@ -225,7 +242,9 @@ def part(declared: Mapping[str, Any]) -> list[str]:
 
 
 def negative(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table of what did not help. A row whose `gain` turns out better than nothing leaves it."""
+    """The table of what did not help. A row whose `gain` turns out better than nothing leaves
+    it.
+    """
     lines = ["", "| tried | against | result (95%) | page, or commit |", "|---|---|---|---|"]
     for row in rows:
         text = row.get("result", f"{{{row.get('gain')}:gain}}")
@@ -263,7 +282,9 @@ def readme(bullets: Sequence[str], text: str) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise PageError(f"README.md has no place for results: write {BEGIN.strip()} and {END.strip()}")
+        raise PageError(
+            f"README.md has no place for results: write {BEGIN.strip()} and {END.strip()}"
+        )
     return head + begin + "\n".join(f"- {filled(each, {}, {})}" for each in bullets) + end + tail
 
 
@@ -277,8 +298,12 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 on a difference"
+    )
     check = parser.parse_args().check
     try:
         texts = files()
@@ -286,7 +311,9 @@ def main() -> None:
         sys.exit(str(error))
     unread = {path.stem for path in DATA.glob("*.json")} - READ.keys()
     wrong = [f"benchmarks/results/{stem}.json is on no page" for stem in sorted(unread)]
-    wrong += [f"docs/results/{path.name} is no page" for path in sorted({*PAGES.iterdir()} - {*texts})]
+    wrong += [
+        f"docs/results/{path.name} is no page" for path in sorted({*PAGES.iterdir()} - {*texts})
+    ]
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue

@@ -1,10 +1,12 @@
-"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages, one of everything.
+"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages, one
+of everything.
 
     uv run python scripts/size.py
 
-Code tokens are names, operators, numbers and strings of the Python files that git tracks: no comments, no docstrings, so that
-dense lines gain nothing. C and JavaScript aren't counted. From the syntax trees come counts of places in the text: a
-`Search(...)`, an app or server that is made, a function that weighs HRE and PRE.
+Code tokens are names, operators, numbers and strings of the Python files that git tracks: no
+comments, no docstrings, so that dense lines gain nothing. C and JavaScript aren't counted. From the
+syntax trees come counts of places in the text: a `Search(...)`, an app or server that is made, a
+function that weighs HRE and PRE.
 """
 
 from __future__ import annotations
@@ -23,18 +25,28 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-# Rooms of docs/design.md with their budgets in code tokens; files at the package's root are the room "root".
+# Rooms of docs/design.md with their budgets in code tokens; files at the package's root are the
+# room "root".
 BUDGET = {
     "root": 6_000, "config": 4_000, "viewer": 3_000, "engine": 22_000, "policy": 9_000, "teachers": 3_500, "mcts": 18_000,
     "problems": 14_000, "rewards": 2_300, "rollouts.py": 3_000, "scale": 2_500, "training": 28_000, "eval": 9_000,
     "environment": 8_500, "serve": 7_000, "report": 5_000, "api": 3_500, "cli": 9_000,
 }  # fmt: skip
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
-APPS = {"Starlette", "FastAPI", "start_server", "start_unix_server", "HTTPServer", "ThreadingHTTPServer"}
+APPS = {
+    "Starlette",
+    "FastAPI",
+    "start_server",
+    "start_unix_server",
+    "HTTPServer",
+    "ThreadingHTTPServer",
+}
 
 
 def tracked(*places: str) -> list[Path]:
-    listed = subprocess.run([GIT, "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [GIT, "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
 
 
@@ -83,7 +95,10 @@ def makes(names: set[str]) -> Callable[[ast.AST], bool]:
     """Whether a node calls one of these."""
     return lambda node: (
         isinstance(node, ast.Call)
-        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in names
+        and (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
+        in names
     )
 
 
@@ -111,7 +126,11 @@ def main() -> None:
         ("tests", tokens(tracked("tests/*.py")), 120_000),
         ("benchmarks and scripts", tokens(tracked("benchmarks/*.py", "scripts/*.py")), 30_000),
         ("benchmarks", len([path for path in tracked("benchmarks") if path.suffix == ".py"]), 14),
-        ("keys of training.yaml", keys(yaml.safe_load((ROOT / "config/training.yaml").read_text("utf-8"))), 130),
+        (
+            "keys of training.yaml",
+            keys(yaml.safe_load((ROOT / "config/training.yaml").read_text("utf-8"))),
+            130,
+        ),
         ("result pages", len(tracked("docs/results/*.md")), 8),
         ("places that make a Search", sum(map(makes({"Search"}), nodes(python))), 2),
         ("HTTP apps", sum(map(makes(APPS), nodes(python))), 1),

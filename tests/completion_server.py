@@ -1,7 +1,8 @@
-"""A server that speaks what vLLM's speaks (completions of token ids, adapters by name), with the in-process engine behind it.
+"""A server that speaks what vLLM's speaks (completions of token ids, adapters by name), with the
+in-process engine behind it.
 
-A test tool: the model and its samples are real, the protocol is that part of vLLM's which the client uses. It can die in
-the middle of its answers and come back on the same port.
+A test tool: the model and its samples are real, the protocol is that part of vLLM's which the
+client uses. It can die in the middle of its answers and come back on the same port.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ CONFIG = ["student=embedded", "engine.cache_tokens=40000", "rewards.use_student_
 
 
 class CompletionServer:
-    """`url` serves a student (the shipped one) as "student"; `answered` counts completions by model name.
+    """`url` serves a student (the shipped one) as "student"; `answered` counts completions by model
+    name.
 
     `die_after` answers it dies, as a killed process: connections break without an answer.
     """
 
-    def __init__(self, make: Callable[[], Any] = lambda: load_student(load_config(overrides=CONFIG))) -> None:
+    def __init__(
+        self, make: Callable[[], Any] = lambda: load_student(load_config(overrides=CONFIG))
+    ) -> None:
         self.name, self.make, self.lock = "student", make, threading.Lock()
         self.thread = LoopThread("completions")
         self.students: dict[str, Any] = {}
@@ -78,12 +82,16 @@ class CompletionServer:
 
         self.http = Server(("127.0.0.1", self.port), Handler)
         self.port = self.http.server_port
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
 
     def die(self) -> None:
         """Answer nothing more and close the port."""
         self.dead = True
-        threading.Thread(target=self.stop, daemon=True).start()  # not on a handler's thread, which it waits for
+        threading.Thread(
+            target=self.stop, daemon=True
+        ).start()  # not on a handler's thread, which it waits for
 
     def stop(self) -> None:
         self.http.shutdown()
@@ -98,7 +106,11 @@ class CompletionServer:
             return (405, {}) if path == "/v1/load_lora_adapter" else (404, {})
         return 200, {
             "data": [
-                {"id": name, "parent": None if name == self.name else self.name, "max_model_len": 1024}
+                {
+                    "id": name,
+                    "parent": None if name == self.name else self.name,
+                    "max_model_len": 1024,
+                }
                 for name in self.students
             ]
         }
@@ -140,12 +152,17 @@ class CompletionServer:
             "token_ids": one.token_ids,
             "logprobs": {
                 "token_logprobs": one.logprobs,
-                "top_logprobs": [{f"token_id:{token}": value for token, value in row} for row in one.top or ()],
+                "top_logprobs": [
+                    {f"token_id:{token}": value for token, value in row} for row in one.top or ()
+                ],
             },
         }
         if "prompt_logprobs" in sent:
             [scores] = self.wait(student.engine.score([(prompt[:1], prompt[1:])]))
-            rows = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], scores, strict=True)]
+            rows = [
+                {str(token): {"logprob": value}}
+                for token, value in zip(prompt[1:], scores, strict=True)
+            ]
             choice["prompt_logprobs"] = [None, *rows]
         with self.lock:
             self.answered[sent["model"]] = self.answered.get(sent["model"], 0) + 1

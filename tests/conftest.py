@@ -13,7 +13,8 @@ import pytest
 
 from alphazero_llm_trainer.config.cache import cache_folder
 
-# One BLAS thread a process, before anything imports torch: xdist's workers and the commands they start share the cores.
+# One BLAS thread a process, before anything imports torch: xdist's workers and the commands they
+# start share the cores.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # The user's own, before the session has one of its own; xdist's workers are told.
@@ -21,7 +22,9 @@ OWN_CACHE = Path(os.environ.setdefault("ALPHAZERO_TESTS_OWN_CACHE", str(cache_fo
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for all its processes."""
+    """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for
+    all its processes.
+    """
     if "ALPHAZERO_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="alphazero-tests-")
         config.add_cleanup(folder.cleanup)
@@ -46,11 +49,16 @@ def log_again() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder with the real rows: ALPHAZERO_DATA_DIR, else `../shared/data` beside the checkout; else a skip."""
+    """The folder with the real rows: ALPHAZERO_DATA_DIR, else `../shared/data` beside the checkout;
+    else a skip.
+    """
     named = os.environ.get("ALPHAZERO_DATA_DIR")
     folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
     if not (folder / "gsm8k" / "train.jsonl").is_file():
-        pytest.skip(f"no real rows: {folder / 'gsm8k'} is missing; set ALPHAZERO_DATA_DIR to the folder that has it")
+        pytest.skip(
+            f"no real rows: {folder / 'gsm8k'} is missing; set ALPHAZERO_DATA_DIR to the folder "
+            "that has it"
+        )
     return folder
 
 
@@ -65,7 +73,9 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M's first two layers, with its tokenizer and chat template: fast, and its texts mean nothing."""
+    """SmolLM2-135M's first two layers, with its tokenizer and chat template: fast, and its texts
+    mean nothing.
+    """
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path_factory.mktemp("smollm2-cut")
@@ -75,6 +85,10 @@ def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     config = json.loads((smollm2 / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     weights = load_file(smollm2 / "model.safetensors")
-    kept = {name: w for name, w in weights.items() if "layers." not in name or int(name.split(".")[2]) < 2}
+    kept = {
+        name: w
+        for name, w in weights.items()
+        if "layers." not in name or int(name.split(".")[2]) < 2
+    }
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder

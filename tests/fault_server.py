@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server on loopback that misbehaves in every way that providers do, and counts what it charges."""
+"""An OpenAI-compatible server on loopback that misbehaves in every way that providers do, and
+counts what it charges.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ STATUS = {"400", "401", "404", "429", "500"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: the fault it met, and what the server charged for it. `told` is False where no usage was sent."""
+    """One request: the fault it met, and what the server charged for it. `told` is False where no
+    usage was sent.
+    """
 
     fault: str
     model: str
@@ -56,7 +60,13 @@ class FaultServer:
         hang: float = 20.0,
         echo: str = "",
     ) -> None:
-        self.choose, self.write, self.prices, self.hang, self.echo = choose, write, prices or {}, hang, echo
+        self.choose, self.write, self.prices, self.hang, self.echo = (
+            choose,
+            write,
+            prices or {},
+            hang,
+            echo,
+        )
         self.served: list[Served] = []
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str] = set()
@@ -91,7 +101,9 @@ class FaultServer:
             loop.close()
 
     def charged(self, *, told: bool | None = None) -> tuple[int, float]:
-        """Tokens and dollars that were charged, in all or for the answers whose usage was sent (or not)."""
+        """Tokens and dollars that were charged, in all or for the answers whose usage was sent (or
+        not).
+        """
         chosen = [one for one in self.served if told is None or one.told is told]
         return sum(one.prompt + one.sampled for one in chosen), sum(one.dollars for one in chosen)
 
@@ -108,7 +120,9 @@ class FaultServer:
         finally:
             self.live -= 1
 
-    async def _answered(self, request: web.Request, asked: dict[str, Any], fault: str) -> web.StreamResponse:
+    async def _answered(
+        self, request: web.Request, asked: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
         text = self.write(asked)
         prompt = sum(len(message["content"]) for message in asked["messages"]) // 4 + 3
         limit = asked["max_tokens"]
@@ -126,7 +140,12 @@ class FaultServer:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": message}
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": sampled}
-        body: dict[str, Any] = {"id": "x", "model": asked["model"], "choices": [choice], "usage": usage}
+        body: dict[str, Any] = {
+            "id": "x",
+            "model": asked["model"],
+            "choices": [choice],
+            "usage": usage,
+        }
         if fault == "ok-think":
             message["content"] = f"<think>so the numbers add up</think>\n{text}"
         elif fault == "ok-reasoning-content":
@@ -150,14 +169,20 @@ class FaultServer:
             return await self._broken(request, fault, body)
         return web.json_response(body)
 
-    async def _broken(self, request: web.Request, fault: str, body: dict[str, Any]) -> web.StreamResponse:
+    async def _broken(
+        self, request: web.Request, fault: str, body: dict[str, Any]
+    ) -> web.StreamResponse:
         whole = json.dumps(body).encode()
         if fault in STATUS:
             error = {"message": f"no: {self.echo}", "code": int(fault)}
-            return web.json_response({"error": error}, status=int(fault), headers={"Retry-After": "0.01"})
+            return web.json_response(
+                {"error": error}, status=int(fault), headers={"Retry-After": "0.01"}
+            )
         if fault == "307":
             # This very server under its other name: another host, as a client sees it.
-            return web.Response(status=307, headers={"Location": str(request.url.with_host("localhost"))})
+            return web.Response(
+                status=307, headers={"Location": str(request.url.with_host("localhost"))}
+            )
         if fault == "error-200":
             return web.json_response({"error": {"code": 502, "message": f"upstream: {self.echo}"}})
         if fault == "html":
@@ -185,7 +210,9 @@ class FaultServer:
         await self._until_gone(transport, None)
         return web.Response(body=whole, content_type="application/json")
 
-    async def _until_gone(self, transport: asyncio.Transport, response: web.StreamResponse | None) -> None:
+    async def _until_gone(
+        self, transport: asyncio.Transport, response: web.StreamResponse | None
+    ) -> None:
         """Drip spaces, or nothing, until the client leaves or `hang` seconds are over."""
         for _ in range(int(self.hang / 0.05)):
             if transport.is_closing():

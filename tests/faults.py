@@ -1,4 +1,6 @@
-"""Faults that tests inject into sampling: collectors that fail on named questions, and processes to kill."""
+"""Faults that tests inject into sampling: collectors that fail on named questions, and processes to
+kill.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ from alphazero_llm_trainer.types import Task
 
 
 class Faulty(Collector):
-    """FAKE collector: searches like `Collector`, but for `poison` (key -> what happens) and `delay` seconds a question."""
+    """FAKE collector: searches like `Collector`, but for `poison` (key -> what happens) and `delay`
+    seconds a question.
+    """
 
     poison: Mapping[str, str] = {}
     delay: float = 0.0
 
-    async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
+    async def collect(
+        self, tasks: Sequence[tuple[str, Task]], seed: int
+    ) -> AsyncIterator[GradedTree]:
         await asyncio.sleep(self.delay)
         for key, _ in tasks:
             match self.poison.get(key):
@@ -46,20 +52,30 @@ class Faulty(Collector):
             yield tree
 
 
-def _faulty(student: Any, config: Config, perplexity: Any, *, poison: Any, delay: float) -> Collector:
+def _faulty(
+    student: Any, config: Config, perplexity: Any, *, poison: Any, delay: float
+) -> Collector:
     collector = Faulty(student, config, perplexity)
     collector.poison, collector.delay = poison, delay
     return collector
 
 
 def a_job(
-    count: int, *, workers: int = 1, poison: Mapping[str, str] | None = None, delay: float = 0.0, seconds: float = 600.0
+    count: int,
+    *,
+    workers: int = 1,
+    poison: Mapping[str, str] | None = None,
+    delay: float = 0.0,
+    seconds: float = 600.0,
 ) -> SampleJob:
     """A job over `count` embedded problems with small trees."""
     config = load_config(
         overrides=[
             {"student": "embedded", "rewards": {"use_student_model": False}},
-            {"search": {"concurrent": 4, "simulations": 2, "samples": 2}, "train": {"requeue_limit": 1}},
+            {
+                "search": {"concurrent": 4, "simulations": 2, "samples": 2},
+                "train": {"requeue_limit": 1},
+            },
         ]
     )
     tasks = load_tasks("embedded", "train", count, start=2000)
@@ -86,12 +102,15 @@ def trees_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without what depends on the clock and on what stood beside it: the cost. Log-probabilities and priors rounded,
-    those of rollouts left out."""
+    """A record without what depends on the clock and on what stood beside it: the cost.
+    Log-probabilities and priors rounded, those of rollouts left out.
+    """
     tree = dict(record["tree"])
     tree["logprobs"] = [[round(value, 3) for value in values] for values in tree["logprobs"]]
     tree["prior"] = [None if value is None else round(value, 3) for value in tree["prior"]]
-    tree["rollouts"] = [[part for at, part in enumerate(rollout) if at != 2] for rollout in tree["rollouts"]]
+    tree["rollouts"] = [
+        [part for at, part in enumerate(rollout) if at != 2] for rollout in tree["rollouts"]
+    ]
     return {**{key: value for key, value in record.items() if key != "cost"}, "tree": tree}
 
 

@@ -1,4 +1,6 @@
-"""How the time of a call grows with its text: tells linear work from quadratic work without naming a time."""
+"""How the time of a call grows with its text: tells linear work from quadratic work without naming
+a time.
+"""
 
 from __future__ import annotations
 

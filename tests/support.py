@@ -19,7 +19,13 @@ from alphazero_llm_trainer.config.load import Config, load_training
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
-from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal, Verifier
+from alphazero_llm_trainer.engine.protocol import (
+    Drawn,
+    Generated,
+    Limits,
+    TeacherProposal,
+    Verifier,
+)
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
@@ -31,7 +37,15 @@ from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
 from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
 from alphazero_llm_trainer.training.start import Prepared
-from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step, Task
+from alphazero_llm_trainer.types import (
+    Continuation,
+    Cost,
+    Direction,
+    Problem,
+    RewardParts,
+    Step,
+    Task,
+)
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
 
@@ -42,25 +56,34 @@ STEP_ENDS = StepEnds(LINE_ENDS)
 
 def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
     """GRPO by correctness over small trees; `train.method` in `overrides` names another recipe."""
-    small = {"search": {"simulations": 3}, "train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0}}
+    small = {
+        "search": {"simulations": 3},
+        "train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0},
+    }
     return load_training(overrides=[small, *overrides])
 
 
 class ScriptedPolicy:
-    """FAKE policy (`search.driver.StepPolicy`): steps drawn from a seed, no model. A test tool, never a student.
+    """FAKE policy (`search.driver.StepPolicy`): steps drawn from a seed, no model. A test tool,
+    never a student.
 
-    One token a character. `words` different steps; after each step the response closes with probability `close`,
-    half of the times by a final-answer line (`answers` different ones), else by the end token alone. Draws depend on
-    (own seed, problem, prefix, call seed, sample) only.
+    One token a character. `words` different steps; after each step the response closes with
+    probability `close`, half of the times by a final-answer line (`answers` different ones), else
+    by the end token alone. Draws depend on (own seed, problem, prefix, call seed, sample) only.
     """
 
     def __init__(self, seed: int, words: int = 3, close: float = 0.35, answers: int = 3) -> None:
         self.seed, self.words, self.close, self.answers = seed, words, close, answers
         self.calls = 0
 
-    def draw(self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits) -> list[Continuation]:
+    def draw(
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+    ) -> list[Continuation]:
         prefix = "".join(step.text for step in steps)
-        return [self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits) for i in range(n)]
+        return [
+            self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits)
+            for i in range(n)
+        ]
 
     def _sample(self, rng: Random, limits: Limits) -> Continuation:
         steps: list[Step] = []
@@ -80,7 +103,9 @@ class ScriptedPolicy:
                 text = "".join(chr(token) for token in ids if token != END)
             left -= len(ids)
             steps.append(Step(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), text))
-        return Continuation(tuple(steps), ended, cut=not ended and not steps[-1].text.endswith("\n"))
+        return Continuation(
+            tuple(steps), ended, cut=not ended and not steps[-1].text.endswith("\n")
+        )
 
     async def continuations(
         self,
@@ -104,11 +129,15 @@ class ScriptedPolicy:
         final = "####" in text
         ids = (*map(ord, text), END) if final else tuple(map(ord, text + "\n"))
         step = Step(ids, tuple(-1.0 for _ in ids), text if final else text + "\n")
-        return Continuation((step,), final, source, direction), Cost(scored_tokens=len(ids), calls=1)
+        return Continuation((step,), final, source, direction), Cost(
+            scored_tokens=len(ids), calls=1
+        )
 
 
 class Lines:
-    """FAKE policy: responses in their turn, the last one again and again; a line is one token. A test tool."""
+    """FAKE policy: responses in their turn, the last one again and again; a line is one token. A
+    test tool.
+    """
 
     def __init__(self, *responses: tuple[str, ...]) -> None:
         self.responses, self.drawn = responses, 0
@@ -117,21 +146,34 @@ class Lines:
         return (1, 2)
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits, *more: Any, **named: Any
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        *more: Any,
+        **named: Any,
     ) -> tuple[list[Continuation], Cost]:
         before = tuple(step.text for step in steps)
-        known = [one for one in self.responses if one[: len(before)] == before and len(one) > len(before)]
+        known = [
+            one for one in self.responses if one[: len(before)] == before and len(one) > len(before)
+        ]
         rest = known[min(self.drawn, len(known) - 1)][len(before) :]
         self.drawn += not before
         lines = rest[: min(limits.steps, limits.tokens)]
         found = tuple(Step((len(text),), (-0.1,), text) for text in lines)
-        return [Continuation(found, len(lines) == len(rest))], Cost(sampled_tokens=len(lines), calls=1)
+        return [Continuation(found, len(lines) == len(rest))], Cost(
+            sampled_tokens=len(lines), calls=1
+        )
 
 
 class ScriptedTokens:
-    """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix. A test tool.
+    """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix.
+    A test tool.
 
-    `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts what was asked.
+    `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts
+    what was asked.
     """
 
     def __init__(self, seed: int, words: int = 6, close: float = 0.25) -> None:
@@ -166,7 +208,13 @@ class ScriptedTokens:
         return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
 
     async def rollout(
-        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+        self,
+        prompt: tuple[int, ...],
+        response: tuple[int, ...],
+        kind: str,
+        limit: int,
+        seed: int,
+        top_k: int,
     ) -> tuple[Generated, Cost]:
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
@@ -175,11 +223,18 @@ class ScriptedTokens:
             logprobs = self.logprobs(ids)
             top.append(tuple(self.ranked(ids, top_k)))
             weights = [math.exp(logprob) for logprob in logprobs]
-            token = top[-1][0][0] if kind == "greedy" else rng.choices(range(len(weights)), weights)[0]
+            token = (
+                top[-1][0][0] if kind == "greedy" else rng.choices(range(len(weights)), weights)[0]
+            )
             chosen.append(token)
             ids = (*ids, token)
-        values = tuple(self.logprobs((*prompt, *response, *chosen[:i]))[token] for i, token in enumerate(chosen))
-        generated = Generated(tuple(chosen), values, "eos" if chosen[-1] == END else "length", tuple(top))
+        values = tuple(
+            self.logprobs((*prompt, *response, *chosen[:i]))[token]
+            for i, token in enumerate(chosen)
+        )
+        generated = Generated(
+            tuple(chosen), values, "eos" if chosen[-1] == END else "length", tuple(top)
+        )
         return generated, Cost(sampled_tokens=len(chosen), calls=1)
 
 
@@ -194,7 +249,9 @@ class ScriptedAdvisor:
     def asks(self, agreement: float, best: float) -> bool:
         return True
 
-    async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
+    async def propose(
+        self, problem: Problem, steps: Sequence[str], seed: int
+    ) -> list[TeacherProposal]:
         self.asked.append(tuple(steps))
         return self.proposals
 
@@ -235,10 +292,15 @@ def tiny_llama(seed: int = 0, positions: int = 256) -> LlamaForCausalLM:
 
 
 def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InProcessEngine:
-    """An engine over `model` (default: a tiny Llama) with a small cache; `settings` are EngineConfig's."""
+    """An engine over `model` (default: a tiny Llama) with a small cache; `settings` are
+    EngineConfig's.
+    """
     limits = {"max_batch": 32, "max_context": 256, "cache_tokens": 4096, **settings}
     return InProcessEngine(
-        tiny_llama() if model is None else model, eos_id=EOS, step_ends=STEP_ENDS, settings=EngineConfig(**limits)
+        tiny_llama() if model is None else model,
+        eos_id=EOS,
+        step_ends=STEP_ENDS,
+        settings=EngineConfig(**limits),
     )
 
 
@@ -248,8 +310,12 @@ def library_logprobs(model: LlamaForCausalLM, ids: Sequence[int]) -> torch.Tenso
     return torch.log_softmax(model(input_ids=torch.tensor([list(ids)])).logits[0].float(), dim=-1)
 
 
-def library_scores(model: LlamaForCausalLM, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
-    """Log-probability of each token of `continuation` after `prefix` by the library's own full forward."""
+def library_scores(
+    model: LlamaForCausalLM, prefix: Sequence[int], continuation: Sequence[int]
+) -> list[float]:
+    """Log-probability of each token of `continuation` after `prefix` by the library's own full
+    forward.
+    """
     rows = library_logprobs(model, [*prefix, *continuation])
     return [float(rows[len(prefix) + i - 1, token]) for i, token in enumerate(continuation)]
 
@@ -264,9 +330,11 @@ def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def check_solution(solution: str, question: str | None = None) -> bool:
-    """Whether every step is true, `#### N` repeats the last result, and (given the question) operands have a source.
+    """Whether every step is true, `#### N` repeats the last result, and (given the question)
+    operands have a source.
 
-    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text spells as words.
+    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text
+    spells as words.
     """
     *steps, last = solution.split("\n")
     known = None if question is None else {2, 3, *map(int, re.findall(r"\d+", question))}
@@ -283,11 +351,15 @@ def check_solution(solution: str, question: str | None = None) -> bool:
     return result is not None and last == f"#### {result}"
 
 
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
+)
 
 
 def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """A folder with a random Qwen2 and a tokenizer whose chat template has every message in it, and its role."""
+    """A folder with a random Qwen2 and a tokenizer whose chat template has every message in it, and
+    its role.
+    """
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["system", "user", "assistant", ":"])
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -350,10 +422,15 @@ class Source:
         return self.builder.student.prompt_ids(tree.task.problem.question)
 
     @classmethod
-    def of(cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None) -> Source:
+    def of(
+        cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None
+    ) -> Source:
         """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
         student = load_student(config)
-        prepared, collector = Prepared(config, RunSize(config), [], [*tasks], [], []), Collector(student, config, None)
+        prepared, collector = (
+            Prepared(config, RunSize(config), [], [*tasks], [], []),
+            Collector(student, config, None),
+        )
         shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
         rounds = Rounds(prepared, student, collector, Journal(folder / "journal.jsonl"), **shared)
         return cls(config, rounds, RowBuilder(prepared, student, collector, verifier))

@@ -1,4 +1,6 @@
-"""Adapters that peft knows: computed beside a base as peft computes them, merged by peft, or refused by their field."""
+"""Adapters that peft knows: computed beside a base as peft computes them, merged by peft, or
+refused by their field.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.policy.adapters import POLICY, activate, fit_lora, load_adapter, shape_of, under
+from alphazero_llm_trainer.policy.adapters import (
+    POLICY,
+    activate,
+    fit_lora,
+    load_adapter,
+    shape_of,
+    under,
+)
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.training.merging import bare, merged, read_back
@@ -40,7 +49,9 @@ def lora(**options: Any) -> PeftConfig:
 PLAIN: dict[str, Callable[[], PeftConfig]] = {
     "lora": lora,
     "rslora": lambda: lora(use_rslora=True, lora_alpha=16),
-    "patterns": lambda: lora(rank_pattern={"q_proj": 2}, alpha_pattern={"layers.0.self_attn.v_proj": 32}),
+    "patterns": lambda: lora(
+        rank_pattern={"q_proj": 2}, alpha_pattern={"layers.0.self_attn.v_proj": 32}
+    ),
     "some layers": lambda: lora(layers_to_transform=[1]),
     "a pattern of names": lambda: lora(target_modules=r".*\.1\..*_proj"),
 }
@@ -58,24 +69,45 @@ OTHERS: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
     "whole head": ("modules_to_save", lambda: lora(modules_to_save=["lm_head"])),
     "whole embedding": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens"])),
     "whole both": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens", "lm_head"])),
-    "whole tied": ("modules_to_save", lambda: lora(modules_to_save=["embed_tokens"], ensure_weight_tying=True)),
+    "whole tied": (
+        "modules_to_save",
+        lambda: lora(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
+    ),
     "whole norm": ("modules_to_save", lambda: lora(modules_to_save=["norm"])),
     "tokens": ("trainable_token_indices", lambda: lora(trainable_token_indices=[3, 5])),
-    "weights": ("target_parameters", lambda: lora(target_modules=[], target_parameters=["q_proj.weight"])),
+    "weights": (
+        "target_parameters",
+        lambda: lora(target_modules=[], target_parameters=["q_proj.weight"]),
+    ),
     "ia3": ("peft_type", lambda: peft.IA3Config(target_modules=PARTS, feedforward_modules=[])),
     "loha": ("peft_type", lambda: peft.LoHaConfig(target_modules=PARTS, r=4)),
     "lokr": ("peft_type", lambda: peft.LoKrConfig(target_modules=PARTS, r=4)),
-    "adalora": ("peft_type", lambda: peft.AdaLoraConfig(target_modules=PARTS, init_r=4, target_r=2, total_step=9)),
+    "adalora": (
+        "peft_type",
+        lambda: peft.AdaLoraConfig(target_modules=PARTS, init_r=4, target_r=2, total_step=9),
+    ),
     "vera": ("peft_type", lambda: peft.VeraConfig(target_modules=["q_proj"], r=4)),
     "norms": ("peft_type", lambda: peft.LNTuningConfig(target_modules=["input_layernorm"])),
-    "token rows": ("peft_type", lambda: peft.TrainableTokensConfig(token_indices=[3], target_modules=["embed_tokens"])),
+    "token rows": (
+        "peft_type",
+        lambda: peft.TrainableTokensConfig(token_indices=[3], target_modules=["embed_tokens"]),
+    ),
 }
 # and what peft can't merge either
 NEVER: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
-    "prompt": ("peft_type", lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
-    "prefix": ("peft_type", lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "prompt": (
+        "peft_type",
+        lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ),
+    "prefix": (
+        "peft_type",
+        lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ),
     "lora_bias": ("lora_bias", lambda: lora(lora_bias=True)),
-    "alora": ("alora_invocation_tokens", lambda: lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM")),
+    "alora": (
+        "alora_invocation_tokens",
+        lambda: lora(alora_invocation_tokens=[3], task_type="CAUSAL_LM"),
+    ),
 }
 
 
@@ -94,7 +126,9 @@ def logprobs(model: Any) -> torch.Tensor:
 
 
 def made(config: PeftConfig, folder: Path, tied: bool = False, model: Any = None) -> torch.Tensor:
-    """A trained adapter in a folder, as peft writes one; returns what peft's own model says with it."""
+    """A trained adapter in a folder, as peft writes one; returns what peft's own model says with
+    it.
+    """
     torch.manual_seed(1)
     adapted: Any = get_peft_model(base(tied) if model is None else model, config)
     for parameter in adapted.parameters():
@@ -125,7 +159,8 @@ def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind: str, tmp_pa
         engine = tiny_engine(model, native=native)
         [found] = asyncio.run(engine.score([(IDS[:1], IDS[1:])]))
         assert found == pytest.approx(scores, abs=1e-4)
-    # Training goes on from it, beside it a critic that begins as it, and all of it is in the folders that are written.
+    # Training goes on from it, beside it a critic that begins as it, and all of it is in the
+    # folders that are written.
     spec = shape_of(model, OurLora())
     attach(model, spec, POLICY)
     attach(model, spec, "value")
@@ -147,19 +182,28 @@ def test_a_merged_folder_says_what_peft_says(kind: str, tied: bool, tmp_path: Pa
     read_back(tmp_path / "merged", sum_of_both)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logprobs(again), expected, atol=1e-4, rtol=1e-4)
-    apart = not torch.equal(again.get_input_embeddings().weight, again.get_output_embeddings().weight)
+    apart = not torch.equal(
+        again.get_input_embeddings().weight, again.get_output_embeddings().weight
+    )
     assert again.config.tie_word_embeddings is (tied and not apart)
     assert apart or tied
 
 
 @pytest.mark.parametrize("kind", [*OTHERS, *NEVER])
-def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(kind: str, tmp_path: Path) -> None:
+def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(
+    kind: str, tmp_path: Path
+) -> None:
     field, config = {**OTHERS, **NEVER}[kind]
     made(config(), tmp_path)
     with pytest.raises(CheckpointError) as caught:
         load_adapter(base(), tmp_path, POLICY)
     said = str(caught.value)
-    assert field in said and "adapter_config.json" in said and "`merge --adapter" in said and "\n" not in said
+    assert (
+        field in said
+        and "adapter_config.json" in said
+        and "`merge --adapter" in said
+        and "\n" not in said
+    )
 
 
 @pytest.mark.parametrize("kind", NEVER)
@@ -199,12 +243,18 @@ def test_weights_that_do_not_fit_are_no_adapter(fault: str, tmp_path: Path) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         made(lora(modules_to_save=["lm_head"]), tmp_path / str(dtype), model=base().to(dtype))
-        assert {p.dtype for p in merged(base().to(dtype), tmp_path / str(dtype)).parameters()} == {dtype}
+        assert {p.dtype for p in merged(base().to(dtype), tmp_path / str(dtype)).parameters()} == {
+            dtype
+        }
     made(lora(use_dora=True), tmp_path / "dora")
-    monkeypatch.setattr("peft.tuners.lora.model.LoraModel.merge_and_unload", lambda self: self.unload())
+    monkeypatch.setattr(
+        "peft.tuners.lora.model.LoraModel.merge_and_unload", lambda self: self.unload()
+    )
     with pytest.raises(CheckpointError, match="nats from the adapter beside its base"):
         merged(base(), tmp_path / "dora")
 
@@ -219,8 +269,17 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped: Any = AutoModelForCausalLM.from_pretrained(PACKAGED)
-    expected = made(lora(use_dora=True, target_modules=["lm_head", "q_proj"]), tmp_path / "dora", model=shipped)
-    flags = ["--model", "embedded", "--adapter", str(tmp_path / "dora"), "--out", str(tmp_path / "out")]
+    expected = made(
+        lora(use_dora=True, target_modules=["lm_head", "q_proj"]), tmp_path / "dora", model=shipped
+    )
+    flags = [
+        "--model",
+        "embedded",
+        "--adapter",
+        str(tmp_path / "dora"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     capsys.readouterr()
     assert main(["eval", "--model", str(tmp_path / "dora"), "--set", "student=embedded"]) == 2
     error = capsys.readouterr().err
@@ -233,10 +292,17 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(
     assert [path.name for path in tmp_path.iterdir()] == ["dora"]
     assert main(["merge", *flags]) == 0
     torch.testing.assert_close(
-        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-3, rtol=1e-3
+        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
+        expected,
+        atol=1e-3,
+        rtol=1e-3,
     )
     shutil.rmtree(tmp_path / "out")
-    made(NEVER["prompt"][1](), tmp_path / "prompt", model=AutoModelForCausalLM.from_pretrained(PACKAGED))
+    made(
+        NEVER["prompt"][1](),
+        tmp_path / "prompt",
+        model=AutoModelForCausalLM.from_pretrained(PACKAGED),
+    )
     flags[3] = str(tmp_path / "prompt")
     assert main(["merge", *flags]) == 2
     error = capsys.readouterr().err
@@ -251,14 +317,23 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     shutil.copytree(PACKAGED, tmp_path / "base")
     own.save_pretrained(tmp_path / "base")
     expected = made(lora(), tmp_path / "adapter", model=own)
-    write_facts(tmp_path / "adapter", "own", StudentModel(path=str(tmp_path / "base")), adapter=True)
-    assert main(["merge", "--adapter", str(tmp_path / "adapter"), "--out", str(tmp_path / "out")]) == 0
+    write_facts(
+        tmp_path / "adapter", "own", StudentModel(path=str(tmp_path / "base")), adapter=True
+    )
+    assert (
+        main(["merge", "--adapter", str(tmp_path / "adapter"), "--out", str(tmp_path / "out")]) == 0
+    )
     torch.testing.assert_close(
-        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected, atol=1e-3, rtol=1e-3
+        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
+        expected,
+        atol=1e-3,
+        rtol=1e-3,
     )
 
 
-def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_saved_stays(tmp_path: Path) -> None:
+def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_saved_stays(
+    tmp_path: Path,
+) -> None:
     shape = CONFIG_MAPPING["glm4_moe"](
         vocab_size=61, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, n_routed_experts=4, num_experts_per_tok=2,
@@ -279,4 +354,6 @@ def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_save
     whole = merged(bare(model), tmp_path / "adapter")
     whole.save_pretrained(tmp_path / "whole")
     read_back(tmp_path / "whole", whole)
-    torch.testing.assert_close(logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")), logprobs(model))
+    torch.testing.assert_close(
+        logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")), logprobs(model)
+    )

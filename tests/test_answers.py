@@ -49,8 +49,8 @@ SPELLINGS = {  # key -> what it is made of
     "5-cost": ("5 - cost",), "5 6": ("5$6",), "6-5i": ("6 - 5i",), "10^6": ("10⁶",), "paris": ("Paris.",),
     "evelyn": (r"\text{Evelyn}",), "new york": ("New  York",),
 }  # fmt: skip
-# Not one number, or more than a number: before an equals sign stands more than a name; terms, factorials and factors are
-# no units.
+# Not one number, or more than a number: before an equals sign stands more than a name; terms,
+# factorials and factors are no units.
 AS_THEY_STAND = (
     "1, 234", r"\frac123", "3/0", "5 and a half", "5 or 6", "x=1 or x=3", "x=3, y=5", "x>=5", "5i", "5m", "5x",
     "5 x", "5!!", "n!", "5 x^2", "5ab", "5 ab", "5 xyz", "5abc", "5abd", "5 pi", "5π", "5 a", "5(apples)",
@@ -147,7 +147,8 @@ NUMBERS = [  # text, strict=False, strict=True
     ("16 - 3 = 13\nThe final answer is the number of eggs.", "13", None),
     ("#### twelve", None, None),
     ("#### N", None, None),
-    # what states several numbers, or another thing, is no number, and none of its numbers is taken for it
+    # what states several numbers, or another thing, is no number, and none of its numbers is taken
+    # for it
     ("7 - 1 = 6\n#### 5 or 6", None, None),
     ("7 - 2 = 5\nThe answer is 5 or 6.", None, None),
     ("#### x + y = 5", None, None),
@@ -207,7 +208,8 @@ def test_units_of_formulas(latex, formula):
 
 
 @pytest.mark.parametrize(
-    ("unit", "end"), [("111,", "111x"), ("\\boxed{", ""), ("answer is ", ""), ("#### 5\n", ""), ("1 apples ", "")]
+    ("unit", "end"),
+    [("111,", "111x"), ("\\boxed{", ""), ("answer is ", ""), ("#### 5\n", ""), ("1 apples ", "")],
 )
 def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
     def read(text):
@@ -222,7 +224,9 @@ def test_gold():
     assert answers.gold("#### -3") == "-3"
 
 
-@pytest.mark.parametrize("text", ["", "72", "so 72\n####", "#### seventy", "#### Ann has 5", "x" * 200 + "#### 5 or 6"])
+@pytest.mark.parametrize(
+    "text", ["", "72", "so 72\n####", "#### seventy", "#### Ann has 5", "x" * 200 + "#### 5 or 6"]
+)
 def test_gold_that_is_no_number(text):
     with pytest.raises(DataError, match="no number after '####': end it with"):
         answers.gold(text)
@@ -242,7 +246,15 @@ def test_any_text_is_survived(text):
 
 @given(st.integers(-(10**12), 10**12))
 def test_spellings_of_an_integer_are_equal(n):
-    spellings = [f"{n:,}", f"{n}.00", f"${n:,}", f"{n}%", f"{n} apples", f"{n}".replace("-", "−"), f"x = {n}"]
+    spellings = [
+        f"{n:,}",
+        f"{n}.00",
+        f"${n:,}",
+        f"{n}%",
+        f"{n} apples",
+        f"{n}".replace("-", "−"),
+        f"x = {n}",
+    ]
     assert {answers.normalize(s) for s in spellings} == {str(n)}
     assert not answers.equal(str(n), str(n + 1))
     assert answers.equal(answers.extract(f"2 + 2 = 4\n#### {n:,}"), str(n))
@@ -264,5 +276,7 @@ def test_real_latex_answers_equal_themselves_and_their_box(data_dir):
     rows = [json.loads(line) for line in (data_dir / "math500" / "test.jsonl").open()]
     for row in rows:
         assert answers.equal(row["answer"], row["answer"])
-    agreeing = sum(answers.equal(answers.extract(row["solution"]) or "", row["answer"]) for row in rows)
+    agreeing = sum(
+        answers.equal(answers.extract(row["solution"]) or "", row["answer"]) for row in rows
+    )
     assert agreeing >= 0.99 * len(rows)

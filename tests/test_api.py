@@ -1,4 +1,6 @@
-"""The Python API: what `import alphazero_llm_trainer as az` offers, and that the commands say the same."""
+"""The Python API: what `import alphazero_llm_trainer as az` offers, and that the commands say the
+same.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ SMALL = {"train.validation_size": 4, "train.questions_per_round": 12, "train.dem
 
 def pens(count: int = 60) -> list[az.Task]:
     question = "Ana has {} pens. She buys 4 more pens. How many pens does Ana have now?"
-    return [az.Task(az.Problem(f"pens/{i}", question.format(i), "pens"), str(i + 4)) for i in range(2, 2 + count)]
+    return [
+        az.Task(az.Problem(f"pens/{i}", question.format(i), "pens"), str(i + 4))
+        for i in range(2, 2 + count)
+    ]
 
 
 def test_importing_it_is_light_and_every_name_is_there() -> None:
@@ -38,24 +43,47 @@ def test_importing_it_is_light_and_every_name_is_there() -> None:
         "import sys, alphazero_llm_trainer as az\n"
         "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
         "assert all(getattr(az, name) is not None for name in az.__all__)\n"
-        "import alphazero_llm_trainer.mcts.tree as tree, alphazero_llm_trainer.training.credit as credit\n"
+        "import alphazero_llm_trainer.mcts.tree as tree, alphazero_llm_trainer.training.credit as "
+        "credit\n"
         "assert dir(az) == sorted(az.__all__)\n"
-        "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not hasattr(az, 'nothing')\n"
+        "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not "
+        "hasattr(az, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
 
 
 def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
     found = az.search(QUESTION, model="embedded", simulations=8, seed=3)
-    assert main(["search", QUESTION, "--model", "embedded", "--simulations", "8", "--seed", "3", "--json"]) == 0
+    assert (
+        main(
+            [
+                "search",
+                QUESTION,
+                "--model",
+                "embedded",
+                "--simulations",
+                "8",
+                "--seed",
+                "3",
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert found.answer == said["answer"] and found.response == said["response"]
-    assert json.loads(json.dumps(found.tree.to_dict())) == said["tree"] and isinstance(found.tree, Tree)
+    assert json.loads(json.dumps(found.tree.to_dict())) == said["tree"] and isinstance(
+        found.tree, Tree
+    )
     assert found.cost.sampled_tokens == said["cost"]["sampled_tokens"] > 0
     assert json.loads(json.dumps(found.record | {"cost": said["cost"]})) == said  # seconds differ
     shown = html.unescape(found._repr_html_())
     token = found.tree.token_ids[found.choice.node][0] if found.choice is not None else -1
-    assert shown.startswith("<iframe") and html.escape(QUESTION)[:20] in shown and f'"{token}":' in shown
+    assert (
+        shown.startswith("<iframe")
+        and html.escape(QUESTION)[:20] in shown
+        and f'"{token}":' in shown
+    )
 
 
 def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
@@ -81,7 +109,9 @@ def test_words_that_a_small_vocabulary_lacks_are_said() -> None:
     said: list[str] = []
     az.search("What is 7 plus 8?", model="embedded", simulations=1, progress=said.append)
     az.search(QUESTION, model="embedded", simulations=1, progress=said.append)
-    assert [line for line in said if "know" in line] == ["embedded doesn't know 'plus': its answer means little"]
+    assert [line for line in said if "know" in line] == [
+        "embedded doesn't know 'plus': its answer means little"
+    ]
 
 
 @needs_bf16
@@ -96,11 +126,15 @@ def test_a_rounding_engine_is_checked_inside_a_running_event_loop(tmp_path: Path
 
 def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
     async def timed(problem: az.Problem, response: str, task: az.Task) -> float:
-        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))  # the main thread's alone, as is Ctrl-C
+        signal.signal(
+            signal.SIGALRM, signal.getsignal(signal.SIGALRM)
+        )  # the main thread's alone, as is Ctrl-C
         return 0.5
 
     async def notebook() -> az.Table:
-        found = az.evaluate(pens(), reward=timed, methods=["greedy"], num=2, out=tmp_path / "eval", progress=False)
+        found = az.evaluate(
+            pens(), reward=timed, methods=["greedy"], num=2, out=tmp_path / "eval", progress=False
+        )
         await asyncio.sleep(0)
         assert asyncio.get_event_loop() is asyncio.get_running_loop()
         return found
@@ -109,7 +143,9 @@ def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) 
     assert row["reward"][0] == 0.5
 
 
-def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[str] = []
 
@@ -129,24 +165,37 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
         config=SMALL,
         progress=lines.append,
     )
-    assert run.finished and run.before is not None and run.after is not None and run.gain is not None
+    assert (
+        run.finished and run.before is not None and run.after is not None and run.gain is not None
+    )
     assert run.gain.value == pytest.approx(run.after.value - run.before.value)
     assert asked and lines and str(run) and (run.student / "config.json").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"] and run.folder == Path("runs/1")
     trees = list(az.read_trees(run.folder))
     assert len(trees) == 24 and all(saved.problem.source == "tasks" for saved in trees)
-    # What a notebook shows is a page in a frame: the run's report with its result, and the tree of one question.
-    assert html.escape((run.folder / "report.html").read_text().split("</h1>")[0]) in run._repr_html_()
+    # What a notebook shows is a page in a frame: the run's report with its result, and the tree of
+    # one question.
+    assert (
+        html.escape((run.folder / "report.html").read_text().split("</h1>")[0]) in run._repr_html_()
+    )
     shown = html.unescape(trees[0]._repr_html_())
-    assert html.escape(str(trees[0].problem.question)[:20]) in shown and '"pieces":' in shown and '"chosen":' in shown
+    assert (
+        html.escape(str(trees[0].problem.question)[:20]) in shown
+        and '"pieces":' in shown
+        and '"chosen":' in shown
+    )
     rewards = {path.reward for saved in trees for path in saved.paths}
     assert len(rewards) > 1 and all(0 <= reward <= 1 for reward in rewards)
     assert az.search(QUESTION, model=run.student, simulations=2).tree.N[0] > 0
     with pytest.raises(ConfigError, match="resume=True"):
         az.train(pens(), model="embedded", out="runs/1")
-    with pytest.raises(ConfigError, match=r"train\.num_examples is 24 there and 48 here: leave out"):
+    with pytest.raises(
+        ConfigError, match=r"train\.num_examples is 24 there and 48 here: leave out"
+    ):
         az.train(pens(), out="runs/1", num_examples=48, resume=True)
-    with pytest.raises(ConfigError, match=r"train\.clip_low is 0\.2 there and 0\.1 here: leave out"):
+    with pytest.raises(
+        ConfigError, match=r"train\.clip_low is 0\.2 there and 0\.1 here: leave out"
+    ):
         az.train(pens(), out="runs/1", config={"train": {"clip_low": 0.1}}, resume=True)
     with pytest.raises(CheckpointError, match=r"did you mean runs/1/student\?"):
         az.load("runs/1")
@@ -157,16 +206,34 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     card["config"]["problems"]["source"] = "embedded"
     (tmp_path / "runs" / "2").mkdir()
     (tmp_path / "runs" / "2" / "run.json").write_text(json.dumps(card))
-    with pytest.raises(ConfigError, match="has a reward of a Python session, __main__:judge: pass the same one as"):
+    with pytest.raises(
+        ConfigError, match="has a reward of a Python session, __main__:judge: pass the same one as"
+    ):
         az.train(out="runs/2", resume=True)
-    with pytest.raises(ConfigError, match="learns from tasks of a Python session: pass the same ones as `problems`"):
+    with pytest.raises(
+        ConfigError, match="learns from tasks of a Python session: pass the same ones as `problems`"
+    ):
         az.train(out="runs/1", resume=True)
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
-def test_train_without_a_method_learns_from_the_right_responses_of_verified_trees(tmp_path: Path) -> None:
-    small = {"train.validation_size": 4, "train.demonstrations": 8, "train.updates_per_round": 1, "seed": 5}
-    run = az.train(num_examples=12, model="embedded", eval_size=4, out=tmp_path / "run", config=small, progress=False)
+def test_train_without_a_method_learns_from_the_right_responses_of_verified_trees(
+    tmp_path: Path,
+) -> None:
+    small = {
+        "train.validation_size": 4,
+        "train.demonstrations": 8,
+        "train.updates_per_round": 1,
+        "seed": 5,
+    }
+    run = az.train(
+        num_examples=12,
+        model="embedded",
+        eval_size=4,
+        out=tmp_path / "run",
+        config=small,
+        progress=False,
+    )
     config = run.card["config"]["train"]
     assert (run.card["method"], config["method"], config["groups"]) == (
         "expert_iteration",
@@ -177,20 +244,28 @@ def test_train_without_a_method_learns_from_the_right_responses_of_verified_tree
     right = [sum(path.right * path.samples for path in saved.paths) for saved in trees]
     assert max(right) == 1, "a tree ends at its first right response"
     [line] = [
-        line for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "rows" in line
+        line
+        for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+        if "rows" in line
     ]
     assert line["rows"] == line["solved"] == sum(right) > 0
-    # Chains that were rejected before the right one have no grade, and make no question a mixed one.
+    # Chains that were rejected before the right one have no grade, and make no question a mixed
+    # one.
     assert line["all_right"] + line["mixed"] == line["solved"]
     assert line["simulations"] == sum(len(saved.tree.simulations) for saved in trees)
 
 
 def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(config: Any) -> None:
-        raise ConfigError(f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}")
+        raise ConfigError(
+            f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}"
+        )
 
     monkeypatch.setattr("alphazero_llm_trainer.api.train.check_start", asked)
-    for recipe, words in (("grpo_correctness", "grpo, None, 0.0"), ("nowhere", "config file nowhere can't be read")):
+    for recipe, words in (
+        ("grpo_correctness", "grpo, None, 0.0"),
+        ("nowhere", "config file nowhere can't be read"),
+    ):
         with pytest.raises(ConfigError, match=words):
             az.train(model="embedded", config=recipe)
 
@@ -214,14 +289,22 @@ def test_train_equals_the_command(tmp_path: Path) -> None:
 
 
 def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
-    asked = {"methods": ["greedy", "majority"], "num": 5, "out": tmp_path / "eval", "progress": False}
+    asked = {
+        "methods": ["greedy", "majority"],
+        "num": 5,
+        "out": tmp_path / "eval",
+        "progress": False,
+    }
     table = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], **asked)
     assert {(row["method"], row["budget"]) for row in table.rows} == {
         (method, budget) for method in ("greedy", "majority") for budget in (60, 120)
     }
     assert all(row["problems"] == 5 and len(row["accuracy"]) == 3 for row in table.rows)
     assert "majority" in table.to_markdown() and "<svg" in table.plot() and "greedy" in str(table)
-    assert table._repr_html_().startswith("<iframe") and html.escape(table.plot()) in table._repr_html_()
+    assert (
+        table._repr_html_().startswith("<iframe")
+        and html.escape(table.plot()) in table._repr_html_()
+    )
     with pytest.raises(ConfigError, match="resume"):
         az.evaluate(pens(), "embedded", **asked)
     again = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], resume=True, **asked)
@@ -251,5 +334,7 @@ def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Pa
             call()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
     pairs = [(task.problem.question, task.gold) for task in pens()]
-    found = az.evaluate(pairs, student, methods="greedy", num=2, out=tmp_path / "eval", progress=False)
+    found = az.evaluate(
+        pairs, student, methods="greedy", num=2, out=tmp_path / "eval", progress=False
+    )
     assert [row["method"] for row in found.rows] == ["greedy"]

@@ -1,4 +1,6 @@
-"""The house holds together: imports go downward and in no circle, gold stays out of search, nothing is fetched at import."""
+"""The house holds together: imports go downward and in no circle, gold stays out of search, nothing
+is fetched at import.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def imports(name: str) -> Iterator[str]:
             found = [one if one.removeprefix(f"{PACKAGE}.") in TREES else source for one in inner]
         else:
             continue
-        yield from (one.removeprefix(f"{PACKAGE}.") for one in found if one.startswith(f"{PACKAGE}."))
+        yield from (
+            one.removeprefix(f"{PACKAGE}.") for one in found if one.startswith(f"{PACKAGE}.")
+        )
 
 
 def room(name: str) -> str:
@@ -76,11 +80,15 @@ def test_imports_go_downward() -> None:
 
 
 def test_no_import_cycle() -> None:
-    TopologicalSorter({name: set(imports(name)) for name in TREES}).prepare()  # raises CycleError, which names it
+    TopologicalSorter(
+        {name: set(imports(name)) for name in TREES}
+    ).prepare()  # raises CycleError, which names it
 
 
 def python(*lines: str) -> None:
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=120, cwd=ROOT.parent)
+    subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], check=True, timeout=120, cwd=ROOT.parent
+    )
 
 
 def test_the_package_and_its_search_load_nothing_heavy() -> None:
@@ -90,7 +98,8 @@ def test_the_package_and_its_search_load_nothing_heavy() -> None:
         f"import {PACKAGE}",
         f"found = {{{heavy}, 'pydantic', 'yaml', 'numpy'}} & set(sys.modules)",
         "assert not found, found",
-        f"import {PACKAGE}.mcts.driver, {PACKAGE}.rollouts, {PACKAGE}.viewer.page, {PACKAGE}.cli.main",
+        f"import {PACKAGE}.mcts.driver, {PACKAGE}.rollouts, {PACKAGE}.viewer.page, "
+        f"{PACKAGE}.cli.main",
         f"found = {{{heavy}}} & set(sys.modules)",
         "assert not found, found",
     )
@@ -110,10 +119,14 @@ def test_nothing_asks_the_network_when_it_is_imported() -> None:
 def test_no_name_in_the_search_core_speaks_of_gold() -> None:
     for name, tree in TREES.items():
         if room(name) == "mcts":
-            words = {getattr(node, key, "") for node in ast.walk(tree) for key in ("id", "attr", "arg")}
-            assert not {word for word in words if word and ("gold" in word.lower() or word in ("Task", "solution"))}, (
-                name
-            )
+            words = {
+                getattr(node, key, "") for node in ast.walk(tree) for key in ("id", "attr", "arg")
+            }
+            assert not {
+                word
+                for word in words
+                if word and ("gold" in word.lower() or word in ("Task", "solution"))
+            }, name
 
 
 def test_only_rollouts_may_reward_by_gold() -> None:
@@ -122,7 +135,13 @@ def test_only_rollouts_may_reward_by_gold() -> None:
     for name, tree in TREES.items():
         for node in ast.walk(tree):
             called = getattr(node, "func", None)
-            if isinstance(node, ast.Call) and getattr(called, "id", getattr(called, "attr", "")) == "make_evaluate":
-                given = [*node.args[2:3], *(word.value for word in node.keywords if word.arg == "tasks")]
+            if (
+                isinstance(node, ast.Call)
+                and getattr(called, "id", getattr(called, "attr", "")) == "make_evaluate"
+            ):
+                given = [
+                    *node.args[2:3],
+                    *(word.value for word in node.keywords if word.arg == "tasks"),
+                ]
                 makers |= {name} if [ast.unparse(one) for one in given] != ["None"] else set()
     assert makers == {"rollouts"}

@@ -1,4 +1,6 @@
-"""Attention in training on a CPU: the products give what torch's kernel gives, and take its place for short sequences alone."""
+"""Attention in training on a CPU: the products give what torch's kernel gives, and take its place
+for short sequences alone.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,16 @@ def pass_over(model: Any, given: dict[str, torch.Tensor], seen: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("make", [padded, whole, packed])
-def test_logits_and_gradients_are_those_of_the_exact_attention(model: LlamaForCausalLM, make: Any) -> None:
+def test_logits_and_gradients_are_those_of_the_exact_attention(
+    model: LlamaForCausalLM, make: Any
+) -> None:
     given = make()
     mask = given.get("attention_mask")
-    seen = torch.ones_like(given["input_ids"], dtype=torch.bool) if mask is None or mask.ndim == 4 else mask.bool()
+    seen = (
+        torch.ones_like(given["input_ids"], dtype=torch.bool)
+        if mask is None or mask.ndim == 4
+        else mask.bool()
+    )
     kernel, ours = copy.deepcopy(model), copy.deepcopy(model)
     attend_by_length(ours)
     assert (kernel.config._attn_implementation, ours.config._attn_implementation) == ("sdpa", NAME)
@@ -72,7 +80,8 @@ def test_logits_and_gradients_are_those_of_the_exact_attention(model: LlamaForCa
     exact += [p.grad for p in model.parameters()]
     for own, other, right in zip(found, theirs, exact, strict=True):
         size = right.abs().max()
-        # Both round to bfloat16, in different places: neither may be much further from fp32 than the other.
+        # Both round to bfloat16, in different places: neither may be much further from fp32 than
+        # the other.
         assert (own - right).abs().max() <= 1.5 * (other - right).abs().max() + 0.005 * size
         assert (own - right).norm() <= 0.03 * right.norm()
 

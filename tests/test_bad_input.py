@@ -1,4 +1,6 @@
-"""What a user can get wrong ends in one sentence and exit code 2: no traceback, nothing half written."""
+"""What a user can get wrong ends in one sentence and exit code 2: no traceback, nothing half
+written.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         code: Any = main(words)
     except SystemExit as stop:
         code = stop.code
-    [said] = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading")]
+    [said] = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading")
+    ]
     assert code == 2, said
     assert said.startswith("error: ") and len(said) < 1000, said
     return said
 
 
-# -- the command line --------------------------------------------------------------------------------------------------
+# -- the command line
+# --------------------------------------------------------------------------------------------------
 
 LINES: dict[str, tuple[list[str], str]] = {
     "an unknown key": (["info", "--set", "train.epoch=3"], "unknown configuration key train.epoch"),
@@ -43,8 +48,14 @@ LINES: dict[str, tuple[list[str], str]] = {
     "a number out of range": (["train", "--num-examples", "0"], "train.num_examples is 0"),
     "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
     "an unknown student": (["train", "--model", "gpt-5"], "gpt-5"),
-    "levels of a source without": (["train", "--source", "gsm8k", "--set", "problems.levels=[1]"], "problems.levels"),
-    "no key": (["train", "--use-grpo", "--model", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
+    "levels of a source without": (
+        ["train", "--source", "gsm8k", "--set", "problems.levels=[1]"],
+        "problems.levels",
+    ),
+    "no key": (
+        ["train", "--use-grpo", "--model", "embedded", "--set", "teachers.tier=free"],
+        "OPENROUTER_API_KEY",
+    ),
     "no checker": (
         ["train", "--use-grpo", "--model", "embedded", "--set", "teachers.terminal_checker=true"],
         "teachers.tier",
@@ -71,7 +82,8 @@ def test_a_command_line_that_cannot_be(
     assert not list(tmp_path.iterdir()), "bad input left something behind"
 
 
-# -- rows and models ---------------------------------------------------------------------------------------------------
+# -- rows and models
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,8 +99,23 @@ def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_pa
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join([row, *[good] * 20]) + "\n")
     out = str(tmp_path / "out")
-    for named in (["gsm8k", "--set", f"problems.path={tmp_path}"], [str(tmp_path / "gsm8k" / "train.jsonl")]):
-        said = refused(capsys, "-q", "sample", "--model", "embedded", "--out", out, "-n", "9", "--source", *named)
+    for named in (
+        ["gsm8k", "--set", f"problems.path={tmp_path}"],
+        [str(tmp_path / "gsm8k" / "train.jsonl")],
+    ):
+        said = refused(
+            capsys,
+            "-q",
+            "sample",
+            "--model",
+            "embedded",
+            "--out",
+            out,
+            "-n",
+            "9",
+            "--source",
+            *named,
+        )
         assert "line 1" in said or "Unicode" in said
 
 
@@ -102,12 +129,16 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
     from safetensors.torch import load_file, save_file
 
     folder = student(tmp_path)
-    weights = {name: tensor * float("nan") for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name: tensor * float("nan")
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert "not finite" in refused(capsys, "search", "1 and 2?", "--model", str(folder))
 
 
-# -- journals and run folders ------------------------------------------------------------------------------------------
+# -- journals and run folders
+# ------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a text as tree": (("tree",), "tree"),
@@ -133,42 +164,76 @@ def changed(lines: list[str], folder: Path, path: tuple[Any, ...], value: Any) -
     for part in path[:-1]:
         inner = inner[part]
     inner[path[-1]] = value
-    (folder / "journal.jsonl").write_text("\n".join([*lines[:2], json.dumps(record), *lines[3:]]) + "\n")
+    (folder / "journal.jsonl").write_text(
+        "\n".join([*lines[:2], json.dumps(record), *lines[3:]]) + "\n"
+    )
     return folder
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_record_that_is_none(case: str, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_is_none(
+    case: str, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`export` refuses it, as `value` and `prm` do, which read it the same way."""
     folder = changed(lines, tmp_path, *CHANGES[case])
-    said = refused(capsys, "export", "--data", str(folder), "--kind", "value", "--out", str(tmp_path / "x.parquet"))
+    said = refused(
+        capsys,
+        "export",
+        "--data",
+        str(folder),
+        "--kind",
+        "value",
+        "--out",
+        str(tmp_path / "x.parquet"),
+    )
     assert "journal.jsonl line 3" in said or "search it again" in said
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_tokens_beyond_the_student(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_beyond_the_student(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = changed(lines, tmp_path, ("tree", "token_ids", 1, 0), 50_000)
     for command in ("value", "prm"):
-        said = refused(capsys, command, "--model", "embedded", "--data", str(folder), "--out", str(tmp_path / command))
+        said = refused(
+            capsys,
+            command,
+            "--model",
+            "embedded",
+            "--data",
+            str(folder),
+            "--out",
+            str(tmp_path / command),
+        )
         assert "50000" in said
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"3", b'{"key": 5}', b'{"key"'])
-def test_a_line_that_is_none(line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_is_none(
+    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "journal.jsonl").write_bytes(line + b"\n")
     assert "line 1" in refused(capsys, "view", str(tmp_path))
     out = str(tmp_path / "x.parquet")
-    assert "line 1" in refused(capsys, "export", "--data", str(tmp_path), "--kind", "sft", "--out", out)
+    assert "line 1" in refused(
+        capsys, "export", "--data", str(tmp_path), "--kind", "sft", "--out", out
+    )
 
 
-@pytest.mark.parametrize("card", ["", "3", '{"config": 5, "method": "grpo"}', '{"config": {"search": 5}}'])
-def test_a_run_card_that_is_none(card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "card", ["", "3", '{"config": 5, "method": "grpo"}', '{"config": {"search": 5}}']
+)
+def test_a_run_card_that_is_none(
+    card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.json").write_text(card)
     refused(capsys, "train", "--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_a_report_of_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_what_is_no_run(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.json").write_text('{"config": {}, "method": "grpo"}')
     (tmp_path / name).write_text("3\n")
     assert name in refused(capsys, "report", str(tmp_path))

@@ -1,4 +1,6 @@
-"""The benchmarks' own machinery: the plain search grows the package's trees, and what is counted is what was done."""
+"""The benchmarks' own machinery: the plain search grows the package's trees, and what is counted is
+what was done.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,16 @@ def test_arms_agree_and_count_what_they_do(reward: str) -> None:
     slow, slow_trees = run_arm(Arm("plain", "plain", "greedy", **sizes))
     fast, fast_trees = run_arm(Arm("ours", "ours", "greedy", **sizes))
     assert same(fast_trees, slow_trees) == (2, 2)
-    assert sum(visits for visits, _, _ in slow_trees[0].values()) == 19  # the first expands the root
+    assert (
+        sum(visits for visits, _, _ in slow_trees[0].values()) == 19
+    )  # the first expands the root
     assert fast["simulations_in_all"] == slow["simulations_in_all"] == 40
-    # Every simulation of the plain way computes at least its prompt: for its logits, and in its rollout.
+    # Every simulation of the plain way computes at least its prompt: for its logits, and in its
+    # rollout.
     assert slow["tokens_per_simulation"] > 9
-    assert fast["computed_tokens"] < slow["computed_tokens"] and fast["tokens_per_unique_token"] <= 1.0
+    assert (
+        fast["computed_tokens"] < slow["computed_tokens"] and fast["tokens_per_unique_token"] <= 1.0
+    )
     assert fast["rows_per_forward"] > slow["rows_per_forward"] == 1.0
 
 
@@ -46,7 +53,9 @@ def test_unique_tokens_are_distinct_prefixes() -> None:
     responses = [{(1, 2, 3), (1, 2, 4), (1, 2), (7,)}, {(1, 2, 3, 9), (5, 1), (5, 2)}]
     for problem, found in zip(setting.problems, responses, strict=True):
         setting.responses[problem.id] = found
-    prefixes = [{ids[:end] for ids in found for end in range(1, len(ids) + 1)} for found in responses]
+    prefixes = [
+        {ids[:end] for ids in found for end in range(1, len(ids) + 1)} for found in responses
+    ]
     assert setting.unique_tokens() == 2 * 3 + sum(map(len, prefixes))
 
 
@@ -54,7 +63,10 @@ def test_forwards_inside_generate_are_counted() -> None:
     model = tiny_llama(3)
     watched = Watched(model)
     search = PlainSearch(
-        model, Arm("plain", "plain", "greedy", 1, simulations=1, horizon=4), lambda ids: False, lambda ids: 1.0
+        model,
+        Arm("plain", "plain", "greedy", 1, simulations=1, horizon=4),
+        lambda ids: False,
+        lambda ids: 1.0,
     )
     search.run((5, 6, 7))
     work = watched.stop()
@@ -74,8 +86,18 @@ def test_only_an_arm_has_a_control_and_differences_are_the_trees() -> None:
         {"method": "mcts", "seed": 7, "outcomes": "111"},  # of other problems
     ]
     against_controls(rows)
-    assert [row["less_control"][0] if "less_control" in row else None for row in rows] == [0.5, None, None, None, None]
+    assert [row["less_control"][0] if "less_control" in row else None for row in rows] == [
+        0.5,
+        None,
+        None,
+        None,
+        None,
+    ]
     tree, other = held_against(
         {"method": "mcts", "outcomes": "1110"}, {"greedy": {"method": "greedy", "outcomes": "0100"}}
     )
-    assert "tree_less_it" not in tree and other["tree_less_it"][0] == 0.5 and other["method"] == "greedy"
+    assert (
+        "tree_less_it" not in tree
+        and other["tree_less_it"][0] == 0.5
+        and other["method"] == "greedy"
+    )

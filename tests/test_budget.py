@@ -1,4 +1,6 @@
-"""Every token that a model computes for an answer is in its cost, and sampled and scored ones stay within the budget."""
+"""Every token that a model computes for an answer is in its cost, and sampled and scored ones stay
+within the budget.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Valued(ScriptedPolicy):
 
 
 class Network:
-    """FAKE value network of its own: V by the tokens' sum; `reads` keeps the states that it was asked about."""
+    """FAKE value network of its own: V by the tokens' sum; `reads` keeps the states that it was
+    asked about.
+    """
 
     rollout_weight, computes = 0.5, True
 
@@ -54,7 +58,8 @@ def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
     return len({ids[:i] for ids in sequences for i in range(1, len(ids) + 1)})
 
 
-# -- answering ---------------------------------------------------------------------------------------------------------
+# -- answering
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -66,11 +71,14 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) ->
         search = config.search.model_copy(update={"budget_tokens": budget, "simulations": 400})
         before = student.engine.cost.sampled_tokens
         one = answer_search(
-            student, config.model_copy(update={"search": search}), Perplexity(student, search.max_tokens, own=True)
+            student,
+            config.model_copy(update={"search": search}),
+            Perplexity(student, search.max_tokens, own=True),
         )
         result = run(lambda one=one, task=task, i=i: one.run(task.problem, i))
         assert result.cost.sampled_tokens + result.cost.scored_tokens <= budget
-        # A token-level search reads several visits off one rollout: what the engine drew is at most what is charged.
+        # A token-level search reads several visits off one rollout: what the engine drew is at most
+        # what is charged.
         assert 0 < student.engine.cost.sampled_tokens - before <= result.cost.sampled_tokens
         assert result.cost.scored_tokens == student.engine.cost.scored_tokens == 0
         used.append(result.cost.sampled_tokens / budget)
@@ -83,13 +91,22 @@ def test_what_a_response_was_sampled_with_is_its_perplexity() -> None:
     seen = []
 
     async def main() -> None:
-        own, scored = (Perplexity(student, config.search.max_tokens, own=own) for own in (True, False))
+        own, scored = (
+            Perplexity(student, config.search.max_tokens, own=own) for own in (True, False)
+        )
         for task in tasks:
             result = await answer_search(student, config, own).run(task.problem, 5)
             for leaf in result.tree.leaves():
                 steps = result.tree.steps(leaf)
-                (mine, free), (theirs, cost) = await own(task.problem, steps), await scored(task.problem, steps)
-                assert mine == pytest.approx(theirs, abs=1e-4) == pytest.approx(result.tree.pre[leaf], abs=1e-4)
+                (mine, free), (theirs, cost) = (
+                    await own(task.problem, steps),
+                    await scored(task.problem, steps),
+                )
+                assert (
+                    mine
+                    == pytest.approx(theirs, abs=1e-4)
+                    == pytest.approx(result.tree.pre[leaf], abs=1e-4)
+                )
                 assert free.scored_tokens == 0 and cost.calls >= 1
                 seen.append(mine)
             # Text without log-probabilities is scored by either.
@@ -106,18 +123,25 @@ def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget() -
 
     async def main() -> tuple[Cost, ...]:
         measure = Perplexity(student, config.search.max_tokens, own=True)
-        whole, again = await measure.open(task.problem, None), await measure.open(task.problem, None)
+        whole, again = (
+            await measure.open(task.problem, None),
+            await measure.open(task.problem, None),
+        )
         measure.forget(task.problem)
         return whole, again, await measure.open(task.problem, 5)
 
     whole, again, cut = asyncio.run(main())
     assert whole.sampled_tokens > 5 and again == Cost() and cut.sampled_tokens == 5
-    assert whole.prompt_tokens + whole.cached_tokens == len(student.prompt_ids(task.problem.question))
+    assert whole.prompt_tokens + whole.cached_tokens == len(
+        student.prompt_ids(task.problem.question)
+    )
 
 
 @pytest.mark.parametrize("rollout", ["sample", "none"])
 @pytest.mark.parametrize("tokens", [False, True], ids=["step", "token"])
-def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout: str, tokens: bool) -> None:
+def test_a_value_network_reads_within_the_budget_and_each_token_once(
+    rollout: str, tokens: bool
+) -> None:
     for seed in range(12):
         for budget in (30, 90, 400):
             for judges in (False, True):
@@ -127,7 +151,9 @@ def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout: st
                     mode="token" if tokens else "step", rollout=rollout, simulations=40, samples=2, top_k=3,
                     max_tokens=25, budget_tokens=budget,
                 )  # fmt: skip
-                search = Search(policy, None if judges else scripted_evaluate, settings, value=network)
+                search = Search(
+                    policy, None if judges else scripted_evaluate, settings, value=network
+                )
                 cost = run(lambda search=search, seed=seed: search.run(a_problem(), seed)).cost
                 assert cost.sampled_tokens + cost.scored_tokens <= budget
                 assert cost.scored_tokens == distinct(network.reads)
@@ -151,18 +177,25 @@ def test_a_search_without_anything_that_grades_is_refused() -> None:
 def test_a_reader_reads_each_token_once() -> None:
     reader = ReadTokens()
     assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]
-    assert reader.unread((1, 2, 4, 6)) == 1 and reader.unread((1, 2, 4, 6)) == 1 and reader.unread(()) == 0
+    assert (
+        reader.unread((1, 2, 4, 6)) == 1
+        and reader.unread((1, 2, 4, 6)) == 1
+        and reader.unread(()) == 0
+    )
     value = MeteredValue(Network(), Cost())
     assert value.price((1, 2)) == 2 and value.rollout_weight == 0.5
     run(lambda: value((1, 2)))
     assert value.price((1, 2, 3)) == 1 and value.cost.scored_tokens == 2
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training
+# --------------------------------------------------------------------------------------------------
 
 
 async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedTree]:
-    return [tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 7)]
+    return [
+        tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 7)
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -64,7 +64,9 @@ numbers = st.integers(0, 10**6)
 
 
 @given(numbers, st.sampled_from("+-*/"), numbers, st.integers(-3, 3))
-def test_a_random_equation_is_true_exactly_when_it_is(a: int, operator: str, b: int, off: int) -> None:
+def test_a_random_equation_is_true_exactly_when_it_is(
+    a: int, operator: str, b: int, off: int
+) -> None:
     if operator == "/":
         a, b = a * (b + 1), b + 1
     exact = {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[operator]

@@ -27,15 +27,26 @@ def test_rows_say_their_values() -> None:
         "not measured": exact(math.nan),
     }
     chart = row_chart("Accuracy", rows, "accuracy [95%]", reference=0.5)
-    said = {"Accuracy", "accuracy [95%]", NAME, "0.500 [0.250, 1.000]", "0.000 [0.000, 0.070]", "unknown"}
+    said = {
+        "Accuracy",
+        "accuracy [95%]",
+        NAME,
+        "0.500 [0.250, 1.000]",
+        "0.000 [0.000, 0.070]",
+        "unknown",
+    }
     assert said <= set(texts(chart)) and NAME not in chart
     assert chart == row_chart("Accuracy", rows, "accuracy [95%]", reference=0.5)  # to the byte
 
 
 def test_lines_leave_out_what_is_no_number() -> None:
     points = [(10, exact(0.25)), (20, exact(math.nan)), (30, exact(0.5))]
-    chart = line_chart("Learning", {"right": points, NAME: points, "none": []}, "tokens", (0.0, 1.0))
-    assert {"Learning", "right", NAME, "tokens", "1.0"} <= set(texts(chart)) and "none" not in texts(chart)
+    chart = line_chart(
+        "Learning", {"right": points, NAME: points, "none": []}, "tokens", (0.0, 1.0)
+    )
+    assert {"Learning", "right", NAME, "tokens", "1.0"} <= set(
+        texts(chart)
+    ) and "none" not in texts(chart)
     assert MEANT["right"].lower() in chart and "nan" not in chart
     assert line_chart("Learning", {"none": [], "nan": points[1:2]}, "tokens") == ""
 

@@ -1,4 +1,6 @@
-"""Chat models: folders, limits, prompts and shots; templates as models come with them; texts that think."""
+"""Chat models: folders, limits, prompts and shots; templates as models come with them; texts that
+think.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,24 @@ from alphazero_llm_trainer.rewards.combined import steps_of
 from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step
 
 GEMMA = (
-    "{{ '<bos>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ '<bos>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+    "supported') }}{% endif %}"
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + m['content'] | trim"
-    " + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') "
+    "}}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + "
+    "m['content'] | trim"
+    " + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' "
+    "}}{% endif %}"
 )
 MISTRAL = (
     "{{ '<s>' }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% elif m['role'] == 'assistant' %}"
-    "{{ m['content'] + '</s>' }}{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') "
+    "}}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% elif m['role'] == "
+    "'assistant' %}"
+    "{{ m['content'] + '</s>' }}{% else %}{{ raise_exception('Only user and assistant roles are "
+    "supported!') }}"
     "{% endif %}{% endfor %}"
 )
 # leaves system messages out without a word
@@ -58,7 +67,9 @@ CHATML = (
 )
 # Qwen 3: thinking is off where it is told so; DeepSeek's and QwQ's open it themselves
 QWEN3 = CHATML.replace(
-    "%s", "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "%s",
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% "
+    "endif %}",
 )
 OPENED = CHATML.replace("%s", "{{ '<think>\n' }}")
 QUESTION = "Ana has 2 pens."
@@ -76,7 +87,9 @@ def with_template(student: Any, template: str, opening: Opening = NOTHING, **spe
 
 
 def prompt(student: Any) -> str:
-    """What the student's prompt was before it became tokens: its own vocabulary has few of these words."""
+    """What the student's prompt was before it became tokens: its own vocabulary has few of these
+    words.
+    """
     seen: list[str] = []
     encode = type(student).encode
     type(student).encode = lambda self, text: seen.append(text) or encode(self, text)
@@ -91,58 +104,111 @@ SHOTS = Opening("Be brief.", (("1 + 1?", "1 + 1 = 2"), ("2 + 2?", "2 + 2 = 4")),
 
 
 @pytest.mark.parametrize("template", [GEMMA, MISTRAL, SILENT])
-def test_a_system_text_goes_into_the_first_question_where_the_role_is_refused(student: Any, template: str) -> None:
+def test_a_system_text_goes_into_the_first_question_where_the_role_is_refused(
+    student: Any, template: str
+) -> None:
     text = prompt(with_template(student, template, SHOTS))
     assert text.count("Be brief.") == 1 and "Be brief.\n\n1 + 1?" in text
-    assert text.index("1 + 1 = 2") < text.index("2 + 2?") < text.index("2 + 2 = 4") < text.index(QUESTION)
-    assert f"Be brief.\n\n{QUESTION}" in prompt(with_template(student, template, Opening("Be brief.")))
+    assert (
+        text.index("1 + 1 = 2")
+        < text.index("2 + 2?")
+        < text.index("2 + 2 = 4")
+        < text.index(QUESTION)
+    )
+    assert f"Be brief.\n\n{QUESTION}" in prompt(
+        with_template(student, template, Opening("Be brief."))
+    )
     assert "Be brief" not in prompt(with_template(student, template))
-    begun = [*SHOTS.messages("?"), {"role": "user", "content": QUESTION}, {"role": "assistant", "content": "2 + 3 = "}]
+    begun = [
+        *SHOTS.messages("?"),
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "2 + 3 = "},
+    ]
     assert student.chat_ids(begun, going_on=True)[-3:] == tuple(student.encode("2 + 3 = "))[-3:]
 
 
-def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_out(student: Any) -> None:
+def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_out(
+    student: Any,
+) -> None:
     assert prompt(replace(student, opening=SHOTS)).startswith("1 + 1?\n")
-    assert prompt(with_template(student, QWEN3, SHOTS)).startswith("<|system|>Be brief.\n<|user|>1 + 1?\n")
+    assert prompt(with_template(student, QWEN3, SHOTS)).startswith(
+        "<|system|>Be brief.\n<|user|>1 + 1?\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "said"),
     [
         ("{{ messages[0]['content'] }}", "leaves out the"),
-        ("{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}", "leaves out the user message"),
-        ("{{ raise_exception('This model needs tools.') }}", r"refuses these messages \(This model needs tools\.\)"),
+        (
+            "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}",
+            "leaves out the user message",
+        ),
+        (
+            "{{ raise_exception('This model needs tools.') }}",
+            r"refuses these messages \(This model needs tools\.\)",
+        ),
         ("{{ tools | length }}{{ messages[-1]['content'] }}", "refuses these messages"),
-        ("{% for t in tools %}{{ t.name }}{% endfor %}{{ messages[-1]['content'] }}", "refuses these messages"),
+        (
+            "{% for t in tools %}{{ t.name }}{% endfor %}{{ messages[-1]['content'] }}",
+            "refuses these messages",
+        ),
         ("{{ nothing.at.all }}{{ messages[-1]['content'] }}", "refuses these messages"),
     ],
 )
-def test_a_template_that_takes_no_question_is_one_sentence(student: Any, template: str, said: str) -> None:
+def test_a_template_that_takes_no_question_is_one_sentence(
+    student: Any, template: str, said: str
+) -> None:
     with pytest.raises(RequestError, match=said) as caught:
         with_template(student, template, SHOTS).prompt_ids(QUESTION)
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_says_so_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_says_so_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tiny_chat(tmp_path / "chat")
     (folder / "chat_template.jinja").write_text("{{ raise_exception('This model needs tools.') }}")
-    assert main(["eval", "--model", str(folder), "--methods", "greedy", "--budget-tokens", "8", "-n", "2"]) == 2
+    assert (
+        main(
+            [
+                "eval",
+                "--model",
+                str(folder),
+                "--methods",
+                "greedy",
+                "--budget-tokens",
+                "8",
+                "-n",
+                "2",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "This model needs tools." in error and error.count("\n") == 1
 
 
-# -- thinking ----------------------------------------------------------------------------------------------------------
+# -- thinking
+# --------------------------------------------------------------------------------------------------
 
 
 def test_thinking_is_switched_by_the_students_entry(student: Any) -> None:
     none = "<think>\n\n</think>\n\n"
     assert prompt(with_template(student, QWEN3)).endswith(f"<|assistant|>{none}")
     assert prompt(with_template(student, QWEN3, thinking="off")).endswith(f"<|assistant|>{none}")
-    assert prompt(with_template(student, QWEN3, thinking="on")).endswith("<|assistant|>") and student.lead() == ""
-    assert prompt(with_template(student, OPENED, thinking=None)).endswith("<think>\n") and student.lead() == "<think>\n"
+    assert (
+        prompt(with_template(student, QWEN3, thinking="on")).endswith("<|assistant|>")
+        and student.lead() == ""
+    )
+    assert (
+        prompt(with_template(student, OPENED, thinking=None)).endswith("<think>\n")
+        and student.lead() == "<think>\n"
+    )
     assert prompt(with_template(student, OPENED, thinking="on")).endswith("<think>\n")
     assert (
-        prompt(with_template(student, OPENED, thinking="off")).endswith(f"<|assistant|>{none}") and student.lead() == ""
+        prompt(with_template(student, OPENED, thinking="off")).endswith(f"<|assistant|>{none}")
+        and student.lead() == ""
     )
 
 
@@ -154,7 +220,9 @@ def test_its_tokens_come_on_top(value: str) -> None:
     assert config.search.verify.reserve == 1250
     more = load_config(overrides=[config.model_dump(), "models.qwen3-0.6b.thinking_tokens=50"])
     assert more.models["qwen3-0.6b"].thinking_tokens == 50
-    explicit = load_config(overrides=["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on", "search.max_tokens=99"])
+    explicit = load_config(
+        overrides=["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on", "search.max_tokens=99"]
+    )
     assert explicit.search.max_tokens == 99
     off = load_config(overrides=["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=off"])
     assert off.models["qwen3-0.6b"].thinking == "off" and off.search.max_tokens == 400
@@ -175,7 +243,12 @@ THOUGHT = "<think>\n1 + 1 = 2\n#### 5\nWait.\n</think>\n\n1 + 2 = 3\n#### 3\n"
 
 
 def test_thinking_is_no_step_of_the_penalty_and_ends_nothing() -> None:
-    assert steps_of(THOUGHT) == steps_of(THOUGHT.removeprefix("<think>\n")) == steps_of("1 + 2 = 3\n#### 3") == 2
+    assert (
+        steps_of(THOUGHT)
+        == steps_of(THOUGHT.removeprefix("<think>\n"))
+        == steps_of("1 + 2 = 3\n#### 3")
+        == 2
+    )
     assert steps_of("<think>\nStill at it.\n#### 5\n") == 0
     assert without_thinking("plain\n#### 1") == "plain\n#### 1"
     assert thinks("<think>\nso") and not thinks(THOUGHT) and not thinks("2 < 3")
@@ -192,11 +265,29 @@ def lines(text: str) -> list[str]:
     return [line + "\n" for line in text.split("\n")[:-1]]
 
 
-def test_a_step_inside_it_is_a_step_of_search(student: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token a line here, so that the cut is at every line and what it reads is the text above."""
-    texts = ["<think>\n", "1 + 1 = 2\n", "#### 5\n", "</think>\n", "1 + 2 = 3\n", "#### 3\n", "and more\n"]
+def test_a_step_inside_it_is_a_step_of_search(
+    student: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token a line here, so that the cut is at every line and what it reads is the text
+    above.
+    """
+    texts = [
+        "<think>\n",
+        "1 + 1 = 2\n",
+        "#### 5\n",
+        "</think>\n",
+        "1 + 2 = 3\n",
+        "#### 3\n",
+        "and more\n",
+    ]
     monkeypatch.setattr(type(student), "decode", lambda self, ids: "".join(texts[i] for i in ids))
-    ends = replace(student.engine.step_ends, tokens=frozenset(range(9)), blanks=frozenset(), texts=(), goes_on=None)
+    ends = replace(
+        student.engine.step_ends,
+        tokens=frozenset(range(9)),
+        blanks=frozenset(),
+        texts=(),
+        goes_on=None,
+    )
     student.engine.step_ends = ends
     cutter = EngineSteps(student, 1.0)
 
@@ -204,7 +295,9 @@ def test_a_step_inside_it_is_a_step_of_search(student: Any, monkeypatch: pytest.
         return cutter.cut(Generated(ids, (0.0,) * len(ids), "stop"), before)
 
     whole = cut((0, 1, 2, 3, 4, 5, 6))
-    assert [step.text for step in whole.steps] == texts[:6]  # thinking's #### 5 ended nothing, the answer's did
+    assert [step.text for step in whole.steps] == texts[
+        :6
+    ]  # thinking's #### 5 ended nothing, the answer's did
     assert verdict(whole, Limits(40, 400)) == "answer"
     inside = cut((0, 1, 2))
     assert verdict(inside, Limits(40, 400)) == "length"
@@ -215,7 +308,10 @@ def test_a_step_inside_it_is_a_step_of_search(student: Any, monkeypatch: pytest.
     with_template(student, OPENED)
     cutter = EngineSteps(student, 1.0)
     [first, second, third] = cut((1, 2, 4)).steps
-    assert (first.text, first.token_ids) == ("<think>\n1 + 1 = 2\n", (1,)) and second.text == "#### 5\n"
+    assert (first.text, first.token_ids) == (
+        "<think>\n1 + 1 = 2\n",
+        (1,),
+    ) and second.text == "#### 5\n"
     assert third.text == "1 + 2 = 3\n"
     with pytest.raises(ConfigError, match=r"search\.mode is 'token'.*thinking=off"):
         EngineTokens(student, 1.0, 1)
@@ -248,7 +344,10 @@ def test_a_teachers_answer_inside_it_ends_nothing(student: Any) -> None:
 def test_a_servers_answer_inside_it_ends_nothing() -> None:
     config = load_config(overrides=["search.step=line"])
     calls = ChatSteps(None, [], config.search, None)  # type: ignore[arg-type]
-    texts = [step.text for step in calls._cut("#### 5\nso\n</think>\n#### 3\nmore\n", True, "<think>\n").steps]
+    texts = [
+        step.text
+        for step in calls._cut("#### 5\nso\n</think>\n#### 3\nmore\n", True, "<think>\n").steps
+    ]
     assert texts == ["#### 5\n", "so\n", "</think>\n", "#### 3\n"]
     step = (Step((), (), "<think>\nso\n"),)
     problem = Problem("a", QUESTION, "embedded")
@@ -266,12 +365,17 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-# -- what a folder is --------------------------------------------------------------------------------------------------
+# -- what a folder is
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_a_student_of_its_own(chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     student = printed(capsys, "info", "--model", str(chat))["student"]
-    assert (student["name"], student["path"], student["trained"]) == ("tiny-chat", str(chat), "full")
+    assert (student["name"], student["path"], student["trained"]) == (
+        "tiny-chat",
+        str(chat),
+        "full",
+    )
     assert student["numbers"] == "float32"  # what is trained whole is trained in it
     facts = printed(capsys, "train", "--dry-run", "--model", str(chat))["student"]
     assert facts == {"name": "tiny-chat", "path": str(chat), "trained": "all weights"}
@@ -282,7 +386,12 @@ def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatc
     found, folder = find_model(str(chat), load_config())
     assert folder is None and found["student"] == "tiny-chat"
     spec = load_config(overrides=[found]).models["tiny-chat"]
-    assert (spec.adapter, spec.dtype, spec.quantization, spec.path) == ("lora", "bfloat16", "none", str(chat))
+    assert (spec.adapter, spec.dtype, spec.quantization, spec.path) == (
+        "lora",
+        "bfloat16",
+        "none",
+        str(chat),
+    )
 
 
 @pytest.mark.parametrize(
@@ -294,7 +403,9 @@ def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatc
         ("embedded", None, "embedded-folder"),
     ],
 )
-def test_a_folders_name_is_the_hubs_or_its_own(tmp_path: Path, place: str, known: str | None, name: str) -> None:
+def test_a_folders_name_is_the_hubs_or_its_own(
+    tmp_path: Path, place: str, known: str | None, name: str
+) -> None:
     folder = tmp_path / place
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
@@ -318,17 +429,35 @@ def test_what_a_run_wrote_goes_on_as_what_it_is(
     chat: Path, tmp_path: Path, adapter: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [part for text in [*TRAINED, f"train.adapter={adapter}"] for part in ("--set", text)]
-    assert main(["train", "--use-rft", "--model", str(chat), "--out", str(tmp_path), *settings, "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "--use-rft",
+                "--model",
+                str(chat),
+                "--out",
+                str(tmp_path),
+                *settings,
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     run = tmp_path / "run-001"
     card = json.loads((run / "run.json").read_text())
-    assert card["student"] == "tiny-chat" and "rft on tiny-chat" in (run / "report.html").read_text()
+    assert (
+        card["student"] == "tiny-chat" and "rft on tiny-chat" in (run / "report.html").read_text()
+    )
     assert (run / "student" / "README.md").read_text().count("# tiny-chat, trained by search") == 1
     capsys.readouterr()
     student = printed(capsys, "info", "--model", str(run / "student"))["student"]
     assert (student["name"], student["path"]) == ("tiny-chat", str(run / "student"))
     if adapter == "lora":  # the adapter knows its base
         found, folder = find_model(str(run / "adapter"), load_config())
-        assert folder == run / "adapter" and load_config(overrides=[found]).models["tiny-chat"].path == str(chat)
+        assert folder == run / "adapter" and load_config(overrides=[found]).models[
+            "tiny-chat"
+        ].path == str(chat)
 
 
 def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
@@ -338,7 +467,8 @@ def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
         find_model(str(folder), load_config())
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
+# -- limits
+# --------------------------------------------------------------------------------------------------
 
 
 def limits(*overrides: Any) -> tuple[int, int]:
@@ -346,10 +476,16 @@ def limits(*overrides: Any) -> tuple[int, int]:
     return search.max_tokens, search.max_depth
 
 
-def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: Path, tmp_path: Path) -> None:
+def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(
+    chat: Path, tmp_path: Path
+) -> None:
     def drawn(load: Any, model: str, **given: Any) -> float:
         found, _ = find_model(model, load_config())
-        return float(load(overrides=[found, *({key: value} for key, value in given.items())]).search.temperature)
+        return float(
+            load(
+                overrides=[found, *({key: value} for key, value in given.items())]
+            ).search.temperature
+        )
 
     assert (drawn(load_answering, str(chat)), drawn(load_answering, "embedded")) == (0.6, 1.0)
     assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (
@@ -357,10 +493,30 @@ def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: P
         1.0,
     )  # a ratio of 1 to what is trained
     assert drawn(load_answering, str(chat), search={"temperature": 0.9}) == 0.9
-    assert main(["eval", "--model", str(chat), "-n", "1", "--methods", "greedy", "--out", str(tmp_path / "e")]) == 0
-    assert json.loads((tmp_path / "e" / "run.json").read_text())["identity"]["search"]["temperature"] == 0.6
+    assert (
+        main(
+            [
+                "eval",
+                "--model",
+                str(chat),
+                "-n",
+                "1",
+                "--methods",
+                "greedy",
+                "--out",
+                str(tmp_path / "e"),
+            ]
+        )
+        == 0
+    )
+    assert (
+        json.loads((tmp_path / "e" / "run.json").read_text())["identity"]["search"]["temperature"]
+        == 0.6
+    )
     own, same, other = (
-        alphazero.search("What is 1 + 1?", model=str(chat), simulations=2, max_tokens=12, **given).tree.token_ids
+        alphazero.search(
+            "What is 1 + 1?", model=str(chat), simulations=2, max_tokens=12, **given
+        ).tree.token_ids
         for given in ({}, {"temperature": 0.6}, {"temperature": 1.0})
     )
     assert own == same != other
@@ -373,7 +529,9 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
     assert limits("student=smollm2-135m", "search.max_tokens=99") == (99, 40)
     assert limits("student=embedded", "models.embedded.max_tokens=70") == (70, 12)
     assert limits(found, {"search": {"max_tokens": None, "max_depth": 3}}) == (400, 3)
-    kept = [load_config(overrides=one).search.verify.reserve for one in (["student=embedded"], [found])]
+    kept = [
+        load_config(overrides=one).search.verify.reserve for one in (["student=embedded"], [found])
+    ]
     assert (*kept, SearchConfig().verify.reserve) == (40, 250, 40)
     assert load_config(overrides=[found, "search.verify.reserve=7"]).search.verify.reserve == 7
     resolved, folder = configured(alphazero.load(chat), None, {})  # a loaded student brings its own
@@ -383,7 +541,19 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
 def test_an_evaluation_goes_on_only_with_what_its_student_was_told(
     chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["eval", "--model", str(chat), "--source", rows, "--methods", "greedy", "--budget-tokens", "8", "-n", "2"]
+    command = [
+        "eval",
+        "--model",
+        str(chat),
+        "--source",
+        rows,
+        "--methods",
+        "greedy",
+        "--budget-tokens",
+        "8",
+        "-n",
+        "2",
+    ]
     command += ["--out", str(tmp_path / "eval")]
     assert main(command) == 0
     assert main([*command, "--resume"]) == 0
@@ -392,7 +562,8 @@ def test_an_evaluation_goes_on_only_with_what_its_student_was_told(
     assert "error: " in capsys.readouterr().err
 
 
-# -- what a chat says before a question --------------------------------------------------------------------------------
+# -- what a chat says before a question
+# --------------------------------------------------------------------------------
 
 
 ROWS = [
@@ -411,14 +582,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def told(chat: Path, rows: str, *overrides: str) -> Any:
     found, _ = find_model(str(chat), load_config())
-    config = load_config(overrides=[found, f"problems.source={rows}", "engine.max_context=1024", *overrides])
+    config = load_config(
+        overrides=[found, f"problems.source={rows}", "engine.max_context=1024", *overrides]
+    )
     return load_student(config, opening=opening(config)), config
 
 
 def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -> None:
     student, _ = told(chat, rows)
     assert student.opening.system_prompt == SYSTEM_PROMPTS["numbers"]
-    assert told(chat, rows, "models.tiny-chat.system_prompt=Own.")[0].opening.system_prompt == "Own."
+    assert (
+        told(chat, rows, "models.tiny-chat.system_prompt=Own.")[0].opening.system_prompt == "Own."
+    )
     both = ("models.tiny-chat.system_prompt=Own.", "problems.system_prompt=Asked.")
     assert told(chat, rows, *both)[0].opening.system_prompt == "Asked."
     # What a folder was trained with, it goes on with: for that source.
@@ -435,25 +610,47 @@ def test_the_embedded_student_reads_no_system_prompt() -> None:
     assert student.decode(student.prompt_ids(question)) == question + "\n"
 
 
-def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(chat: Path, rows: str) -> None:
+def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(
+    chat: Path, rows: str
+) -> None:
     student, config = told(chat, rows, "problems.shots=2")
     shown = tasks_of(config, "train", 3)
     first = student.opening.messages("What now?")
-    assert [message["role"] for message in first] == ["system", "user", "assistant", "user", "assistant"]
-    assert first[1]["content"] == shown[0].problem.question and first[2]["content"].endswith(f"#### {shown[0].gold}")
+    assert [message["role"] for message in first] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    assert first[1]["content"] == shown[0].problem.question and first[2]["content"].endswith(
+        f"#### {shown[0].gold}"
+    )
     mine = student.opening.messages(shown[0].problem.question)
-    assert [message["content"] for message in mine[1::2]] == [task.problem.question for task in shown[1:]]
-    held_out = {task.problem.question for split in ("validation", "test") for task in tasks_of(config, split, 9)}
+    assert [message["content"] for message in mine[1::2]] == [
+        task.problem.question for task in shown[1:]
+    ]
+    held_out = {
+        task.problem.question
+        for split in ("validation", "test")
+        for task in tasks_of(config, split, 9)
+    }
     assert not held_out & {pair[0] for pair in student.opening.worked}
 
 
-def test_the_prefix_that_questions_share_is_computed_and_counted_once(chat: Path, rows: str) -> None:
+def test_the_prefix_that_questions_share_is_computed_and_counted_once(
+    chat: Path, rows: str
+) -> None:
     student, config = told(chat, rows, "problems.shots=3")
     prompts = [student.prompt_ids(task.problem.question) for task in tasks_of(config, "test", 4)]
-    shared = next(at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    shared = next(
+        at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1
+    )
     own = [len(prompt) - shared for prompt in prompts]
     assert shared > 3 * max(own)
-    asyncio.run(student.engine.generate([GenerateRequest(prompt, max_new_tokens=1) for prompt in prompts]))
+    asyncio.run(
+        student.engine.generate([GenerateRequest(prompt, max_new_tokens=1) for prompt in prompts])
+    )
     cost = student.engine.cost
     assert cost.prompt_tokens + cost.cached_tokens == sum(map(len, prompts))
     assert cost.prompt_tokens <= shared + sum(own) and cost.cached_tokens >= 3 * shared
@@ -461,13 +658,22 @@ def test_the_prefix_that_questions_share_is_computed_and_counted_once(chat: Path
 
 def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None:
     file = tmp_path / "bare.jsonl"
-    file.write_text("".join(json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in ROWS))
-    config = load_config(overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"])
+    file.write_text(
+        "".join(
+            json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n"
+            for row in ROWS
+        )
+    )
+    config = load_config(
+        overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"]
+    )
     with pytest.raises(DataError, match=r"problems\.shots is 2"):
         opening(config)
 
 
-def test_commands_show_and_use_them(chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_show_and_use_them(
+    chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["--model", str(chat), "--source", rows, "--set", "problems.shots=2"]
     facts = printed(capsys, "info", *asked)
     assert facts["prompt"] == {"system_prompt": SYSTEM_PROMPTS["numbers"], "shots": 2}
@@ -476,7 +682,19 @@ def test_commands_show_and_use_them(chat: Path, rows: str, tmp_path: Path, capsy
     assert main(["search", *asked, *short, "--simulations", "2"]) == 0
     assert "raise search.max_tokens" in capsys.readouterr().out
     out = tmp_path / "eval"
-    command = ["eval", *asked, *short, "--methods", "greedy", "--budget-tokens", "12", "-n", "3", "--out", str(out)]
+    command = [
+        "eval",
+        *asked,
+        *short,
+        "--methods",
+        "greedy",
+        "--budget-tokens",
+        "12",
+        "-n",
+        "3",
+        "--out",
+        str(out),
+    ]
     assert main([*command, "--quiet"]) == 0
     assert "stated no answer: raise" in capsys.readouterr().out
     facts = json.loads((out / "results.json").read_text())["benchmarks"][rows]
@@ -489,4 +707,6 @@ def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
     assert shortfall({"answer": 70, "length": 5, "depth": 25}) == (
         "of 100 responses 30 were cut and 0 stated no answer: raise search.max_depth"
     )
-    assert "3 stated no answer: raise problems.shots" in str(shortfall({"answer": 5, "no answer": 3}))
+    assert "3 stated no answer: raise problems.shots" in str(
+        shortfall({"answer": 5, "no answer": 3})
+    )

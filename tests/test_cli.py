@@ -13,14 +13,24 @@ from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import PACKAGED
 
-TINY = ["--num-examples", "4", "--eval-size", "4", "--model", "embedded", "--set", "train.validation_size=0"]
+TINY = [
+    "--num-examples",
+    "4",
+    "--eval-size",
+    "4",
+    "--model",
+    "embedded",
+    "--set",
+    "train.validation_size=0",
+]
 
 
 def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys):
     """Tier `local` with nothing listening: failures are recorded, the student goes on alone."""
     config = tmp_path / "teachers.yaml"
     config.write_text(
-        "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - {model: nobody}\n"
+        "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - "
+        "{model: nobody}\n"
         "teachers: {tier: local, ask: always, max_retries: 0, timeout_seconds: 1}\n"
     )
     where = ["--checkpoint-dir", str(tmp_path / "runs"), "--log-interval", "2"]
@@ -48,7 +58,14 @@ def test_search_prints_the_tree_the_choice_and_the_cost(capsys):
 
 def test_search_answers_a_question_of_the_users(capsys):
     assert (
-        main(["search", "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?", "--simulations", "2"])
+        main(
+            [
+                "search",
+                "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?",
+                "--simulations",
+                "2",
+            ]
+        )
         == 0
     )
     assert capsys.readouterr().out.startswith("Ana has 3 pens.")
@@ -61,7 +78,9 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
 
     monkeypatch.setattr(kernel_build, "kernels", kernel_build.load_kernels)
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert kernels().startswith("transformers instead of C: there is no C compiler 'no-such-compiler'")
+    assert kernels().startswith(
+        "transformers instead of C: there is no C compiler 'no-such-compiler'"
+    )
     assert kernels("--set", "engine.native=off") == "off (engine.native)"
 
 
@@ -71,7 +90,8 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
         ({"model_type": "qwen2", "hidden_act": "silu"}, "float32, 1 thread"),
         (
             {"model_type": "gpt2"},
-            "by torch in float32, many times slower on a CPU: the kernels compute llama, .* not gpt2",
+            "by torch in float32, many times slower on a CPU: the kernels compute llama, .* not "
+            "gpt2",
         ),
     ],
 )
@@ -82,22 +102,56 @@ def test_info_says_who_computes_the_student(kind, said, tmp_path, capsys):
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
-    flags = ["--set", "train.sft_steps=4", "--set", "train.demonstrations=16", "--set", "train.validation_size=8"]
-    assert main(["sft", "--model", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
+    flags = [
+        "--set",
+        "train.sft_steps=4",
+        "--set",
+        "train.demonstrations=16",
+        "--set",
+        "train.validation_size=8",
+    ]
+    assert (
+        main(
+            [
+                "sft",
+                "--model",
+                "embedded",
+                "--eval-size",
+                "8",
+                "--out",
+                str(tmp_path / "out"),
+                *flags,
+            ]
+        )
+        == 0
+    )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["steps"] == 4
-    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (8e-3, 0.3)  # from scratch
+    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (
+        8e-3,
+        0.3,
+    )  # from scratch
     assert manifest["test_greedy"]["problems"] == 8
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     out = tmp_path / "out"
-    flags = ["--set", "train.demonstrations=20", "--set", "train.validation_size=8", "--eval-size", "8"]
+    flags = [
+        "--set",
+        "train.demonstrations=20",
+        "--set",
+        "train.validation_size=8",
+        "--eval-size",
+        "8",
+    ]
     assert main(["sft", "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update
-    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (2e-4, 0.01)
+    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (
+        2e-4,
+        0.01,
+    )
     assert len(manifest["data_sha256"]) == 64
     assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
     assert "paired gain" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The command line as a newcomer meets it: help, versions, flags, JSON, and what starts without torch."""
+"""The command line as a newcomer meets it: help, versions, flags, JSON, and what starts without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
+# -- help
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
-def test_an_empty_line_is_a_question_for_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_line_is_a_question_for_help(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(argv)
     except SystemExit as stop:
@@ -55,7 +62,8 @@ def test_a_flag_that_is_spelt_nearly_right_is_named(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("argv", "see"), [(["sft", "--nope"], "alphazero-llm-trainer sft"), (["--nope"], "alphazero-llm-trainer")]
+    ("argv", "see"),
+    [(["sft", "--nope"], "alphazero-llm-trainer sft"), (["--nope"], "alphazero-llm-trainer")],
 )
 def test_an_unknown_flag_names_its_command_s_help(
     argv: list[str], see: str, capsys: pytest.CaptureFixture[str]
@@ -76,7 +84,9 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
     assert (Path(alphazero_llm_trainer.__file__).parent / "py.typed").is_file()
 
 
-def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_defaults_those_of_the_configuration_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     out = " ".join(capsys.readouterr().out.split())
@@ -85,7 +95,8 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
     assert "repeatable (default" not in out  # an empty list is no default to tell
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +112,11 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
     ],
 )
 def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
-    assert resolve(parsed(*flags)) == resolve(parsed(flags[0], "--set", setting)) != resolve(parsed(flags[0]))
+    assert (
+        resolve(parsed(*flags))
+        == resolve(parsed(flags[0], "--set", setting))
+        != resolve(parsed(flags[0]))
+    )
 
 
 def test_a_flag_wins_over_set() -> None:
@@ -118,7 +133,9 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     args = parsed("search", "--model", str(tmp_path), "--set", "student=embedded")
     assert resolve(args).student == "embedded" and args.path == tmp_path
     known = resolve(parsed("train", "--model", str(tmp_path)))  # a student of its own
-    assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(tmp_path)
+    assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +146,11 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     ],
 )
 def test_a_model_that_is_none_is_one_sentence(
-    words: list[str], error: type[Exception], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    error: type[Exception],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=re.escape(says)) as found:
@@ -142,17 +163,26 @@ def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = resolve(parsed("search", "--model", "somebody/Some-Model-1B"))
-    assert config.student == "some-model-1b" and config.models["some-model-1b"].path == "somebody/Some-Model-1B"
+    assert (
+        config.student == "some-model-1b"
+        and config.models["some-model-1b"].path == "somebody/Some-Model-1B"
+    )
     assert resolve(parsed("search", "--model", "Qwen/Qwen3-0.6B")).student == "qwen3-0.6b"
 
 
-# -- info --------------------------------------------------------------------------------------------------------------
+# -- info
+# --------------------------------------------------------------------------------------------------
 
 
-def test_info_is_yaml_with_the_configuration_for_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_info_is_yaml_with_the_configuration_for_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["info", "--model", "embedded"]) == 0
     facts = yaml.safe_load(capsys.readouterr().out)
-    assert list(facts)[:6] == ["version", "python", "gpus", "cuda", "cores", "kernels"] and "configuration" not in facts
+    assert (
+        list(facts)[:6] == ["version", "python", "gpus", "cuda", "cores", "kernels"]
+        and "configuration" not in facts
+    )
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 99\n")
     for words, seed in ((["--config"], 7), (["--config", str(file)], 99)):
@@ -160,7 +190,9 @@ def test_info_is_yaml_with_the_configuration_for_config(capsys: pytest.CaptureFi
         assert yaml.safe_load(capsys.readouterr().out)["configuration"]["seed"] == seed
 
 
-def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_as_json_is_json_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
     assert main(["info", "--json", "--model", "embedded"]) == 0
     out = capsys.readouterr().out
@@ -172,7 +204,8 @@ def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypa
     assert "secret" not in out and "configuration" not in facts
 
 
-# -- start-up ----------------------------------------------------------------------------------------------------------
+# -- start-up
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +228,8 @@ def test_what_needs_no_model_loads_no_library_of_models(
     text = (
         "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
         f"try:\n    code = main({words!r})\nexcept SystemExit as stop:\n    code = stop.code\n"
-        f"found = {HEAVY} & set(sys.modules)\nprint(found, file=sys.stderr)\nassert not found and code == {code}, (found, code)"
+        f"found = {HEAVY} & set(sys.modules)\nprint(found, file=sys.stderr)\nassert not found and "
+        f"code == {code}, (found, code)"
     )
     result = run(text)
     assert result.returncode == 0, result.stderr

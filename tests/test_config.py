@@ -1,4 +1,6 @@
-"""Configuration: every number may be written as YAML 1.1 reads it, every key is documented, every mistake is a sentence."""
+"""Configuration: every number may be written as YAML 1.1 reads it, every key is documented, every
+mistake is a sentence.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,21 @@ from alphazero_llm_trainer.config.load import (
     shipped,
     validate,
 )
-from alphazero_llm_trainer.config.sections import BudgetConfig, SearchConfig, Section, TeachersConfig
+from alphazero_llm_trainer.config.sections import (
+    BudgetConfig,
+    SearchConfig,
+    Section,
+    TeachersConfig,
+)
 from alphazero_llm_trainer.errors import ConfigError
 
 
-def leaves(section: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every field of the configuration that is not itself a section. `models` and `teacher_tiers` have own files."""
+def leaves(
+    section: type[Section], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every field of the configuration that is not itself a section. `models` and `teacher_tiers`
+    have own files.
+    """
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -69,7 +80,8 @@ def refused(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
         assert word in text, (word, text)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_float_may_be_written_with_an_exponent() -> None:
@@ -78,7 +90,8 @@ def test_every_float_may_be_written_with_an_exponent() -> None:
         assert type(value) is float and value == 0.02
 
 
-# -- shipped files -----------------------------------------------------------------------------------------------------
+# -- shipped files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_training_yaml_documents_every_key_and_no_other() -> None:
@@ -91,25 +104,49 @@ def test_a_configuration_survives_json() -> None:
     assert validate(config.model_dump(mode="json")) == config
 
 
-# -- order of precedence -----------------------------------------------------------------------------------------------
+# -- order of precedence
+# -----------------------------------------------------------------------------------------------
 
 
 def test_later_settings_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "seed: 1\ntrain:\n  clip_low: 0.1\n  optimizer:\n    epochs: 9\nmodels:\n  mine:\n    path: ./somewhere\n"
+        "seed: 1\ntrain:\n  clip_low: 0.1\n  optimizer:\n    epochs: 9\nmodels:\n  mine:\n    "
+        "path: ./somewhere\n"
     )
     assert load_config().seed == 7
     from_file = load_config(file)
-    assert (from_file.seed, from_file.train.optimizer.epochs, from_file.train.clip_low) == (1, 9, 0.1)
-    assert from_file.train.optimizer.batch_size == load_config().train.optimizer.batch_size  # beside it nothing changed
+    assert (from_file.seed, from_file.train.optimizer.epochs, from_file.train.clip_low) == (
+        1,
+        9,
+        0.1,
+    )
+    assert (
+        from_file.train.optimizer.batch_size == load_config().train.optimizer.batch_size
+    )  # beside it nothing changed
     assert set(from_file.models) == {*load_config().models, "mine"}
     over = load_config(
-        file, ["train.optimizer.epochs=2", {"train": {"optimizer": {"epochs": 3}}}, "seed=5", "student=mine"]
+        file,
+        [
+            "train.optimizer.epochs=2",
+            {"train": {"optimizer": {"epochs": 3}}},
+            "seed=5",
+            "student=mine",
+        ],
     )
-    assert (over.seed, over.train.optimizer.epochs, over.train.clip_low, over.student) == (5, 3, 0.1, "mine")
+    assert (over.seed, over.train.optimizer.epochs, over.train.clip_low, over.student) == (
+        5,
+        3,
+        0.1,
+        "mine",
+    )
     assert load_config(overrides=["seed=2", "seed=0"]).seed == 0  # an explicit 0 is a value
-    assert load_config(overrides=["search.budget_tokens=5", "search.budget_tokens=null"]).search.budget_tokens is None
+    assert (
+        load_config(
+            overrides=["search.budget_tokens=5", "search.budget_tokens=null"]
+        ).search.budget_tokens
+        is None
+    )
 
 
 TEXTS = [
@@ -139,10 +176,15 @@ def test_text_is_taken_as_it_is_written(key: str, text: str) -> None:
 def test_comments_of_a_file_stay_comments(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        '# mine\nseed: 3 # of all\nproblems: # rows\n  system_prompt: "Be #1, please" # why\n  source: gsm8k # real\n'
+        '# mine\nseed: 3 # of all\nproblems: # rows\n  system_prompt: "Be #1, please" # why\n  '
+        "source: gsm8k # real\n"
     )
     config = load_config(file)
-    assert (config.seed, config.problems.system_prompt, config.problems.source) == (3, "Be #1, please", "gsm8k")
+    assert (config.seed, config.problems.system_prompt, config.problems.source) == (
+        3,
+        "Be #1, please",
+        "gsm8k",
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,9 +206,13 @@ def test_numbers_of_yaml_are_numbers(text: str, value: Any) -> None:
 
 
 def test_overrides_are_yaml() -> None:
-    assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}} and parse_override("a=x=y") == {"a": "x=y"}
+    assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}} and parse_override("a=x=y") == {
+        "a": "x=y"
+    }
     assert parse_override("a=") == {"a": None} and parse_override("a=false") == {"a": False}
-    assert parse_override("models.llama-3.2-3b.path=x") == {"models": {"llama-3.2-3b": {"path": "x"}}}
+    assert parse_override("models.llama-3.2-3b.path=x") == {
+        "models": {"llama-3.2-3b": {"path": "x"}}
+    }
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=["seed=[a"])
     refused(caught, "--set seed", "[a")
@@ -179,9 +225,16 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
         "verified",
         1,
     )
-    (tmp_path / "own.yaml").write_text("train: {num_examples: 12, method: ppo}\nsearch: {samples: 3}")
+    (tmp_path / "own.yaml").write_text(
+        "train: {num_examples: 12, method: ppo}\nsearch: {samples: 3}"
+    )
     own = load_training(tmp_path / "own.yaml", ["train.credit=step"])
-    assert (own.train.method, own.train.groups, own.train.num_examples, own.search.samples) == ("ppo", "chain", 12, 3)
+    assert (own.train.method, own.train.groups, own.train.num_examples, own.search.samples) == (
+        "ppo",
+        "chain",
+        12,
+        3,
+    )
     for method in ("expert_iteration", "rft", "grpo", "ppo", "legacy"):
         named = load_training(overrides=[f"train.method={method}"])
         assert named.train.method == method and named == load_config(recipe=f"{method}.yaml")
@@ -190,7 +243,9 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
 
 
 @pytest.mark.parametrize("method", ["grpo", "legacy"])
-def test_grpo_and_legacy_are_the_design_documents_methods(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grpo_and_legacy_are_the_design_documents_methods(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     config = load_training(overrides=[f"train.method={method}", "student=embedded"])
     rewards = config.rewards
@@ -200,22 +255,39 @@ def test_grpo_and_legacy_are_the_design_documents_methods(method: str, monkeypat
     assert (config.search.simulations, config.teachers.tier) == (3, "none")
     chat = load_training(overrides=[f"train.method={method}", "student=qwen2.5-0.5b"])
     assert chat.search.simulations == 60
-    assert load_training(overrides=[f"train.method={method}", "search.simulations=5"]).search.simulations == 5
+    assert (
+        load_training(
+            overrides=[f"train.method={method}", "search.simulations=5"]
+        ).search.simulations
+        == 5
+    )
 
 
-def test_a_shipped_recipe_is_named_by_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_recipe_is_named_by_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "key")
     monkeypatch.chdir(tmp_path)
     config = load_training("grpo_correctness", ["student=qwen2.5-0.5b"])
-    assert (config.train.method, config.train.reward, config.train.kl_coefficient) == ("grpo", None, 0)
-    assert (config.search.simulations, config.teachers.tier, config.rewards.use_student_model) == (3, "none", False)
+    assert (config.train.method, config.train.reward, config.train.kl_coefficient) == (
+        "grpo",
+        None,
+        0,
+    )
+    assert (config.search.simulations, config.teachers.tier, config.rewards.use_student_model) == (
+        3,
+        "none",
+        False,
+    )
     Path("grpo_correctness").write_text("seed: 3")  # a user's own file of that name wins
     assert load_training("grpo_correctness").seed == 3
     with pytest.raises(ConfigError, match="config file nowhere can't be read"):
         load_training("nowhere")
 
 
-def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = ["train.method=grpo", "student=embedded"]
     for key, more, tier in (
         ("", [], "none"),
@@ -230,14 +302,18 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(monkeypatch: py
     assert load_training(overrides=asked).teachers.tier == "none"
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         ("seeed=3", ["unknown configuration key seeed: did you mean seed?"]),
-        ("train.optimizer.learning_rat=1", ["unknown", "did you mean train.optimizer.learning_rate?"]),
+        (
+            "train.optimizer.learning_rat=1",
+            ["unknown", "did you mean train.optimizer.learning_rate?"],
+        ),
         (
             {"train": {"grpo": {"learning_rate": 1}}},
             ["unknown", "train.grpo", "did you mean train.optimizer.learning_rate?"],
@@ -249,16 +325,25 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(monkeypatch: py
         ("search.simulations=0", ["search.simulations", "0", "greater than 0"]),
         ("search.select=best", ["search.select", "best", "ucb1"]),
         ("student=gpt", ["student", "gpt", "embedded"]),
-        ({"rewards": {"hre_weight": 0, "pre_weight": 0}}, ["rewards.hre_weight", "rewards.pre_weight"]),
+        (
+            {"rewards": {"hre_weight": 0, "pre_weight": 0}},
+            ["rewards.hre_weight", "rewards.pre_weight"],
+        ),
         ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
         ({"teacher_tiers": {"free": {"base_url": 3}}}, ["teacher_tiers.free.base_url", "3"]),
         ("search.simulation=1", ["did you mean search.simulations?"]),
         ("train.learning_rat=1", ["did you mean train.optimizer.learning_rate?"]),
-        ("search.temperature=0.0099", ["search.temperature", "0 for the likeliest tokens, or at least 0.01"]),
+        (
+            "search.temperature=0.0099",
+            ["search.temperature", "0 for the likeliest tokens, or at least 0.01"],
+        ),
         ("seed", ["--set", "KEY=VALUE"]),
         ("=3", ["--set", "KEY=VALUE"]),
         ("engine.vllm.base_url=http://ana:sesame@127.0.0.1:8000/v1", ["engine.vllm.base_url"]),
-        ("teacher_tiers.local.base_url=http://ana:sesame@127.0.0.1:8000/v1", ["teacher_tiers.local.base_url"]),
+        (
+            "teacher_tiers.local.base_url=http://ana:sesame@127.0.0.1:8000/v1",
+            ["teacher_tiers.local.base_url"],
+        ),
         ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
         ("train.num_examples=#5", ["train.num_examples", "#5"]),
         ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
@@ -282,8 +367,14 @@ def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
         (b"just words\n", ["str", "mapping"]),
         (b"sede: 1\n", ["sede", "unknown"]),
         (b"search:\n", ["search"]),
-        (b"problems:\n  system_prompt: End with #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
-        (b"problems:\n  system_prompt: End\n    with #### N\n", ["line 3", "'#### N' is a comment"]),
+        (
+            b"problems:\n  system_prompt: End with #### N\n",
+            ["line 2", "'#### N' is a comment", "quote"],
+        ),
+        (
+            b"problems:\n  system_prompt: End\n    with #### N\n",
+            ["line 3", "'#### N' is a comment"],
+        ),
         (b"problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
         (b"problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
         (b"problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
@@ -294,7 +385,9 @@ def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
         (None, ["can't be read"]),
     ],
 )
-def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes | None, words: list[str]) -> None:
+def test_a_wrong_file_is_one_sentence(
+    tmp_path: Path, content: bytes | None, words: list[str]
+) -> None:
     file = tmp_path / "mine.yaml"
     if content is not None:
         file.write_bytes(content)
@@ -327,7 +420,10 @@ def test_learning_rates_go_by_size_unless_they_are_named():
         ("expert_iteration", 5e-4, 5e-5),
         ("critic", 5e-4, 2e-5),
     ):
-        assert (settings.rate(method, 660_000, "full"), settings.rate(method, 135_000_000, "full")) == (small, large)
+        assert (
+            settings.rate(method, 660_000, "full"),
+            settings.rate(method, 135_000_000, "full"),
+        ) == (small, large)
         assert settings.rate(method, 3_000_000_000, "lora") == small
     named = load_config(overrides=["train.optimizer.learning_rate=2e-6"]).train.optimizer
     assert named.rate("grpo", 660_000, "full") == named.rate("grpo", 135_000_000, "full") == 2e-6

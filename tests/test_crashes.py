@@ -1,4 +1,6 @@
-"""Kills, power cuts and full disks: nothing that was reported as done is lost, and the same command goes on."""
+"""Kills, power cuts and full disks: nothing that was reported as done is lost, and the same command
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,17 @@ from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
 from alphazero_llm_trainer.scale import folder as folder_module
 from alphazero_llm_trainer.scale.folder import SampleFolder
 from alphazero_llm_trainer.scale.sample import identity, run_sample
-from alphazero_llm_trainer.training.run import MANIFEST, RunFolder, find_run, new_run, read_manifest, write_manifest
+from alphazero_llm_trainer.training.run import (
+    MANIFEST,
+    RunFolder,
+    find_run,
+    new_run,
+    read_manifest,
+    write_manifest,
+)
 
-# -- a run's folder ----------------------------------------------------------------------------------------------------
+# -- a run's folder
+# --------------------------------------------------------------------------------------------------
 
 
 def sealed(run: Path, number: int) -> Path:
@@ -57,7 +67,9 @@ def cut(name: str) -> Callable[[Path], Any]:
         (lambda folder: (folder / MANIFEST).write_text('{"rounds_done": 3}'), MANIFEST),
     ],
 )
-def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(damage: Any, name: str, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(
+    damage: Any, name: str, tmp_path: Path
+) -> None:
     said: list[str] = []
     run = RunFolder(tmp_path)
     assert run.newest_checkpoint(said.append) == (None, {})
@@ -83,7 +95,9 @@ def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
     config = grpo_config(["search.budget_tokens=77", "student=embedded"])
     for folder in (first, second):
         folder.write_card({"config": config.model_dump(mode="json")})
-    assert find_run(tmp_path, None).path == second.path and second.config() == config  # the others never began
+    assert (
+        find_run(tmp_path, None).path == second.path and second.config() == config
+    )  # the others never began
     assert find_run(tmp_path, first.path).path == first.path
     with pytest.raises(CheckpointError):
         find_run(tmp_path, third.path)
@@ -106,23 +120,31 @@ def test_metrics_survive_a_cut_and_a_step_back(tmp_path: Path) -> None:
     assert folder.read_metrics() == [*lines[:3], {"round": 2}]
 
 
-# -- power cuts --------------------------------------------------------------------------------------------------------
+# -- power cuts
+# --------------------------------------------------------------------------------------------------
 
 
 class ForgetfulDisk:
-    """The harshest disk: it keeps a file's bytes as they were at its last `fsync`, under the names that its folder had at
-    that folder's last `fsync`.
+    """The harshest disk: it keeps a file's bytes as they were at its last `fsync`, under the names
+    that its folder had at that folder's last `fsync`.
 
-    `at_cut` is called before each sync and after whatever changes names below `root`; `left` says what a cut now would leave
-    (None stands for a folder). Nothing is really synced.
+    `at_cut` is called before each sync and after whatever changes names below `root`; `left` says
+    what a cut now would leave (None stands for a folder). Nothing is really synced.
     """
 
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch, at_cut: Callable[[ForgetfulDisk], None]) -> None:
+    def __init__(
+        self, root: Path, patch: pytest.MonkeyPatch, at_cut: Callable[[ForgetfulDisk], None]
+    ) -> None:
         self.root, self.at_cut = root.resolve(), at_cut
-        self.held: dict[int, int] = {}  # descriptors by inode: while they are open no other file gets the number
+        self.held: dict[
+            int, int
+        ] = {}  # descriptors by inode: while they are open no other file gets the number
         self.names: dict[int, dict[str, int]] = {}
         self.look()
-        self.synced_names, self.synced = dict(self.names), {inode: self.bytes_of(inode) for inode in self.held}
+        self.synced_names, self.synced = (
+            dict(self.names),
+            {inode: self.bytes_of(inode) for inode in self.held},
+        )
         self.cuts, self.inside = 0, False
         patch.setattr(os, "fsync", self.fsync)
         for name in ("replace", "rename", "link", "mkdir", "unlink", "remove", "rmdir"):
@@ -136,7 +158,9 @@ class ForgetfulDisk:
         """Take in all names."""
         self.names = {}
         for folder, folders, names in os.walk(self.root):
-            self.names[self.hold(folder)] = {name: self.hold(os.path.join(folder, name)) for name in (*folders, *names)}
+            self.names[self.hold(folder)] = {
+                name: self.hold(os.path.join(folder, name)) for name in (*folders, *names)
+            }
 
     def hold(self, path: str) -> int:
         inode = os.stat(path).st_ino
@@ -161,7 +185,9 @@ class ForgetfulDisk:
         def call(*paths: Any, **named: Any) -> Any:
             result = plain(*paths, **named)
             if any(
-                Path(os.path.abspath(path)).is_relative_to(self.root) for path in paths if not isinstance(path, int)
+                Path(os.path.abspath(path)).is_relative_to(self.root)
+                for path in paths
+                if not isinstance(path, int)
             ):
                 self.happened()
             return result
@@ -170,7 +196,9 @@ class ForgetfulDisk:
 
     def fsync(self, number: int) -> None:
         inode = os.fstat(number).st_ino
-        if self.inside or not Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(self.root):
+        if self.inside or not Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(
+            self.root
+        ):
             return
         self.happened()
         if inode in self.names:
@@ -195,7 +223,9 @@ class ForgetfulDisk:
         return target
 
 
-def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, done, seen = tmp_path / "disk", [-1], set()
     root.mkdir()
 
@@ -218,7 +248,9 @@ def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path: Path, monke
 
 
 def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that was reported is there whole, with all trees that it counts, whatever its trainer synced."""
+    """A checkpoint that was reported is there whole, with all trees that it counts, whatever its
+    trainer synced.
+    """
     root, reported = tmp_path / "run", 0
     root.mkdir()
 
@@ -246,7 +278,9 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tree is kept once the journal was synced. What is left in the middle is gone on from."""
     job, root, cuts = a_job(5), tmp_path / "disk", 0
     kept: frozenset[str] = frozenset()
@@ -256,7 +290,9 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, mo
         nonlocal kept
         sync_journal(journal)
         if journal.path == root / JOURNAL:
-            kept = frozenset(json.loads(line)["key"] for line in journal.path.read_bytes().splitlines())
+            kept = frozenset(
+                json.loads(line)["key"] for line in journal.path.read_bytes().splitlines()
+            )
 
     def look(disk: ForgetfulDisk) -> None:
         nonlocal cuts
@@ -286,7 +322,8 @@ def trees_of(folder: Path) -> dict[str, Any]:
     return {key: what_counts(record) for key, record in trees_in(folder).items()}
 
 
-# -- a disk that is full -----------------------------------------------------------------------------------------------
+# -- a disk that is full
+# -----------------------------------------------------------------------------------------------
 
 
 def ended(work: Callable[[Any], int]) -> int:
@@ -304,7 +341,9 @@ def ended(work: Callable[[Any], int]) -> int:
         (StorageError("/d has 3 MB free: free some space"), "3 MB free"),
     ],
 )
-def test_what_a_disk_refuses_is_one_sentence(error: Exception, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_disk_refuses_is_one_sentence(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def work(args: Any) -> int:
         raise error
 
@@ -324,7 +363,9 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_on_a_full_disk_goes_on_with_every_tree_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_sample(a_job(8), tmp_path / "whole")
     with small_files(6_000):
         assert ended(lambda args: run_sample(a_job(8), tmp_path / "out", resume=True) and 0) == 1
@@ -343,7 +384,9 @@ TRAIN = (
 
 
 @pytest.mark.slow
-def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_on_a_full_disk_goes_on_to_the_same_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert main([*TRAIN, str(whole)]) == 0
     with small_files(300_000):  # a checkpoint is larger
@@ -357,7 +400,10 @@ def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path: Path, capsys
 def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "best.safetensors"
     path.parent.mkdir()
-    with small_files(1000), pytest.raises(StorageError, match=r"best\.safetensors can't be written"):
+    with (
+        small_files(1000),
+        pytest.raises(StorageError, match=r"best\.safetensors can't be written"),
+    ):
         save_tensors({"a": torch.zeros(100_000)}, path)
     assert not list(path.parent.iterdir())
     with pytest.raises(CheckpointError, match="restore it or train again"):
@@ -367,13 +413,19 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
         load_tensors(path)
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------
+# -- locks
+# --------------------------------------------------------------------------------------------------
 
 
 def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
     holder = forked(lambda: (FolderLock(tmp_path / "run"), time.sleep(60)))
     try:
-        wait_for(lambda: (tmp_path / "run" / files.LOCK).exists() and (tmp_path / "run" / files.LOCK).read_text())
+        wait_for(
+            lambda: (
+                (tmp_path / "run" / files.LOCK).exists()
+                and (tmp_path / "run" / files.LOCK).read_text()
+            )
+        )
         with pytest.raises(ConfigError, match=f"written by process {holder.pid}: wait for it"):
             FolderLock(tmp_path / "run", "--resume")
     finally:
@@ -390,7 +442,9 @@ def test_every_command_that_writes_a_folder_asks_for_it(
     """And is refused before anything is loaded."""
     words = ["-n", "10", "--out", str(tmp_path)]
     if command == "train":
-        RunFolder(tmp_path).write_card({"config": grpo_config().model_dump(mode="json"), "method": "grpo"})
+        RunFolder(tmp_path).write_card(
+            {"config": grpo_config().model_dump(mode="json"), "method": "grpo"}
+        )
         words = ["--resume", str(tmp_path)]
     with FolderLock(tmp_path):
         assert main(["-q", command, *words]) == 2

@@ -1,4 +1,6 @@
-"""Critics: packed forwards, figures, data, training, folders and commands; public PRMs against plain transformers."""
+"""Critics: packed forwards, figures, data, training, folders and commands; public PRMs against
+plain transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import EOS, VOCABULARY, run, tiny_engine, tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+)
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
@@ -26,7 +34,13 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.config.train import LARGE
-from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError, TrainingError
+from alphazero_llm_trainer.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RequestError,
+    TrainingError,
+)
 from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
@@ -71,7 +85,9 @@ SMALL = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 16}
 def a_student(seed: int = 0, adapter: str = "full", quantization: str = "none") -> Student:
     """A tiny Llama as a student whose prompts are numbers: question "q 3 4" is the tokens 3 4."""
     model = tiny_llama(seed)
-    spec = StudentModel.model_validate({"path": "nowhere", "adapter": adapter, "quantization": quantization})
+    spec = StudentModel.model_validate(
+        {"path": "nowhere", "adapter": adapter, "quantization": quantization}
+    )
 
     class Numbers(Student):
         def prompt_ids(self, question: str) -> tuple[int, ...]:
@@ -82,12 +98,16 @@ def a_student(seed: int = 0, adapter: str = "full", quantization: str = "none") 
 
 
 def settings(**critic: Any) -> Config:
-    """A configuration for the tiny student; `critic` is `train.critic` and keys of the optimiser."""
+    """A configuration for the tiny student; `critic` is `train.critic` and keys of the
+    optimiser.
+    """
     optimizer = SMALL | {key: critic.pop(key) for key in list(critic) if key in SMALL}
     train = {"optimizer": optimizer, "evaluate_every": critic.pop("evaluate_every", 10)}
     train["critic"] = {"least_outcomes": 2} | critic
     engine = {"max_context": 64, "cache_tokens": 2000}
-    return load_config(overrides=["student=embedded", {"train": train, "engine": engine}], recipe="critic.yaml")
+    return load_config(
+        overrides=["student=embedded", {"train": train, "engine": engine}], recipe="critic.yaml"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,23 +115,38 @@ def embedded() -> Student:
     return load_student(load_config(overrides=["student=embedded"]))
 
 
-# -- states in rows ----------------------------------------------------------------------------------------------------
+# -- states in rows
+# --------------------------------------------------------------------------------------------------
 
 
-def an_example(states: dict[tuple[int, ...], tuple[float, float]], prompt: tuple[int, ...] = PROMPT) -> Example:
+def an_example(
+    states: dict[tuple[int, ...], tuple[float, float]], prompt: tuple[int, ...] = PROMPT
+) -> Example:
     """From (target, weight) of each state."""
-    return Example(prompt, {ids: State(target, weight, target) for ids, (target, weight) in states.items()})
+    return Example(
+        prompt, {ids: State(target, weight, target) for ids, (target, weight) in states.items()}
+    )
 
 
 def test_each_state_is_a_target_once() -> None:
-    states = {(): (0.5, 8.0), (1, 2): (0.25, 4.0), (1, 3): (0.75, 4.0), (1, 2, 4): (1.0, 1.0), (1, 2, 4, 5): (0.0, 0.0)}
+    states = {
+        (): (0.5, 8.0),
+        (1, 2): (0.25, 4.0),
+        (1, 3): (0.75, 4.0),
+        (1, 2, 4): (1.0, 1.0),
+        (1, 2, 4, 5): (0.0, 0.0),
+    }
     rows, places = state_rows(an_example(states))
     assert [row.completion_ids for row in rows] == [(1, 3, 9), (1, 2, 4, 5, 9)]
     targets = [(0.0, 0.0, 0.75), (0.5, 0.0, 0.25, 1.0, 0.0)]
     assert [row.targets for row in rows] == targets
     shares = [tuple(share / 17 for share in row) for row in ((0, 0, 4), (8, 0, 4, 1, 0))]
     assert [row.weights for row in rows] == [pytest.approx(row) for row in shares]
-    assert all(len(ids) == places[ids][1] for ids in states) and places[1, 3] == (0, 2) and places[()] == (1, 0)
+    assert (
+        all(len(ids) == places[ids][1] for ids in states)
+        and places[1, 3] == (0, 2)
+        and places[()] == (1, 0)
+    )
 
 
 @pytest.mark.parametrize("longest", [4, 40])
@@ -126,8 +161,12 @@ def test_numbers_of_packed_states_are_those_of_flat_ones(longest: int) -> None:
     logits = iter(HeldOut(examples, critic, autocast=False).logits())
     for example in examples:
         for ids in example.states:
-            hidden = policy.model(torch.tensor([[*example.prompt_ids, *ids]])).last_hidden_state[0, -1]
-            torch.testing.assert_close(next(logits), critic.score(hidden)[0].detach(), rtol=0, atol=1e-5)
+            hidden = policy.model(torch.tensor([[*example.prompt_ids, *ids]])).last_hidden_state[
+                0, -1
+            ]
+            torch.testing.assert_close(
+                next(logits), critic.score(hidden)[0].detach(), rtol=0, atol=1e-5
+            )
 
 
 def test_the_packed_gradient_equals_the_flat_one() -> None:
@@ -140,7 +179,9 @@ def test_the_packed_gradient_equals_the_flat_one() -> None:
         for rows, share in zip(groups, shares, strict=True):
             for number, row in zip(critic(rows), rows, strict=True):
                 of_row = [torch.tensor(values) for values in (row.targets, row.weights)]
-                loss = loss + share * sum(row.weights) * cross_entropy(number[: len(row.targets)], *of_row)
+                loss = loss + share * sum(row.weights) * cross_entropy(
+                    number[: len(row.targets)], *of_row
+                )
         loss.backward()
         return torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
 
@@ -151,8 +192,15 @@ def test_the_packed_gradient_equals_the_flat_one() -> None:
 
 def test_extra_layers_change_nothing_until_they_are_trained() -> None:
     student = a_student()
-    deeper, plain = new_critic(student, settings(), "value"), Critic(student.model, extra_layers=0, start=0.0)
-    assert deeper.config.num_hidden_layers == 4 and student.model.config.num_hidden_layers == 2 and not deeper.shared
+    deeper, plain = (
+        new_critic(student, settings(), "value"),
+        Critic(student.model, extra_layers=0, start=0.0),
+    )
+    assert (
+        deeper.config.num_hidden_layers == 4
+        and student.model.config.num_hidden_layers == 2
+        and not deeper.shared
+    )
     rows, _ = state_rows(an_example({(1, 2): (1.0, 1.0)}))
     for critic in (plain, deeper):
         torch.nn.init.ones_(critic.score.weight)
@@ -165,33 +213,49 @@ def test_the_last_layer_multiplies_in_fp32() -> None:
         assert score(torch.ones(1, 8, dtype=torch.bfloat16)).dtype == torch.float32
 
 
-# -- losses and calibration --------------------------------------------------------------------------------------------
+# -- losses and calibration
+# --------------------------------------------------------------------------------------------
 
 
 def test_the_losses_are_the_hand_written_sums() -> None:
-    logits, targets, weights = torch.tensor([0.3, -1.0, 9.0]), torch.tensor([0.25, 1.0, 0.0]), torch.tensor([2.0, 1, 0])
+    logits, targets, weights = (
+        torch.tensor([0.3, -1.0, 9.0]),
+        torch.tensor([0.25, 1.0, 0.0]),
+        torch.tensor([2.0, 1, 0]),
+    )
     p = [1 / (1 + math.exp(-x)) for x in (0.3, -1.0)]
     expected = (2 * -(0.25 * math.log(p[0]) + 0.75 * math.log(1 - p[0])) - math.log(p[1])) / 3
     assert float(cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
     assert float(cross_entropy(logits, targets, weights * 0)) == 0.0
     pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]))
-    assert float(pairs) == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6)
+    assert float(pairs) == pytest.approx(
+        (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6
+    )
 
 
 def test_platt_reads_off_the_scale_and_shift_that_made_the_outcomes() -> None:
     logits = torch.linspace(-3, 3, 400)
     scale, shift = platt(logits, torch.sigmoid(0.5 * logits - 0.7), torch.ones(400))
     assert (scale, shift) == (pytest.approx(0.5, abs=1e-3), pytest.approx(-0.7, abs=1e-3))
-    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)  # never turns the order round
+    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (
+        1.0,
+        0.0,
+    )  # never turns the order round
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures
+# --------------------------------------------------------------------------------------------------
 
 
 def states_of(entries: list[tuple[float, int]], question: Any = None) -> metrics.States:
-    """States before the end from (share of right outcomes, count), each of a question of its own by default."""
+    """States before the end from (share of right outcomes, count), each of a question of its own by
+    default.
+    """
     target, count = (np.asarray(column) for column in zip(*entries, strict=True))
-    numbers, size = np.arange(len(entries)) if question is None else np.asarray(question), len(entries)
+    numbers, size = (
+        np.arange(len(entries)) if question is None else np.asarray(question),
+        len(entries),
+    )
     return metrics.States(target, count, target, np.zeros(size), np.zeros(size, bool), numbers)
 
 
@@ -218,11 +282,16 @@ def test_auc_agrees_with_enumeration(seed: int) -> None:
     wins = total = 0.0
     for (i, right), (j, wrong) in itertools.product(single, single):
         if right and not wrong:
-            share = 1 / states.weight[i] / states.weight[j]  # each question, which has one state here, counts the same
+            share = (
+                1 / states.weight[i] / states.weight[j]
+            )  # each question, which has one state here, counts the same
             wins += share * ((value[i] > value[j]) + 0.5 * (value[i] == value[j]))
             total += share
     ranked = metrics.auc(value, states)
-    assert ranked.value == pytest.approx(wins / total) and 0 < ranked.low < ranked.value < ranked.high < 1
+    assert (
+        ranked.value == pytest.approx(wins / total)
+        and 0 < ranked.low < ranked.value < ranked.high < 1
+    )
 
 
 def test_intervals_come_from_questions_not_from_states_or_pairs() -> None:
@@ -231,7 +300,8 @@ def test_intervals_come_from_questions_not_from_states_or_pairs() -> None:
     pairs = metrics.Pairs(question % 2, 1 - question % 2, question)
     interval = metrics.pair_accuracy(np.array([0.0, 1.0]), states, pairs)["pair accuracy"]
     assert interval.value == 0.5 and interval.low <= 0.01 and interval.high >= 0.99
-    # Perfect order on few questions says nothing, however many states they have; nor do outcomes that are all alike.
+    # Perfect order on few questions says nothing, however many states they have; nor do outcomes
+    # that are all alike.
     for questions, beats in ((1, False), (9, False), (10, True)):
         numbers = np.repeat(np.arange(questions), 100)
         states = states_of([(i % 2, 3) for i in range(numbers.size)], numbers)
@@ -247,7 +317,9 @@ def test_pairs_are_ranked_against_the_log_probability() -> None:
     figures = metrics.pair_accuracy(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs)
     assert figures["pair accuracy"].value == pytest.approx((1 + 1 + 0.5 + 0) / 4)
     assert figures["pair accuracy, log-probability"].value == pytest.approx((1 + 0 + 0 + 0.5) / 4)
-    assert figures["pair accuracy over log-probability"].value == pytest.approx((0 + 1 + 0.5 - 0.5) / 4)
+    assert figures["pair accuracy over log-probability"].value == pytest.approx(
+        (0 + 1 + 0.5 - 0.5) / 4
+    )
     states.logprob[4] = math.nan  # a pair that nobody sampled
     assert list(metrics.pair_accuracy(np.zeros(5), states, pairs)) == ["pair accuracy"]
 
@@ -278,11 +350,14 @@ def test_the_blend_minimises_the_error_against_another_outcome() -> None:
     assert metrics.blend(np.full(3, 0.5), graded) == pytest.approx(1.0)
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- data
+# --------------------------------------------------------------------------------------------------
 
 
 def a_tree(rng: Random) -> Tree:
-    """A tree of four one-token steps, of which the even ones are right, each with two second steps."""
+    """A tree of four one-token steps, of which the even ones are right, each with two second
+    steps.
+    """
     tree = Tree()
     for token in rng.sample(range(5, 13), 4):
         first = tree.attach(ROOT, Step((token,), (-1.0,), f"{token}\n"))
@@ -299,7 +374,10 @@ def write_journal(path: Path, count: int, seed: int = 1) -> Path:
     with path.open("w") as file:
         for number in range(count):
             problem = {"question": f"q {number % 50 + 5} {number // 50 + 5}"}
-            file.write(json.dumps({"key": str(number), "problem": problem, "tree": a_tree(rng).to_dict()}) + "\n")
+            file.write(
+                json.dumps({"key": str(number), "problem": problem, "tree": a_tree(rng).to_dict()})
+                + "\n"
+            )
     return path
 
 
@@ -318,10 +396,17 @@ def test_journals_are_read_by_question(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal.jsonl", 2)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     with path.open("a") as file:
-        for record in (first | {"key": "c"}, {"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()}):
+        for record in (
+            first | {"key": "c"},
+            {"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()},
+        ):
             file.write(json.dumps(record) + "\n")
-    assert [[tree.token_ids for tree in question.trees()] for question in read_questions([path], VOCABULARY)] == [
-        [Tree.from_dict(record["tree"]).token_ids] * count for record, count in ((first, 2), (second, 1))
+    assert [
+        [tree.token_ids for tree in question.trees()]
+        for question in read_questions([path], VOCABULARY)
+    ] == [
+        [Tree.from_dict(record["tree"]).token_ids] * count
+        for record, count in ((first, 2), (second, 1))
     ]
     with pytest.raises(DataError, match=r"has a tree with token \d+, and this student has 5"):
         read_questions([path], 5)
@@ -335,9 +420,13 @@ def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path: Path) -> None:
     questions = read_questions([write_journal(tmp_path / "j.jsonl", 3)], VOCABULARY)
     states, pairs = columns([example_of(question, student, config) for question in questions])
     assert states.question.tolist() == [0] * 13 + [1] * 13 + [2] * 13
-    assert np.isnan(states.logprob[0]) and states.logprob[1:3].tolist() == pytest.approx([-1.0, -0.6])
+    assert np.isnan(states.logprob[0]) and states.logprob[1:3].tolist() == pytest.approx(
+        [-1.0, -0.6]
+    )
     assert states.final[:3].tolist() == [False, False, True] and states.weight[0] == 8
-    assert (states.target[pairs.better] - states.target[pairs.worse] == 1.0).all() and len(pairs.question) > 3
+    assert (states.target[pairs.better] - states.target[pairs.worse] == 1.0).all() and len(
+        pairs.question
+    ) > 3
     for question in questions:
         rows, places = state_rows(example_of(question, student, config, every_token=True))
         assert len(rows) == 8 and len(places) == 21  # every token, and the prompt's last
@@ -363,12 +452,17 @@ def test_a_step_is_right_where_any_response_after_it_was() -> None:
     }  # fmt: skip
 
 
-def test_trees_of_other_splits_are_not_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trees_of_other_splits_are_not_learned_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     journal = write_journal(tmp_path / "journal.jsonl", 1)
     record = json.loads(journal.read_text()) | {"key": "b", "split": "validation"}
     with journal.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert main(["value", "--model", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")]) == 2
+    assert (
+        main(["value", "--model", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")])
+        == 2
+    )
     [line] = capsys.readouterr().err.strip().splitlines()
     assert str(journal) in line and "validation split" in line
 
@@ -380,15 +474,20 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
         collect_trees(a_student(), load_config(), [], path, lambda: False, Progress(quiet=True))
 
 
-# -- training and folders ----------------------------------------------------------------------------------------------
+# -- training and folders
+# ----------------------------------------------------------------------------------------------
 
 
 def parts_of(folder: Path, count: int = 200) -> Any:
-    return split_by_question(read_questions([write_journal(folder / "trees.jsonl", count)], VOCABULARY))
+    return split_by_question(
+        read_questions([write_journal(folder / "trees.jsonl", count)], VOCABULARY)
+    )
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
-@pytest.mark.parametrize(("adapter", "quantization"), [("full", "none"), ("lora", "none"), ("lora", "nf4")])
+@pytest.mark.parametrize(
+    ("adapter", "quantization"), [("full", "none"), ("lora", "none"), ("lora", "nf4")]
+)
 def test_a_critic_learns_and_its_folder_says_what_training_saw(
     kind: Any, adapter: str, quantization: str, tmp_path: Path
 ) -> None:
@@ -411,35 +510,55 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
         assert values == pytest.approx(expected, abs=2e-5)
 
     asyncio.run(ask())
-    verifier, steps = CriticVerifier(critic, kind), [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
+    verifier, steps = (
+        CriticVerifier(critic, kind),
+        [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")],
+    )
     judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
-    assert judged.total == (min(judged.steps) if kind == "prm" else judged.steps[-1]) and len(judged.steps) == 2
+    assert (
+        judged.total == (min(judged.steps) if kind == "prm" else judged.steps[-1])
+        and len(judged.steps) == 2
+    )
     scored = verifier.scored_tokens
-    assert run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps)) == judged and verifier.scored_tokens == scored
+    assert (
+        run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps)) == judged
+        and verifier.scored_tokens == scored
+    )
     with pytest.raises(CheckpointError, match=r"is a (PRM|value network): name a folder that"):
         load_critic(out, student, config, "value" if kind == "prm" else "prm")
     if adapter == "full":
-        load_critic(out, a_student(seed=5), config, kind)  # a whole network serves other policies too
+        load_critic(
+            out, a_student(seed=5), config, kind
+        )  # a whole network serves other policies too
     else:
         with pytest.raises(CheckpointError, match="trained on other weights"):
             load_critic(out, a_student(5, adapter, quantization), config, kind)
 
 
-def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(tmp_path: Path) -> None:
+def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(
+    tmp_path: Path,
+) -> None:
     student, config = a_student(), settings()
     critic, end = new_critic(student, config, "prm"), student.tokenizer.pad_token_id
     torch.nn.init.normal_(critic.score.weight)
     pairs = [{"chosen_ids": [*PROMPT, 5, end], "rejected_ids": [*PROMPT, 6]}]
-    trainer = prm_trainer(critic, student, pairs, arguments_of(config, critic, 1, 9, tmp_path, False))
+    trainer = prm_trainer(
+        critic, student, pairs, arguments_of(config, critic, 1, 9, tmp_path, False)
+    )
     collate: Any = trainer.data_collator
     logits = trainer.model(**collate(pairs)).logits[:, 0]
     rows, places = state_rows(an_example({(5, end): (1.0, 1.0), (6,): (0.0, 1.0)}))
     numbers = critic(rows)
-    torch.testing.assert_close(logits, torch.stack([numbers[places[ids]] for ids in ((5, end), (6,))]))
+    torch.testing.assert_close(
+        logits, torch.stack([numbers[places[ids]] for ids in ((5, end), (6,))])
+    )
 
 
 def test_in_bfloat16_the_products_are_rounded_and_the_weights_are_not(tmp_path: Path) -> None:
-    student, config = a_student(), load_config(overrides=[settings().model_dump(), "train.precision=bfloat16"])
+    student, config = (
+        a_student(),
+        load_config(overrides=[settings().model_dump(), "train.precision=bfloat16"]),
+    )
     dtypes: set[torch.dtype] = set()
     student.model.model.layers[0].mlp.gate_proj.register_forward_hook(
         lambda module, inputs, output: dtypes.add(output.dtype)
@@ -455,19 +574,28 @@ def test_an_update_in_several_forwards_is_the_update_in_one(kind: Any, tmp_path:
         student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
         train = config.train.model_copy(update={"micro_batch": micro_batch})
         config = config.model_copy(update={"train": train})
-        return train_critic(kind, student, config, parts_of(tmp_path, 70), tmp_path / "out")[0].state_dict()
+        return train_critic(kind, student, config, parts_of(tmp_path, 70), tmp_path / "out")[
+            0
+        ].state_dict()
 
     whole, parts = trained(None), trained(4)
     assert whole["score.weight"].abs().max() > 0
     for name, expected in whole.items():
-        if not name.startswith("score"):  # scaled by the calibration, which is large after so few updates
+        if not name.startswith(
+            "score"
+        ):  # scaled by the calibration, which is large after so few updates
             torch.testing.assert_close(parts[name], expected, atol=5e-5, rtol=1e-2)
 
 
 def test_training_stops_when_held_out_questions_gain_nothing() -> None:
     losses = iter([0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.6])
-    watch = Watch(Critic(tiny_llama()), lambda: {"held_out_loss": next(losses)}, print, lambda: False)
-    at, control = SimpleNamespace(global_step=1, max_steps=9), SimpleNamespace(should_training_stop=False)
+    watch = Watch(
+        Critic(tiny_llama()), lambda: {"held_out_loss": next(losses)}, print, lambda: False
+    )
+    at, control = (
+        SimpleNamespace(global_step=1, max_steps=9),
+        SimpleNamespace(should_training_stop=False),
+    )
     for stopped in (False, False, False, False, False, True):
         watch.on_log(None, at, control, {"loss": 0.1})
         assert control.should_training_stop is stopped
@@ -491,9 +619,17 @@ def test_the_learning_rate_and_its_rise_suit_the_model_and_the_data(tmp_path: Pa
 
 def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
     config, card = load_config(overrides=["student=embedded"]), tmp_path / "critic.json"
-    with pytest.raises(CheckpointError, match=r"has no critic\.json: name a folder that `prm` finished, or set"):
+    with pytest.raises(
+        CheckpointError, match=r"has no critic\.json: name a folder that `prm` finished, or set"
+    ):
         load_prm(tmp_path, embedded, config)
-    facts: dict[str, Any] = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3, "files": {}}
+    facts: dict[str, Any] = {
+        "kind": "prm",
+        "base": "",
+        "rollout_weight": 1.0,
+        "vocabulary": 3,
+        "files": {},
+    }
     numbers = tmp_path / "critic.safetensors"
     save_file({"weight": torch.zeros(8), "bias": torch.zeros(1)}, numbers)
     for files, message in (
@@ -509,11 +645,14 @@ def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
 
 def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
     student, config = a_student(), settings(least_outcomes=50)
-    with pytest.raises(DataError, match=r"no training question has a pair of steps.*train.critic.margin"):
+    with pytest.raises(
+        DataError, match=r"no training question has a pair of steps.*train.critic.margin"
+    ):
         train_critic("prm", student, config, parts_of(tmp_path, 60), tmp_path)
 
 
-# -- the commands ------------------------------------------------------------------------------------------------------
+# -- the commands
+# --------------------------------------------------------------------------------------------------
 
 QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--set", "search.samples=6",
          "--set", "train.optimizer.epochs=1", "--set", "train.critic.least_outcomes=2",
@@ -521,11 +660,15 @@ QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
-def test_the_command_searches_trains_and_reports(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_searches_trains_and_reports(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / kind
     assert main([kind, "--out", str(out), *QUICK]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("Not better than chance: don't use it")  # six validation questions say nothing
+    assert printed.out.startswith(
+        "Not better than chance: don't use it"
+    )  # six validation questions say nothing
     assert "AUC" in printed.out and "pair accuracy" in printed.out
     assert ("lambda" in printed.out) == (kind == "value")
     assert "searching: 60/60 questions" in printed.err and "held out " in printed.err
@@ -534,7 +677,9 @@ def test_the_command_searches_trains_and_reports(kind: str, tmp_path: Path, caps
         "config.json", "model.safetensors",
     }  # fmt: skip
     assert list(tmp_path.iterdir()) == [out]  # nothing outside the out folder
-    assert {"loss", "held_out_loss"} <= json.loads((out / "metrics.jsonl").read_text().splitlines()[0]).keys()
+    assert {"loss", "held_out_loss"} <= json.loads(
+        (out / "metrics.jsonl").read_text().splitlines()[0]
+    ).keys()
     assert json.loads((out / "critic.json").read_text())["kind"] == kind
     assert main([kind, "--out", str(out), *QUICK]) == 2
     assert "holds a finished critic" in capsys.readouterr().err
@@ -584,7 +729,10 @@ def test_a_stopped_command_goes_on(
     monkeypatch.setattr(Watch, "on_step_end", asked_in_training)
     assert main(command) == cli.EXIT_STOPPED
     assert "stopped while training" in capsys.readouterr().err
-    assert len((out / "journal.jsonl").read_text().splitlines()) == 60 and not (out / "critic.json").exists()
+    assert (
+        len((out / "journal.jsonl").read_text().splitlines()) == 60
+        and not (out / "critic.json").exists()
+    )
     monkeypatch.undo()
     assert main(command) == 0
 
@@ -602,13 +750,17 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
     def names(*overrides: str) -> list[str]:
         return [
             task.problem.id
-            for task in fresh_questions(load_config(overrides=["student=embedded", *problems, *overrides]))
+            for task in fresh_questions(
+                load_config(overrides=["student=embedded", *problems, *overrides])
+            )
         ]
 
     ids = [task.problem.id for task in load_tasks("gsm8k", "train", 100, path=str(tmp_path))]
     left = len(ids) - 65
     assert names(*took, "train.critic.questions=12") == ids[65:77]
-    with pytest.raises(ConfigError, match=f"has {left} training questions beyond the 65 that warm-up"):
+    with pytest.raises(
+        ConfigError, match=f"has {left} training questions beyond the 65 that warm-up"
+    ):
         names(*took, f"train.critic.questions={left + 1}")
 
 
@@ -618,7 +770,10 @@ def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path)
         ([], 500 + 4800),  # warm-up's demonstrations, then the run's questions
         (["train.demonstration_share=0"], 4800),
         (["problems.source=gsm8k"], 4800),
-        (["problems.source=gsm8k", "train.num_examples=100"], 500),  # `sft` may have taken the first 500
+        (
+            ["problems.source=gsm8k", "train.num_examples=100"],
+            500,
+        ),  # `sft` may have taken the first 500
         (["problems.source=gsm8k", "train.demonstration_share=0.1"], 500 + 4800),
     ],
 )
@@ -662,7 +817,10 @@ def a_byte_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=["<extra_0>"]
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=["<extra_0>"],
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -702,18 +860,22 @@ def test_rlhflow_is_read_where_the_assistant_answers(embedded: Student, tmp_path
     tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
     verifier = load_prm(tmp_path, embedded, public("rlhflow"))
     judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
-    # As in the project's evaluation script, where `-3` is the token before the assistant's answer and its end.
+    # As in the project's evaluation script, where `-3` is the token before the assistant's answer
+    # and its end.
     candidates = [tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]]
     conversation, expected = [], []
     for k, line in enumerate(LINES):
         conversation.append({"content": QUESTION + " " + line if k == 0 else line, "role": "user"})
         conversation.append({"content": "+", "role": "assistant"})
-        ids = torch.tensor([tokenizer.encode(tokenizer.apply_chat_template(conversation, tokenize=False))])
+        ids = torch.tensor(
+            [tokenizer.encode(tokenizer.apply_chat_template(conversation, tokenize=False))]
+        )
         expected.append(float(model(ids).logits[0, -3, candidates].softmax(dim=-1)[0]))
     assert list(judged.steps) == pytest.approx(expected, abs=1e-5)
     computed = verifier.scored_tokens
     assert (
-        run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps())) == judged and verifier.scored_tokens == computed
+        run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps())) == judged
+        and verifier.scored_tokens == computed
     )
 
 
@@ -724,7 +886,10 @@ def test_qwen_prm_is_read_at_its_separators(deep: bool, embedded: Student, tmp_p
     backbone = Qwen2Model(Qwen2Config(**{**PRM_SHAPE, "vocab_size": len(tokenizer)})).eval()
     first, last = torch.nn.Linear(32, 32), torch.nn.Linear(32, 2)
     backbone.save_pretrained(tmp_path)
-    tensors = {f"model.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    tensors = {
+        f"model.{name}": tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     head = {"score.0": first, "score.2": last} if deep else {"score": last}
     for name, layer in head.items():
         tensors |= {f"{name}.weight": layer.weight.detach(), f"{name}.bias": layer.bias.detach()}

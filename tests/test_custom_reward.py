@@ -1,4 +1,6 @@
-"""Rewards of the user's own: `--reward FILE:FN`, in training, credit, evaluation and `vf-eval`, and what can go wrong."""
+"""Rewards of the user's own: `--reward FILE:FN`, in training, credit, evaluation and `vf-eval`, and
+what can go wrong.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, RewardError
-from alphazero_llm_trainer.mcts.extract import outcomes, step_preferences, trajectories, value_targets
+from alphazero_llm_trainer.mcts.extract import (
+    outcomes,
+    step_preferences,
+    trajectories,
+    value_targets,
+)
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
@@ -42,7 +49,14 @@ SMALL = [
     "--set", "train.optimizer.batch_size=4",
     "--set", "train.optimizer.epochs=1",
 ]  # fmt: skip
-ALONE = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--set", "rewards.step_penalty=0"]
+ALONE = [
+    "--set",
+    "rewards.hre_weight=0",
+    "--set",
+    "rewards.pre_weight=0",
+    "--set",
+    "rewards.step_penalty=0",
+]
 
 # Shorter responses are better; nothing in it looks at the answer.
 BRIEF = "def brief(problem, response, task):\n    return 1.0 / (1.0 + len(response) / 20)\n"
@@ -66,7 +80,8 @@ def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
     return file
 
 
-# -- the function ------------------------------------------------------------------------------------------------------
+# -- the function
+# --------------------------------------------------------------------------------------------------
 
 
 def test_sync_and_async_functions_see_problem_response_and_task() -> None:
@@ -97,17 +112,29 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
             lambda *_: 1 / 0,
             r"raised ZeroDivisionError \(division by zero\) in test_custom_.*, line \d+, for problem mine",
         ),
-        (lambda *_: json.loads("{"), r"raised JSONDecodeError .* in test_custom_reward.py, line \d+, for problem mine"),
-        (lambda _: 1.0, r"raised TypeError \(.*given\) for problem mine"),  # and no line of the standard library's
+        (
+            lambda *_: json.loads("{"),
+            r"raised JSONDecodeError .* in test_custom_reward.py, line \d+, for problem mine",
+        ),
+        (
+            lambda _: 1.0,
+            r"raised TypeError \(.*given\) for problem mine",
+        ),  # and no line of the standard library's
     ],
 )
-def test_what_a_function_does_wrong_is_one_sentence(function: Callable[..., Any], said: str) -> None:
+def test_what_a_function_does_wrong_is_one_sentence(
+    function: Callable[..., Any], said: str
+) -> None:
     with pytest.raises(RewardError, match=r"rewards\.custom is 'mine\.py:fn' and " + said):
         asked(function)
 
 
 def test_rounding_is_cut_and_a_long_exception_is_one_line() -> None:
-    assert [asked(lambda *_, value=value: value) for value in (1 + 1e-7, -1e-9, 0.5)] == [1.0, 0.0, 0.5]
+    assert [asked(lambda *_, value=value: value) for value in (1 + 1e-7, -1e-9, 0.5)] == [
+        1.0,
+        0.0,
+        0.5,
+    ]
 
     def fails(problem: Problem, response: str, task: Task) -> float:
         raise ValueError("no\n" + "x" * 10_000)
@@ -135,12 +162,15 @@ def test_sync_calls_run_beside_each_other() -> None:
     ],
 )
 def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path: Path) -> None:
-    file = file_of(tmp_path, BRIEF + "number = 3\ndef trl(completions, **kwargs):\n    return 0.0\n")
+    file = file_of(
+        tmp_path, BRIEF + "number = 3\ndef trl(completions, **kwargs):\n    return 0.0\n"
+    )
     with pytest.raises(ConfigError, match=r"rewards\.custom is .*" + said):
         open_reward(RewardConfig(custom=address.format(file=file)))
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
+# -- weights
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -171,18 +201,25 @@ def test_a_reward_alone_needs_no_other_part() -> None:
         grpo_config([{"rewards": {**alone, "custom": "m:f", "custom_weight": 0}}])
 
 
-# -- trees -------------------------------------------------------------------------------------------------------------
+# -- trees
+# --------------------------------------------------------------------------------------------------
 
 
 def graded_tree() -> Tree:
-    """Two first steps, each with two ends: (good) 0.9 and 0.5, (bad) 0.3 and 0.1; by gold all are right but the first."""
+    """Two first steps, each with two ends: (good) 0.9 and 0.5, (bad) 0.3 and 0.1; by gold all are
+    right but the first.
+    """
     tree = Tree()
     for first, ends in ((1, (0.9, 0.5)), (2, (0.3, 0.1))):
         node = tree.attach(ROOT, Step((first,), (-0.7,), f"{first}\n"))
         for at, worth in enumerate(ends):
             token = 10 * first + at
             leaf = tree.attach(node, Step((token,), (-0.7,), f"#### {token}"))
-            tree.finish(leaf, "answer", RewardParts(worth / 2, hre=float(token != 10), custom=worth, outcome=worth))
+            tree.finish(
+                leaf,
+                "answer",
+                RewardParts(worth / 2, hre=float(token != 10), custom=worth, outcome=worth),
+            )
             tree.samples[leaf] = 1
             tree.backup(leaf, worth / 2)
     return tree
@@ -196,20 +233,29 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     assert good.square == pytest.approx((0.81 + 0.25) / 2)
     assert [pytest.approx(p.margin) for p in step_preferences(tree, least=1)] == [0.5, 0.4]
     assert outcomes(tree, correctness=True)[1][ROOT] == 3.0
-    assert group_kind(trajectories(tree)) == "mixed" and not any(one.right for one in trajectories(tree))
+    assert group_kind(trajectories(tree)) == "mixed" and not any(
+        one.right for one in trajectories(tree)
+    )
     task = Task(Problem("mine/1", "q", "mine"), "4")
-    graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
+    graded = GradedTree(
+        "mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0
+    )  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"
     summary = Summary()
     summary.add({"key": "mine/1", "ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
     assert (summary.responses, summary.right) == (4, 0)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs
+# --------------------------------------------------------------------------------------------------
 
 
-def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: Path, capsys: Any) -> None:
-    """Two problems in three are rewarded; the others get NaN, 1.5 or an exception, and the run goes on."""
+def test_training_reports_the_reward_and_leaves_failed_questions_out(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """Two problems in three are rewarded; the others get NaN, 1.5 or an exception, and the run goes
+    on.
+    """
     code = (
         "from hashlib import sha256\n"
         "async def some(problem, response, task):\n"
@@ -226,11 +272,22 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
     failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
     assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
     assert f"left out, since the reward failed for one of its responses  {len(failed)}" in said.out
-    assert all(record["cost"]["sampled_tokens"] > 0 for record in failed)  # what they took is paid for
-    rounds = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "flat" in line]
+    assert all(
+        record["cost"]["sampled_tokens"] > 0 for record in failed
+    )  # what they took is paid for
+    rounds = [
+        line
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if "flat" in line
+    ]
     assert all(line["flat"] + line["failed"] <= line["questions"] for line in rounds)
-    assert card["search_cost"]["sampled_tokens"] == sum(record["cost"]["sampled_tokens"] for record in records)
-    assert all("rewards.custom is" in record["ended_by"] and "\n" not in record["ended_by"] for record in failed)
+    assert card["search_cost"]["sampled_tokens"] == sum(
+        record["cost"]["sampled_tokens"] for record in records
+    )
+    assert all(
+        "rewards.custom is" in record["ended_by"] and "\n" not in record["ended_by"]
+        for record in failed
+    )
     assert len(failed) > 3 == said.err.count("is left out: rewards.custom is")
     assert said.err.count("more are left out like these") == 1
     for when in ("before", "after"):
@@ -238,7 +295,11 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
         assert card[when]["reward"]["value"] == pytest.approx(sum(known) / len(known))
         assert card[when]["failed_rewards"] == 8 - len(known)
     gain = TrainingRun(run, card).reward_gain
-    assert gain is not None and gain.value == card["reward_gain"]["value"] and "reward before [95%]" in said.out
+    assert (
+        gain is not None
+        and gain.value == card["reward_gain"]["value"]
+        and "reward before [95%]" in said.out
+    )
     assert "reward after [95%]" in (run / "report.html").read_text()
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
     assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))
@@ -246,7 +307,10 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
 
 def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) -> None:
     file = file_of(tmp_path, "def broken(problem, response, task):\n    return response.score\n")
-    for held_out in ("8", "0"):  # noticed by the evaluation before training; without one, by the first round
+    for held_out in (
+        "8",
+        "0",
+    ):  # noticed by the evaluation before training; without one, by the first round
         arguments = [
             *SMALL,
             "--eval-size",
@@ -259,14 +323,21 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) ->
         assert train_main([*arguments, "--reward", f"{file}:broken"]) == 2
         said = capsys.readouterr().err
         assert "error: " in said and "Traceback" not in said
-        assert "raised AttributeError ('str' object has no attribute 'score')" in said.splitlines()[-1]
         assert (
-            "every one of 8 responses" if held_out == "8" else "at least one response of each of 8 questions"
+            "raised AttributeError ('str' object has no attribute 'score')" in said.splitlines()[-1]
+        )
+        assert (
+            "every one of 8 responses"
+            if held_out == "8"
+            else "at least one response of each of 8 questions"
         ) in said
 
 
 def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any) -> None:
-    file = file_of(tmp_path, BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n")
+    file = file_of(
+        tmp_path,
+        BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n",
+    )
     arguments = [
         "eval",
         "--source",
@@ -279,26 +350,52 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any)
         "-n",
         "3",
     ]
-    alone = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--budget-tokens", "40", "80"]
-    assert main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")]) == 0
+    alone = [
+        "--set",
+        "rewards.hre_weight=0",
+        "--set",
+        "rewards.pre_weight=0",
+        "--budget-tokens",
+        "40",
+        "80",
+    ]
+    assert (
+        main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")])
+        == 0
+    )
     said = capsys.readouterr().out
     rows = json.loads((tmp_path / "eval" / "results.json").read_text())["rows"]
-    best = max((row for row in rows if row["budget"] == 80), key=lambda row: (row["reward"][0], -row["sampled_tokens"]))
+    best = max(
+        (row for row in rows if row["budget"] == 80),
+        key=lambda row: (row["reward"][0], -row["sampled_tokens"]),
+    )
     assert f"{best['method']} is best, reward {best['reward'][0]:.3f}" in said
     assert "no gold answers" in said
-    assert f"{best['method']} {best['reward'][0]:.3f}" in (tmp_path / "eval" / "report.html").read_text()
+    assert (
+        f"{best['method']} {best['reward'][0]:.3f}"
+        in (tmp_path / "eval" / "report.html").read_text()
+    )
 
 
 def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     file = file_of(tmp_path, BRIEF)
-    arguments = ["alphazero-llm-trainer", "-n", "3", "--no-rich", "--env.taskset.use-student-model", "false"]
+    arguments = [
+        "alphazero-llm-trainer",
+        "-n",
+        "3",
+        "--no-rich",
+        "--env.taskset.use-student-model",
+        "false",
+    ]
     assert vf_eval([*arguments, "--env.taskset.task.custom", f"{file}:brief"]) == 0
     [traces] = tmp_path.rglob("traces.jsonl")
     for line in traces.read_text().splitlines():
         [trace] = json.loads(line)["traces"]
         parts = trace["metrics"]
-        assert set(parts) == {"correctness_reward", "custom_reward"} and 0 < parts["custom_reward"] < 1
+        assert (
+            set(parts) == {"correctness_reward", "custom_reward"} and 0 < parts["custom_reward"] < 1
+        )
         steps = steps_of(trace["nodes"][-1]["message"]["content"])
         expected = (0.4 * parts["correctness_reward"] + parts["custom_reward"]) / 1.4 - 0.01 * steps
         assert trace["rewards"]["combined_reward"]["score"] == pytest.approx(expected)

@@ -1,4 +1,6 @@
-"""What every engine promises (over torch, over the C kernels, over a server), and what the in-process one adds."""
+"""What every engine promises (over torch, over the C kernels, over a server), and what the
+in-process one adds.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,13 @@ MODEL = tiny_llama()
 PROMPT = (5, 6, 7, 8)
 CLOSE = 1e-5
 HEAD = torch.randn(32, generator=torch.Generator().manual_seed(8)), 0.3
-IN_PROCESS = ["native", "native, no memo", "native, worker", "transformers", "transformers, no memo"]
+IN_PROCESS = [
+    "native",
+    "native, no memo",
+    "native, worker",
+    "transformers",
+    "transformers, no memo",
+]
 
 
 class TwoWords:
@@ -60,7 +68,9 @@ class TwoWords:
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServerEngine]:
     """The engine over a server that serves MODEL."""
-    server = CompletionServer(lambda: SimpleNamespace(engine=tiny_engine(MODEL), tokenizer=TwoWords()))
+    server = CompletionServer(
+        lambda: SimpleNamespace(engine=tiny_engine(MODEL), tokenizer=TwoWords())
+    )
     settings = EngineConfig(max_context=255, vllm={"base_url": server.url})
     ends: Any = {"eos_id": EOS, "eos_ids": frozenset({EOS}), "step_ends": STEP_ENDS}
     engine = ServerEngine(MODEL, TwoWords(), settings=settings, adapter="lora", **ends)
@@ -69,8 +79,12 @@ def served() -> Iterator[ServerEngine]:
     server.close()
 
 
-def made(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
-    """An engine with one of the forwards, perhaps without stored next-token distributions or with a worker."""
+def made(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> InProcessEngine:
+    """An engine with one of the forwards, perhaps without stored next-token distributions or with a
+    worker.
+    """
     kind, _, more = kind.partition(", ")
     if more == "no memo":
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
@@ -139,7 +153,8 @@ def random_requests(seed: int, count: int) -> list[GenerateRequest]:
     ]
 
 
-# -- the contract -----------------------------------------------------------------------------------------------------
+# -- the contract
+# --------------------------------------------------------------------------------------------------
 
 
 def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
@@ -161,7 +176,9 @@ def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
 def test_greedy_equals_the_librarys_generate(every: Engine) -> None:
     rng = Random(2)
     prompts = [random_prompt(rng) for _ in range(12)]
-    groups = generate(every, *(GenerateRequest(p, max_new_tokens=40, temperature=0.0) for p in prompts))
+    groups = generate(
+        every, *(GenerateRequest(p, max_new_tokens=40, temperature=0.0) for p in prompts)
+    )
     for prompt, [one] in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt])
         found: Any = MODEL.generate(
@@ -210,7 +227,9 @@ def test_alone_batched_concurrent_and_repeated_are_the_same(every: Engine) -> No
 
 def test_samples_depend_on_seed_and_index_and_steps_cut_them(every: Engine) -> None:
     def drawn(n: int, seed: int, steps: int | None = None) -> list[Generated]:
-        return generate(every, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_steps=steps))[0]
+        return generate(
+            every, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_steps=steps)
+        )[0]
 
     free, seen = drawn(30, 1), set()
     assert len({one.token_ids for one in [*free, *drawn(4, 2)]}) >= 32
@@ -238,13 +257,19 @@ def test_samples_follow_the_models_distribution() -> None:
     assert chi2 < k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
 
 
-@pytest.mark.parametrize(("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (0.3, 0.5), (1e-9, 1.0)])
-def test_a_nucleus_has_the_fewest_likeliest_tokens(every: Engine, top_p: float, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (0.3, 0.5), (1e-9, 1.0)]
+)
+def test_a_nucleus_has_the_fewest_likeliest_tokens(
+    every: Engine, top_p: float, temperature: float
+) -> None:
     logprobs = library_logprobs(MODEL, PROMPT)[-1].double()
     chances, order = torch.softmax(logprobs / temperature, dim=-1).sort(descending=True)
     size = next(n for n in range(1, VOCABULARY + 1) if chances[:n].sum() >= top_p)
     nucleus, draws = order[:size].tolist(), 2000 if isinstance(every, InProcessEngine) else 60
-    request = GenerateRequest(PROMPT, draws, max_new_tokens=1, temperature=temperature, seed=3, top_p=top_p)
+    request = GenerateRequest(
+        PROMPT, draws, max_new_tokens=1, temperature=temperature, seed=3, top_p=top_p
+    )
     [group] = generate(every, request)
     counts = np.bincount([one.token_ids[0] for one in group], minlength=VOCABULARY)
     assert counts[nucleus].sum() == draws
@@ -269,10 +294,15 @@ def test_a_nucleus_has_the_fewest_likeliest_tokens(every: Engine, top_p: float, 
 )
 @pytest.mark.parametrize("kind", ["native", "server"])
 def test_impossible_requests_get_no_further(
-    kind: str, wrong: GenerateRequest, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    wrong: GenerateRequest,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernels would read past the embedding; and nothing is begun."""
-    engine: Any = request.getfixturevalue("served") if kind == "server" else made(kind, request, monkeypatch)
+    engine: Any = (
+        request.getfixturevalue("served") if kind == "server" else made(kind, request, monkeypatch)
+    )
     fine, calls = GenerateRequest(PROMPT, max_new_tokens=2), engine.cost.calls
     ways: list[Any] = [lambda: engine.generate([fine, wrong])]
     if wrong.prompt_ids != PROMPT:
@@ -293,9 +323,15 @@ def test_cost_counts_calls_prompts_and_what_was_drawn(every: Engine) -> None:
     before = copy.copy(every.cost)
     [free] = generate(every, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
     drawn = sum(len(one.token_ids) for one in free)
-    assert every.cost.calls - before.calls == 1 and every.cost.sampled_tokens - before.sampled_tokens == drawn
+    assert (
+        every.cost.calls - before.calls == 1
+        and every.cost.sampled_tokens - before.sampled_tokens == drawn
+    )
     score(every, (PROMPT, (5, 6)), (PROMPT, ()))
-    assert every.cost.scored_tokens - before.scored_tokens == 2 and every.cost.calls - before.calls == 3
+    assert (
+        every.cost.scored_tokens - before.scored_tokens == 2
+        and every.cost.calls - before.calls == 3
+    )
     [cut] = generate(every, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_steps=2))
     kept = sum(len(one.token_ids) for one in cut)
     # A server draws what follows the second line all the same.
@@ -326,7 +362,8 @@ def test_an_engine_without_a_value_head_says_so(every: Engine) -> None:
             every.set_value(torch.zeros(1))
 
 
-# -- what is computed -------------------------------------------------------------------------------------------------
+# -- what is computed
+# -------------------------------------------------------------------------------------------------
 
 
 def unique_prefixes(sequences: list[tuple[int, ...]]) -> int:
@@ -340,13 +377,22 @@ def tiny_engine_result(request: GenerateRequest) -> list[tuple[tuple[int, ...], 
 
 def test_a_small_batch_draws_the_same() -> None:
     requests = random_requests(5, 24)
-    assert sequences(generate(tiny_engine(MODEL, max_batch=3), *requests)) == list(map(tiny_engine_result, requests))
+    assert sequences(generate(tiny_engine(MODEL, max_batch=3), *requests)) == list(
+        map(tiny_engine_result, requests)
+    )
 
 
 def test_a_response_far_longer_than_the_first_slots_is_exact(engine: InProcessEngine) -> None:
-    """The rows' room doubles in the middle of decoding; rows that come later must still be able to use it."""
+    """The rows' room doubles in the middle of decoding; rows that come later must still be able to
+    use it.
+    """
     requests = [GenerateRequest(PROMPT, max_new_tokens=200, seed=seed) for seed in range(200)]
-    one = next(one for request in requests for [one] in generate(engine, request) if len(one.token_ids) == 200)
+    one = next(
+        one
+        for request in requests
+        for [one] in generate(engine, request)
+        if len(one.token_ids) == 200
+    )
     assert one.logprobs == pytest.approx(library_scores(MODEL, PROMPT, one.token_ids), abs=1e-4)
     # A known prefix and an unknown continuation: its keys are loaded into the larger slots.
     pair = (PROMPT + one.token_ids[:150], (9, 10, 11))
@@ -355,8 +401,12 @@ def test_a_response_far_longer_than_the_first_slots_is_exact(engine: InProcessEn
 
 
 def test_samples_share_their_prefix(engine: InProcessEngine) -> None:
-    """Each distinct token that something follows is computed exactly once; a sample's last token never is."""
-    [group] = generate(engine, GenerateRequest(PROMPT, n=40, max_new_tokens=12, temperature=0.8, seed=7))
+    """Each distinct token that something follows is computed exactly once; a sample's last token
+    never is.
+    """
+    [group] = generate(
+        engine, GenerateRequest(PROMPT, n=40, max_new_tokens=12, temperature=0.8, seed=7)
+    )
     inner = unique_prefixes([PROMPT + one.token_ids[:-1] for one in group])
     assert engine.stats.computed_tokens == inner
     # The first tokens did coincide: sharing was put to the test.
@@ -376,7 +426,8 @@ def test_known_tokens_are_not_computed_again() -> None:
     assert more.cached_tokens == len(middle)
     new = unique_prefixes([middle + more.token_ids[:-1], PROMPT + one.token_ids[:-1]]) - computed
     assert engine.stats.computed_tokens == computed + new
-    # An unknown continuation of known tokens: its own tokens, and no distribution is asked for again.
+    # An unknown continuation of known tokens: its own tokens, and no distribution is asked for
+    # again.
     computed = engine.stats.computed_tokens
     score(engine, (PROMPT, (51, 52, 53)))
     assert engine.stats.computed_tokens <= computed + 4
@@ -384,7 +435,9 @@ def test_known_tokens_are_not_computed_again() -> None:
 
 
 def test_eviction_changes_nothing() -> None:
-    """A cache of 128 tokens serves 60 prompts of 18 distinct tokens and forgets the least recently used."""
+    """A cache of 128 tokens serves 60 prompts of 18 distinct tokens and forgets the least recently
+    used.
+    """
     rng = Random(13)
     small = tiny_engine(MODEL, max_context=32, cache_tokens=0, max_batch=4)
     assert small.tree.capacity == 128
@@ -392,18 +445,23 @@ def test_eviction_changes_nothing() -> None:
     requests = [GenerateRequest(p, n=2, max_new_tokens=8, seed=i) for i, p in enumerate(prompts)]
     for start in range(0, 60, 2):
         both = generate(small, *requests[start : start + 2])
-        assert sequences(both) == [tiny_engine_result(request) for request in requests[start : start + 2]]
+        assert sequences(both) == [
+            tiny_engine_result(request) for request in requests[start : start + 2]
+        ]
         pair = (prompts[start], both[0][0].token_ids)
         assert score(small, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
         check_tree(small.tree)
     assert_idle(small)
     # The newest is still known, the oldest is not.
     assert small.tree.used() <= 127
-    last, first = (generate(small, GenerateRequest(prompts[i], max_new_tokens=1))[0][0] for i in (58, 0))
+    last, first = (
+        generate(small, GenerateRequest(prompts[i], max_new_tokens=1))[0][0] for i in (58, 0)
+    )
     assert last.cached_tokens == 18 and first.cached_tokens == 0
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
+# -- weights
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessEngine) -> None:
@@ -426,18 +484,23 @@ def test_set_policy_forgets_and_changes_results() -> None:
     assert sequences(after) != before
     assert sequences(after) == sequences(generate(tiny_engine(other), request))
     for one in after[0]:
-        assert one.logprobs == pytest.approx(library_scores(other, PROMPT, one.token_ids), abs=CLOSE)
+        assert one.logprobs == pytest.approx(
+            library_scores(other, PROMPT, one.token_ids), abs=CLOSE
+        )
     # Changed in place, as a trainer does.
     model.load_state_dict(MODEL.state_dict())
     engine.set_policy(None, version=4)
     assert sequences(generate(engine, request)) == before
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
+# -- values
+# --------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def library_value(tokens: tuple[int, ...], weight: torch.Tensor = HEAD[0], bias: float = HEAD[1]) -> float:
+def library_value(
+    tokens: tuple[int, ...], weight: torch.Tensor = HEAD[0], bias: float = HEAD[1]
+) -> float:
     """sigmoid(w . h + b) at the last token, by the library's own forward."""
     hidden = MODEL.model(input_ids=torch.tensor([tokens])).last_hidden_state[0, -1]
     return float(torch.sigmoid(hidden @ weight + bias))
@@ -452,7 +515,9 @@ def test_values_equal_the_librarys_hidden_state(engine: InProcessEngine) -> None
     rng = Random(30)
     asked = [random_prompt(rng, 1, 12) for _ in range(20)]
     asked += asked[:3]
-    assert values(engine, *asked) == pytest.approx([library_value(tokens) for tokens in asked], abs=CLOSE)
+    assert values(engine, *asked) == pytest.approx(
+        [library_value(tokens) for tokens in asked], abs=CLOSE
+    )
     assert values(engine) == []
     assert_idle(engine)
 
@@ -461,7 +526,9 @@ def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
     engine.set_value(*HEAD)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed, prompts = engine.stats.computed_tokens, engine.cost.prompt_tokens
-    prefixes = [PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))]  # the last token is never computed
+    prefixes = [
+        PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))
+    ]  # the last token is never computed
     assert values(engine, PROMPT[:2], *prefixes) == pytest.approx(
         [library_value(tokens) for tokens in (PROMPT[:2], *prefixes)], abs=CLOSE
     )
@@ -471,54 +538,83 @@ def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
     assert engine.stats.computed_tokens == computed + 1
 
 
-# -- samples that are none of `without` --------------------------------------------------------------------------------
+# -- samples that are none of `without`
+# --------------------------------------------------------------------------------
 
 
 def at(temperature: float, *ids: int) -> torch.Tensor:
     """Log-probabilities `[V]` after PROMPT and `ids` at a temperature."""
-    return torch.log_softmax(library_logprobs(MODEL, (*PROMPT, *ids))[-1].double() / temperature, -1)
+    return torch.log_softmax(
+        library_logprobs(MODEL, (*PROMPT, *ids))[-1].double() / temperature, -1
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-def test_without_draws_from_what_the_policy_leaves(engine: InProcessEngine, temperature: float) -> None:
-    """Pairs of tokens: frequencies over seeds are those of the policy at that temperature, renormalised."""
+def test_without_draws_from_what_the_policy_leaves(
+    engine: InProcessEngine, temperature: float
+) -> None:
+    """Pairs of tokens: frequencies over seeds are those of the policy at that temperature,
+    renormalised.
+    """
     first = at(temperature).topk(3).indices.tolist()
-    taken = [(a, b) for a in first for b in at(temperature, a).topk(3 if temperature < 1 else 20).indices.tolist()]
-    mass = {pair: math.exp(float(at(temperature)[pair[0]] + at(temperature, pair[0])[pair[1]])) for pair in taken}
-    given = tuple((pair, (float(at(temperature)[pair[0]]), float(at(temperature, pair[0])[pair[1]]))) for pair in taken)
+    taken = [
+        (a, b)
+        for a in first
+        for b in at(temperature, a).topk(3 if temperature < 1 else 20).indices.tolist()
+    ]
+    mass = {
+        pair: math.exp(float(at(temperature)[pair[0]] + at(temperature, pair[0])[pair[1]]))
+        for pair in taken
+    }
+    given = tuple(
+        (pair, (float(at(temperature)[pair[0]]), float(at(temperature, pair[0])[pair[1]])))
+        for pair in taken
+    )
     count = 3000
     asked = GenerateRequest(PROMPT, max_new_tokens=2, temperature=temperature, without=given)
     drawn = generate(engine, *(dataclasses.replace(asked, seed=seed) for seed in range(count)))
     pairs = [found.token_ids for [found] in drawn]
     assert not set(pairs) & set(taken)
     for a in first:
-        left = math.exp(float(at(temperature)[a])) - sum(one for pair, one in mass.items() if pair[0] == a)
+        left = math.exp(float(at(temperature)[a])) - sum(
+            one for pair, one in mass.items() if pair[0] == a
+        )
         expected = left / (1 - sum(mass.values()))
         assert abs(sum(pair[0] == a for pair in pairs) / count - expected) < 0.025
     assert engine.cost.sampled_tokens == sum(map(len, pairs))
     assert_idle(engine)
 
 
-def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(engine: InProcessEngine) -> None:
+def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
+    engine: InProcessEngine,
+) -> None:
     """Greedy ones too, and the sequence is the one that is drawn without that."""
     for temperature in (0.0, 0.7):
         asked = GenerateRequest(PROMPT, max_new_tokens=5, temperature=temperature, seed=4)
         [[plain]] = generate(engine, asked)
         [[told]] = generate(engine, dataclasses.replace(asked, tempered=0.7))
         assert plain.tempered is None and told.token_ids == plain.token_ids
-        expected = [float(at(0.7, *told.token_ids[:i])[token]) for i, token in enumerate(told.token_ids)]
+        expected = [
+            float(at(0.7, *told.token_ids[:i])[token]) for i, token in enumerate(told.token_ids)
+        ]
         assert told.tempered == pytest.approx(expected, abs=1e-4)
     assert_idle(engine)
 
 
 def test_without_repetition_every_sequence_comes_up_once(engine: InProcessEngine) -> None:
-    """Drawn one after the other, each request without what came before, until nothing to speak of is left."""
+    """Drawn one after the other, each request without what came before, until nothing to speak of
+    is left.
+    """
     seen: dict[tuple[int, ...], tuple[float, ...]] = {}
     for seed in range(60):
-        request = GenerateRequest(PROMPT, max_new_tokens=2, temperature=0.7, seed=seed, without=tuple(seen.items()))
+        request = GenerateRequest(
+            PROMPT, max_new_tokens=2, temperature=0.7, seed=seed, without=tuple(seen.items())
+        )
         [[found]] = generate(engine, request)
         assert found.token_ids not in seen
-        assert found.logprobs == pytest.approx(score(engine, (PROMPT, found.token_ids))[0], abs=CLOSE)
+        assert found.logprobs == pytest.approx(
+            score(engine, (PROMPT, found.token_ids))[0], abs=CLOSE
+        )
         seen[found.token_ids] = found.logprobs
     assert_idle(engine)
 
@@ -533,7 +629,8 @@ def test_where_nothing_is_left_samples_repeat() -> None:
     assert found.draw(table, 1.0, 0.5) is None
 
 
-# -- what breaks, ends early or is cancelled ---------------------------------------------------------------------------
+# -- what breaks, ends early or is cancelled
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["compute", "settle", "advance", "_emit", "child"])
@@ -541,7 +638,9 @@ def test_where_nothing_is_left_samples_repeat() -> None:
 def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     place: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception anywhere in the engine's step ends every waiting call with a result or an EngineError."""
+    """An exception anywhere in the engine's step ends every waiting call with a result or an
+    EngineError.
+    """
     engine = tiny_engine(MODEL, max_batch=4)
     parts: list[Any] = [engine.forward, engine.queue, engine.tree]
     owner = next(part for part in parts if hasattr(part, place))
@@ -572,18 +671,26 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
         assert len(first) == 3
         monkeypatch.setattr(owner, place, broken)
         monkeypatch.setattr(engine, "_step", counted)
-        jobs: list[Any] = [engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)]
+        jobs: list[Any] = [
+            engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)
+        ]
         # Beside rows that are scored in one step, rows that draw (and may break) in the same one.
         jobs[1:1] = [engine.generate([request]) for request in requests]
-        return await asyncio.gather(*(asyncio.wait_for(job, 4) for job in jobs), return_exceptions=True)
+        return await asyncio.gather(
+            *(asyncio.wait_for(job, 4) for job in jobs), return_exceptions=True
+        )
 
     found = run(main)
     assert calls > after, f"{place} was not reached {after + 1} times: the test tests nothing"
     errors = [got for got in found if isinstance(got, BaseException)]
-    assert errors and all(isinstance(error, EngineError) for error in errors), [repr(error) for error in errors]
+    assert errors and all(isinstance(error, EngineError) for error in errors), [
+        repr(error) for error in errors
+    ]
     for got in (found[0], *found[1 + len(requests) :]):
         if not isinstance(got, BaseException):
-            assert all(value == value for values in got for value in values), "a score is not a number"
+            assert all(value == value for values in got for value in values), (
+                "a score is not a number"
+            )
     monkeypatch.undo()
     for request in requests[:4]:
         assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
@@ -597,15 +704,20 @@ def test_a_cache_too_small_for_the_live_rows_is_an_error_for_all_and_not_the_end
 
     async def main(count: int) -> list[Any]:
         jobs: list[Any] = [
-            engine.generate([GenerateRequest(p, n=4, max_new_tokens=11, seed=i)]) for i, p in enumerate(prompts[:count])
+            engine.generate([GenerateRequest(p, n=4, max_new_tokens=11, seed=i)])
+            for i, p in enumerate(prompts[:count])
         ]
         jobs += [engine.score([(p, (5, 6))]) for p in prompts[:count]]
-        return await asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True)
+        return await asyncio.gather(
+            *(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True
+        )
 
     for count in (5, 12):  # too many tokens drawn; too many prompts
         found = run(lambda count=count: main(count))
         errors = [got for got in found if isinstance(got, BaseException)]
-        assert errors and all(isinstance(error, EngineError) for error in errors), [repr(e) for e in errors]
+        assert errors and all(isinstance(error, EngineError) for error in errors), [
+            repr(e) for e in errors
+        ]
         assert any("engine.cache_tokens is 128" in str(error) for error in errors)
         assert len(generate(engine, GenerateRequest(prompts[0], max_new_tokens=3))[0]) == 1
         assert_idle(engine)
@@ -613,12 +725,16 @@ def test_a_cache_too_small_for_the_live_rows_is_an_error_for_all_and_not_the_end
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
 def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> None:
-    """asyncio.run cancels what is left when its main coroutine ends: Ctrl-C, an error, an early break."""
+    """asyncio.run cancels what is left when its main coroutine ends: Ctrl-C, an error, an early
+    break.
+    """
     engine = tiny_engine(MODEL)
 
     async def main() -> None:
         tasks = [
-            asyncio.create_task(engine.generate([GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i)] * 2))
+            asyncio.create_task(
+                engine.generate([GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i)] * 2)
+            )
             for i in range(3)
         ]
         tasks.append(asyncio.create_task(engine.score([(PROMPT, (50, 51)), (PROMPT, (52, 53))])))
@@ -628,7 +744,9 @@ def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> N
 
     asyncio.run(main())
     engine.set_policy(None, version=1)  # nothing is under way any more
-    assert score(engine, (PROMPT, (50, 51)))[0] == pytest.approx(library_scores(MODEL, PROMPT, (50, 51)), abs=CLOSE)
+    assert score(engine, (PROMPT, (50, 51)))[0] == pytest.approx(
+        library_scores(MODEL, PROMPT, (50, 51)), abs=CLOSE
+    )
     request = GenerateRequest(PROMPT, n=2, max_new_tokens=10, seed=0)
     assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
     assert_idle(engine)
@@ -639,18 +757,25 @@ def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> N
 def test_random_interleavings_never_hang_and_are_never_wrong(
     seed: int, memo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many callers, many loops: generate, score (with duplicates), top-k, cancellations, long and short, one engine."""
+    """Many callers, many loops: generate, score (with duplicates), top-k, cancellations, long and
+    short, one engine.
+    """
     if not memo:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     rng = Random(seed)
     engine = tiny_engine(MODEL, max_batch=rng.choice([3, 16, 64]), cache_tokens=2048)
     catalogue = random_requests(100 + seed, 24)
     # Long ones, so that rows outgrow their first room (128 tokens) while others come and go.
-    catalogue += [GenerateRequest(random_prompt(rng), max_new_tokens=170, temperature=1.5, seed=i) for i in range(4)]
+    catalogue += [
+        GenerateRequest(random_prompt(rng), max_new_tokens=170, temperature=1.5, seed=i)
+        for i in range(4)
+    ]
     expected = [tiny_engine_result(request) for request in catalogue]
     pairs = [(random_prompt(rng), random_prompt(rng, 1, 12)) for _ in range(20)]
     pairs += [
-        (request.prompt_ids, group[0][0]) for request, group in zip(catalogue, expected, strict=True) if group[0][0]
+        (request.prompt_ids, group[0][0])
+        for request, group in zip(catalogue, expected, strict=True)
+        if group[0][0]
     ]
     truth = [library_scores(MODEL, *pair) for pair in pairs]
 
@@ -668,7 +793,9 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
             else:
                 prompt = rng.choice(pairs)[0]
                 top = await asyncio.wait_for(engine.next_token_topk([prompt], 3), 20)
-                assert [token for token, _ in top[0]] == library_logprobs(MODEL, prompt)[-1].topk(3).indices.tolist()
+                assert [token for token, _ in top[0]] == library_logprobs(MODEL, prompt)[-1].topk(
+                    3
+                ).indices.tolist()
                 continue
             task = asyncio.create_task(job)
             if rng.random() < 0.2:

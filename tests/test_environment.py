@@ -74,7 +74,9 @@ def chat_student(tmp_path_factory: pytest.TempPathFactory) -> Student:
     return load_student(config)
 
 
-def environment(taskset: dict[str, Any] | None = None, harness: dict[str, Any] | None = None) -> AlphaZeroEnv:
+def environment(
+    taskset: dict[str, Any] | None = None, harness: dict[str, Any] | None = None
+) -> AlphaZeroEnv:
     own = {"source": "embedded", "split": "test", "eval_size": 2}  # which `vf-eval` fills in
     raw = {"taskset": {"id": OUR_ID, **own, **(taskset or {})}, "agent": {"harness": harness or {}}}
     env = vf.load_environment(vf.resolve_env_config(raw))
@@ -96,8 +98,12 @@ def embedded() -> vf.ModelContext:
     return vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
 
-async def served(answer: Handler, use: Callable[[str], Awaitable[Any]]) -> tuple[list[dict[str, Any]], Any]:
-    """Run `use(base_url)` against an endpoint that answers each chat body with `answer(body)`; returns the bodies."""
+async def served(
+    answer: Handler, use: Callable[[str], Awaitable[Any]]
+) -> tuple[list[dict[str, Any]], Any]:
+    """Run `use(base_url)` against an endpoint that answers each chat body with `answer(body)`;
+    returns the bodies.
+    """
     bodies: list[dict[str, Any]] = []
 
     async def chat(request: web.Request) -> web.Response:
@@ -109,10 +115,21 @@ async def served(answer: Handler, use: Callable[[str], Awaitable[Any]]) -> tuple
             reply, told = reply
         if isinstance(reply, int):
             return web.json_response({"error": {"message": "out of order"}}, status=reply)
-        choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": reply},
+            "finish_reason": "stop",
+        }
         usage = {"prompt_tokens": told, "completion_tokens": 3, "total_tokens": told + 3}
         return web.json_response(
-            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "m",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
     app = web.Application()
@@ -140,7 +157,8 @@ def remote(
     return asyncio.run(served(answer, use))
 
 
-# -- the plugin -----------------------------------------------------------------------------------------------------
+# -- the plugin
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_taskset_sizes_splits_and_keys() -> None:
@@ -159,32 +177,44 @@ def test_the_taskset_sizes_splits_and_keys() -> None:
 
 
 def test_the_default_harness_is_named_where_it_is_set() -> None:
-    """verifiers from 0.4.1 on merges what is set of a default configuration: without an id its own `bash` harness runs."""
+    """verifiers from 0.4.1 on merges what is set of a default configuration: without an id its own
+    `bash` harness runs.
+    """
     default = AlphaZeroEnvConfig.model_fields["agent"].default
     assert default.model_dump(exclude_unset=True)["harness"]["id"] == OUR_ID
 
 
 def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path: Path) -> None:
-    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(70)]
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
+        for i in range(70)
+    ]
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
-        text = "".join(json.dumps(row | {"question": f"{split}: {row['question']}"}) + "\n" for row in rows)
+        text = "".join(
+            json.dumps(row | {"question": f"{split}: {row['question']}"}) + "\n" for row in rows
+        )
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(text)
     tasks = list(vf.load_taskset(vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(tmp_path))))
     assert len(tasks) > 50 and all(task.data.prompt_text.startswith("train: ") for task in tasks)
 
 
 def test_real_rows_are_tasks_too(data_dir) -> None:
-    [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(source="gsm8k", split="test", eval_size=1, path=str(data_dir)))
+    [task] = AlphaZeroTaskset(
+        AlphaZeroTasksetConfig(source="gsm8k", split="test", eval_size=1, path=str(data_dir))
+    )
     assert task.key == "gsm8k/test/0"
     assert asyncio.run(task.validate(None)) is True  # type: ignore[arg-type]
 
 
-# -- rewards --------------------------------------------------------------------------------------------------------
+# -- rewards
+# --------------------------------------------------------------------------------------------------
 
 
 def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
-    """The same responses, sampled by the student and written by hand, with perplexity and without."""
+    """The same responses, sampled by the student and written by hand, with perplexity and
+    without.
+    """
     config = load_config()
     tasks = load_tasks("embedded", "test", 3, levels=[2])
     items = [AlphaZeroTask(task_data(task), AlphaZeroTaskConfig()) for task in tasks]
@@ -194,23 +224,36 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
         student = frozen_student().student
         engine_steps = EngineSteps(student, 1.0)
         for likely in (Perplexity(student, config.search.max_tokens), None):
-            evaluate = make_evaluate(config.rewards, likely, {task.problem.id: task for task in tasks})
+            evaluate = make_evaluate(
+                config.rewards, likely, {task.problem.id: task for task in tasks}
+            )
             for task, item in zip(tasks, items, strict=True):
-                sampled, _ = await engine_steps.continuations(task.problem, (), 4, 3, Limits(12, 160))
+                sampled, _ = await engine_steps.continuations(
+                    task.problem, (), 4, 3, Limits(12, 160)
+                )
                 lines = ["1 + 1 = 2\n", "\n\n", "2 + 2 = 4\n", f"#### {task.gold}"]
                 written = [step_of(student, line, line == lines[-1]) for line in lines]
                 for steps in (*(one.steps for one in sampled), written):
                     text = "".join(step.text for step in steps)
-                    parts = await evaluate(task.problem, steps, [Direction.NONE] * len(steps), "answer")
+                    parts = await evaluate(
+                        task.problem, steps, [Direction.NONE] * len(steps), "answer"
+                    )
                     trace = await scored(agent, item.with_student(likely is not None), text)
                     assert trace.ok, trace.errors
-                    hre, pre = (trace.metrics.get(name) for name in ("correctness_reward", "perplexity_reward"))
+                    hre, pre = (
+                        trace.metrics.get(name)
+                        for name in ("correctness_reward", "perplexity_reward")
+                    )
                     count = len([line for line in text.split("\n") if line.strip()])
                     told = {"steps": count, "right": 0, "wrong": 0, "weights": config.rewards}
                     assert trace.reward == combined(hre, pre, **told).total
-                    assert hre is not None and hre == parts.hre and (pre is None) == (likely is None)
+                    assert (
+                        hre is not None and hre == parts.hre and (pre is None) == (likely is None)
+                    )
                     assert trace.reward == pytest.approx(parts.total, abs=1e-6)
-                assert trace.reward == (0.97 if likely is None else pytest.approx(0.4 + 0.6 * pre - 0.03))
+                assert trace.reward == (
+                    0.97 if likely is None else pytest.approx(0.4 + 0.6 * pre - 0.03)
+                )
 
     asyncio.run(main())
 
@@ -221,7 +264,9 @@ def step_of(student: Any, line: str, last: bool) -> Step:
 
 
 def test_a_searchs_directions_count_in_the_reward() -> None:
-    item = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig()).with_student(False)
+    item = AlphaZeroTask(
+        AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig()
+    ).with_student(False)
 
     def reward(*directions: str) -> float:
         info = {"mcts": {"response": "2 + 2 = 4\n#### 5", "directions": list(directions)}}
@@ -238,7 +283,12 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> 
         file = tmp_path / "weights.yaml"
         file.write_text(f"rewards: {{hre_weight: {weight}, use_student_model: true}}")
         config = AlphaZeroTasksetConfig(
-            id=OUR_ID, source="embedded", split="test", use_student_model=False, eval_size=1, config_file=file
+            id=OUR_ID,
+            source="embedded",
+            split="test",
+            use_student_model=False,
+            eval_size=1,
+            config_file=file,
         )
         return list(AlphaZeroTaskset(config))
 
@@ -250,20 +300,31 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> 
     assert scoring(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model is True
 
 
-def test_a_right_answer_of_another_model_scores_one_less_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_answer_of_another_model_scores_one_less_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     golds = {task.data.prompt_text: task.data.gold for task in environment().taskset}
 
     def answer(body: dict[str, Any]) -> str:
         gold = golds[body["messages"][-1]["content"]]
-        return f"1 + 1 = 2\n#### {gold}" if body["messages"][-1]["content"] == next(iter(golds)) else "#### -999"
+        return (
+            f"1 + 1 = 2\n#### {gold}"
+            if body["messages"][-1]["content"] == next(iter(golds))
+            else "#### -999"
+        )
 
     bodies, episodes = remote(environment(), answer, monkeypatch)
     assert [episode.ok for episode in episodes] == [True, True]
-    assert [episode.traces[0].metrics for episode in episodes] == [{"correctness_reward": x} for x in (1.0, 0.0)]
+    assert [episode.traces[0].metrics for episode in episodes] == [
+        {"correctness_reward": x} for x in (1.0, 0.0)
+    ]
     assert [episode.traces[0].reward for episode in episodes] == [0.98, 0.0]  # two steps, and one
     assert all("temperature" not in body for body in bodies)
     # The model sees the prompt and nothing of the task's other fields.
-    assert {message["role"] for body in bodies for message in body["messages"]} == {"system", "user"}
+    assert {message["role"] for body in bodies for message in body["messages"]} == {
+        "system",
+        "user",
+    }
 
 
 def test_the_embedded_student_is_measured_by_itself() -> None:
@@ -273,7 +334,9 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
         [trace] = episode.traces
         found = trace.metrics
         assert found["correctness_reward"] in (0.0, 1.0)
-        assert found["perplexity_reward"] == pytest.approx(0.5)  # greedy against its own greedy baseline
+        assert found["perplexity_reward"] == pytest.approx(
+            0.5
+        )  # greedy against its own greedy baseline
         steps = steps_of(trace.last_reply)
         assert 1 <= steps <= 12
         assert trace.reward == pytest.approx(0.4 * found["correctness_reward"] + 0.3 - 0.01 * steps)
@@ -289,14 +352,20 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
         ("2 + 2 = 4\n#### N", "stop", True),
     ],
 )
-def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(reply: str, finish: str, right: bool) -> None:
+def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(
+    reply: str, finish: str, right: bool
+) -> None:
     item = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig())
-    calls = [SimpleNamespace(error=None, finish_reason=finish), SimpleNamespace(error="refused", finish_reason=None)]
+    calls = [
+        SimpleNamespace(error=None, finish_reason=finish),
+        SimpleNamespace(error="refused", finish_reason=None),
+    ]
     trace: Any = SimpleNamespace(info={}, last_reply=reply, calls=calls)
     assert asyncio.run(item.correctness_reward(trace)) == float(right)
 
 
-# -- the harness ----------------------------------------------------------------------------------------------------
+# -- the harness
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_call_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,23 +384,37 @@ def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None
         tree = Tree.from_dict(found["tree"])
         assert found["response"].startswith(found["steps"][0]) and found["visits"] >= 1
         assert found["answer"] == extract(found["response"])
-        # One call more: the greedy answer of the frozen student, which PRE measures responses against.
-        assert found["cost"]["calls"] == len(trace.calls) + 1 and found["cost"]["sampled_tokens"] > 0
+        # One call more: the greedy answer of the frozen student, which PRE measures responses
+        # against.
+        assert (
+            found["cost"]["calls"] == len(trace.calls) + 1 and found["cost"]["sampled_tokens"] > 0
+        )
         assert all(call.sampling.temperature == 1.0 for call in trace.calls)
         sampled = [node for node in range(1, len(tree)) if tree.source[node] == "student"]
         assert all(len(tree.token_ids[node]) == len(tree.logprobs[node]) > 0 for node in sampled)
         # A call's branch is what it went on from, in one message, and what came.
-        texts = {"".join(m.content for m in branch.messages if m.role == "assistant") for branch in trace.branches}
-        assert all(any(text.startswith(tree.response(leaf)) for text in texts) for leaf in tree.leaves())
+        texts = {
+            "".join(m.content for m in branch.messages if m.role == "assistant")
+            for branch in trace.branches
+        }
+        assert all(
+            any(text.startswith(tree.response(leaf)) for text in texts) for leaf in tree.leaves()
+        )
         assert trace.metrics["correctness_reward"] in (0.0, 1.0)
         assert found["directions"] == ["none"] * len(found["steps"])
 
 
 def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
-    """verifiers' own server and client, over its wire; token ids are equal and log-probabilities those of the student."""
+    """verifiers' own server and client, over its wire; token ids are equal and log-probabilities
+    those of the student.
+    """
     searched = {"search": "mcts", "simulations": 6, "samples": 3}
     env = environment({"eval_size": 8}, searched)
-    alone = {trace.task.data.id: trace.info["mcts"] for episode in play(env, embedded()) for trace in episode.traces}
+    alone = {
+        trace.task.data.id: trace.info["mcts"]
+        for episode in play(env, embedded())
+        for trace in episode.traces
+    }
 
     async def main() -> tuple[list[WireEpisode], list[float]]:
         server = EnvServer(environment({"eval_size": 8}, searched).config, "tcp://127.0.0.1:0")
@@ -346,7 +429,11 @@ def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> N
 
         try:
             episodes = await asyncio.gather(*map(ask, clients, env.taskset))
-            gaps = [await gap(trace.info["mcts"]["tree"], trace) for one in episodes for trace in one.traces]
+            gaps = [
+                await gap(trace.info["mcts"]["tree"], trace)
+                for one in episodes
+                for trace in one.traces
+            ]
         finally:
             await asyncio.gather(*(client.close() for client in clients))
             running.cancel()
@@ -359,21 +446,29 @@ def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> N
         student, tree = frozen_student().student, Tree.from_dict(raw)
         node = next(n for n in tree.leaves() if tree.response(n) == trace.info["mcts"]["response"])
         ids, logprobs = tree.sequence(node)
-        [[*own]] = await student.engine.score([(student.prompt_ids(trace.task.data.prompt_text), ids)])
+        [[*own]] = await student.engine.score(
+            [(student.prompt_ids(trace.task.data.prompt_text), ids)]
+        )
         return max(abs(a - b) for a, b in zip(own, logprobs, strict=True))
 
     episodes, gaps = asyncio.run(main())
-    assert [len(episode.traces) for episode in episodes] == [1] * 8 and all(episode.ok for episode in episodes)
+    assert [len(episode.traces) for episode in episodes] == [1] * 8 and all(
+        episode.ok for episode in episodes
+    )
     for episode in episodes:
         [trace] = episode.traces
         found, own = trace.info["mcts"]["tree"], alone[trace.task.data.id]["tree"]
-        assert found["token_ids"] == [list(ids) for ids in own["token_ids"]] and found["N"] == own["N"]
+        assert (
+            found["token_ids"] == [list(ids) for ids in own["token_ids"]] and found["N"] == own["N"]
+        )
         for here, there in zip(found["logprobs"], own["logprobs"], strict=True):
             assert here == pytest.approx(list(there), abs=1e-4)
     assert max(gaps) < 1e-4
 
 
-def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_over_any_endpoint_votes_and_never_sends_gold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def answer(body: dict[str, Any]) -> str:
         final = "#### 5" if body["seed"] % 3 else "#### 6"
         begun = body["messages"][-1]["role"] == "assistant"
@@ -391,7 +486,9 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest
     assert all("stop" not in body and body["temperature"] == 1.0 for body in asked)
     assert {body["max_tokens"] for body in asked} == {400}  # a chat model's, as models.yaml has it
     begun = [body for body in bodies if body["messages"][-1]["role"] == "assistant"]
-    assert begun and all(body["continue_final_message"] and not body["add_generation_prompt"] for body in begun)
+    assert begun and all(
+        body["continue_final_message"] and not body["add_generation_prompt"] for body in begun
+    )
     questions = {task.data.prompt_text for task in environment().taskset}
     written = {m["content"] for body in asked for m in body["messages"] if m["role"] != "system"}
     assert written - questions <= {"1 + 1 = 2\n", "1 + 1 = 2\n2 + 2 = 4\n"}
@@ -400,7 +497,11 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("model", "student"),
-    [(EMBEDDED_MODEL, "embedded"), ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b"), ("my@model", "my@model")],
+    [
+        (EMBEDDED_MODEL, "embedded"),
+        ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b"),
+        ("my@model", "my@model"),
+    ],
 )
 def test_where_steps_end_is_as_the_students_entry_says(model: str, student: str) -> None:
     config = AlphaZeroHarnessConfig(simulations=5).resolve(model)
@@ -411,7 +512,9 @@ def test_where_steps_end_is_as_the_students_entry_says(model: str, student: str)
 
 
 def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
-    """What the harness sends for a prefix is, through `serve`, the prompt of a search in this process: token for token."""
+    """What the harness sends for a prefix is, through `serve`, the prompt of a search in this
+    process: token for token.
+    """
     config = load_config(overrides=["student=embedded"])
     question = load_tasks("embedded", "test", 1)[0].problem.question
     problem = Problem("a", question, "x")
@@ -424,7 +527,11 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
             calls = ChatSteps(None, opening, config.search, None)  # type: ignore[arg-type]
             for lines in ([], ["1 + 1 = 2\n"], ["1 + 1 = 2\n", "\n2 + 2 = 4\n", "So "]):
                 steps = [Step(tuple(student.encode(line)), (), line) for line in lines]
-                body = {"model": "m", "messages": calls.messages(steps), **(GOING_ON if steps else {})}
+                body = {
+                    "model": "m",
+                    "messages": calls.messages(steps),
+                    **(GOING_ON if steps else {}),
+                }
                 wanted = chat_request(ChatBody.model_validate(body), student, Models("m"))
                 assert wanted.prompt == policy.prompt_ids(problem) + ids_of(steps)
 
@@ -447,12 +554,16 @@ def test_a_reply_is_cut_by_the_students_rule(rule: str, last: list[str]) -> None
 
 
 @pytest.mark.parametrize("kind", ["ignores", "trains"])
-def test_a_server_that_does_not_go_on_from_a_message_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_go_on_from_a_message_is_named(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(body: dict[str, Any]) -> Any:
         return ("1 + 1 = 2\n#### 2", 12 if body["messages"][-1]["role"] == "assistant" else 5)
 
     harness = {"search": "mcts", "simulations": 3, "samples": 1}
-    _, episodes = remote(environment({"eval_size": 1}, harness), answer, monkeypatch, train=kind == "trains")
+    _, episodes = remote(
+        environment({"eval_size": 1}, harness), answer, monkeypatch, train=kind == "trains"
+    )
     [error] = episodes[0].traces[0].errors
     why = {"ignores": "begins a new message", "trains": "training client"}[kind]
     assert why in error.message and "continue_final_message" in error.message
@@ -468,21 +579,28 @@ def test_a_limit_of_lines_ends_a_continuation() -> None:
     class Endless:
         async def __call__(self, messages: Any, **parameters: Any) -> Any:
             assert parameters["max_tokens"] == 100
-            return {"message": {"content": "1 + 1 = 2\n" * 9}, "finish_reason": "length"}, Cost(sampled_tokens=100)
+            return {"message": {"content": "1 + 1 = 2\n" * 9}, "finish_reason": "length"}, Cost(
+                sampled_tokens=100
+            )
 
     async def main(limits: Limits) -> Any:
         search = load_config(overrides=["student=embedded"]).search
-        return await ChatSteps(Endless(), [], search, None).continuations(Problem("a", "q", "x"), (), 1, 0, limits)
+        return await ChatSteps(Endless(), [], search, None).continuations(
+            Problem("a", "q", "x"), (), 1, 0, limits
+        )
 
     for lines in (3, 9, 12):
         [continuation], _ = asyncio.run(main(Limits(steps=lines, tokens=100)))
         assert (len(continuation.steps), continuation.ended) == (min(lines, 9), False)
 
 
-# -- teachers -------------------------------------------------------------------------------------------------------
+# -- teachers
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     env = environment({"tier": "free"}, {"search": "mcts", "simulations": 1})
     assert env.config.agent.harness.tier == "free"
@@ -504,13 +622,17 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
 
     async def use(url: str) -> list[vf.Episode]:
         file = tmp_path / "teachers.yaml"
-        file.write_text(f"teacher_tiers: {{local: {{base_url: '{url}', teachers: [{{model: t}}]}}}}")
+        file.write_text(
+            f"teacher_tiers: {{local: {{base_url: '{url}', teachers: [{{model: t}}]}}}}"
+        )
         taskset = {"tier": "local", "config_file": str(file), "eval_size": 1}
         env = environment(taskset, {"search": "mcts", "simulations": 1, "samples": 1})
         async with env.serving():
             return [await env.run_episode(task, embedded()) for task in env.taskset]
 
     bodies, [episode] = asyncio.run(served(teach, use))
-    assert len(bodies) == 1  # one likely-right proposal; likely-wrong ones have no place in an answer
+    assert (
+        len(bodies) == 1
+    )  # one likely-right proposal; likely-wrong ones have no place in an answer
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"

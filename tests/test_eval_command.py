@@ -41,7 +41,9 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     shares = [float(line.split()[1]) for line in said.out.split("\n\n")[0].splitlines()[2:]]
     assert len(shares) == len(METHODS) and shares == sorted(shares, reverse=True)
     found = json.loads((out / "results.json").read_text())
-    assert {(row["method"], row["budget"]) for row in found["rows"]} == {(m, b) for m in METHODS for b in (60, 120)}
+    assert {(row["method"], row["budget"]) for row in found["rows"]} == {
+        (m, b) for m in METHODS for b in (60, 120)
+    }
     for row in found["rows"]:
         assert len(row["outcomes"]) == 12 and row["most_tokens"] <= row["budget"]
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
@@ -55,12 +57,20 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> N
     hashes = set()
     for split in ("test", "validation"):
         out = tmp_path / split
-        assert main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)]) == 0
-        hashes.add(json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"])
+        assert (
+            main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)])
+            == 0
+        )
+        hashes.add(
+            json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"]
+        )
     assert len(hashes) == 2
     assert "embedded, validation problems, at 200 tokens" in capsys.readouterr().out
     assert main(["eval", "--split", "dev"]) == 2
-    assert "--split is 'dev': input should be 'train', 'validation', 'arena' or 'test'" in capsys.readouterr().err
+    assert (
+        "--split is 'dev': input should be 'train', 'validation', 'arena' or 'test'"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:
@@ -125,6 +135,13 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
-    assert main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert (
+        main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags])
+        == 2
+    )
     said = capsys.readouterr().err.strip()
-    assert said.startswith("error: ") and len(said.splitlines()) == 1 and all(word in said for word in words)
+    assert (
+        said.startswith("error: ")
+        and len(said.splitlines()) == 1
+        and all(word in said for word in words)
+    )

@@ -17,7 +17,8 @@ from alphazero_llm_trainer.config.load import flat, load_config, load_training
 from alphazero_llm_trainer.environment.front_end import run
 
 CLI = Path(base.__file__).parent
-# Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word will do.
+# Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word
+# will do.
 VALUES = {"search.mode": "token", "problems.grade": "words", "train.track": "tensorboard"}
 NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": ["--adapter", "x", "--out", "x"]}
 # Read by argparse, or by what all commands share.
@@ -37,13 +38,17 @@ FLAGS = [pytest.param(*one, id=f"{one[0]} {one[2].option_strings[-1]}") for one 
 
 
 @pytest.mark.parametrize(("name", "command", "action"), FLAGS)
-def test_a_flag_sets_its_key_or_is_read_by_its_command(name: str, command: Any, action: argparse.Action) -> None:
+def test_a_flag_sets_its_key_or_is_read_by_its_command(
+    name: str, command: Any, action: argparse.Action
+) -> None:
     key = command.keys.get(action.dest)
     if key is None:
         files = (CLI / f"{'critics' if name in ('value', 'prm') else name}.py", CLI / "base.py")
         text = "".join(file.read_text() for file in files)
         named = rf"args\.{action.dest}\b|\bgetattr\(args, name"
-        assert action.dest in SHARED or re.search(named, text), f"{name} never reads {action.option_strings[0]}"
+        assert action.dest in SHARED or re.search(named, text), (
+            f"{name} never reads {action.option_strings[0]}"
+        )
         return
     value = VALUES.get(key, "30" if action.type is int else "word")
     words = [action.option_strings[0]] + ([value] if action.nargs != 0 else [])
@@ -57,41 +62,79 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name: str, command: Any, 
 CRITIC = ["--prm", "CRITIC"]
 EXPORT = ["export", "--data", ".", "--out", "OUT", "--kind", "sft"]
 REFUSED = {
-    "a network beside another verifier": (["eval", *CRITIC, "--verifier", "calculator"], ["--prm", "doesn't ask it"]),
-    "a value beside no verifier": (["eval", "--value", "CRITIC", "--verifier", "none"], ["--value", "doesn't ask it"]),
+    "a network beside another verifier": (
+        ["eval", *CRITIC, "--verifier", "calculator"],
+        ["--prm", "doesn't ask it"],
+    ),
+    "a value beside no verifier": (
+        ["eval", "--value", "CRITIC", "--verifier", "none"],
+        ["--value", "doesn't ask it"],
+    ),
     "a network that isn't there": (["eval", "--prm", "nowhere"], ["--prm nowhere is no folder"]),
     "two networks": (["eval", *CRITIC, "--value", "CRITIC"], ["two networks"]),
-    "a network that no method asks": (["eval", *CRITIC, "--methods", "greedy"], ["'prm'", "greedy", "asks a verifier"]),
+    "a network that no method asks": (
+        ["eval", *CRITIC, "--methods", "greedy"],
+        ["'prm'", "greedy", "asks a verifier"],
+    ),
     "a verifier that no method asks": (
         ["eval", "--verifier", "log-probability", "--methods", "majority", "greedy"],
         ["'log-probability'", "asks a verifier"],
     ),
-    "columns of generated problems": (["eval", "--question-column", "q"], ["problems.question_column", "embedded"]),
+    "columns of generated problems": (
+        ["eval", "--question-column", "q"],
+        ["problems.question_column", "embedded"],
+    ),
     "a rule of generated problems": (["train", "--grade", "words"], ["problems.grade", "embedded"]),
-    "a rule of generated problems, sft": (["sft", "--grade", "words", "--out", "OUT"], ["problems.grade", "embedded"]),
+    "a rule of generated problems, sft": (
+        ["sft", "--grade", "words", "--out", "OUT"],
+        ["problems.grade", "embedded"],
+    ),
     "a solution of generated problems": (
         ["sample", "--solution-column", "s", "--out", "OUT"],
         ["problems.solution_column", "embedded"],
     ),
-    "a folder of rows of generated problems": (["train", "--set", "problems.path=OUT"], ["problems.path", "embedded"]),
-    "a guide of an evaluation": (["eval", "--set", "search.value=CRITIC"], ["search.value", "--value"]),
+    "a folder of rows of generated problems": (
+        ["train", "--set", "problems.path=OUT"],
+        ["problems.path", "embedded"],
+    ),
+    "a guide of an evaluation": (
+        ["eval", "--set", "search.value=CRITIC"],
+        ["search.value", "--value"],
+    ),
     "a number beside a question": (["search", "Why?", "--index", "3"], ["--index", "question"]),
-    "a cluster of one": (["sample", "--address", "auto", "--out", "OUT"], ["--address", "--workers 2"]),
+    "a cluster of one": (
+        ["sample", "--address", "auto", "--out", "OUT"],
+        ["--address", "--workers 2"],
+    ),
     "tokens of another kind": ([*EXPORT, "--every-token"], ["--every-token is of --kind value"]),
-    "a credit of another kind": ([*EXPORT, "--credit", "group"], ["--credit is of --kind rollouts"]),
+    "a credit of another kind": (
+        [*EXPORT, "--credit", "group"],
+        ["--credit is of --kind rollouts"],
+    ),
     "questions beside data": (["prm", "--num", "20", "--data", "CRITIC"], ["--num", "--data"]),
-    "a credit of another method": (["train", "--set", "train.credit=step"], ["train.credit", "--use-grpo"]),
+    "a credit of another method": (
+        ["train", "--set", "train.credit=step"],
+        ["train.credit", "--use-grpo"],
+    ),
     "a reward of another method": (
         ["train", "--use-rft", "--set", "train.reward=combined"],
         ["train.reward", "legacy"],
     ),
-    "a penalty of another method": (["train", "--set", "train.kl_coefficient=0.1"], ["kl_coefficient", "--use-ppo"]),
-    "a critic of another credit": (["train", "--use-grpo", "--set", "train.prm=CRITIC"], ["train.prm", "process"]),
+    "a penalty of another method": (
+        ["train", "--set", "train.kl_coefficient=0.1"],
+        ["kl_coefficient", "--use-ppo"],
+    ),
+    "a critic of another credit": (
+        ["train", "--use-grpo", "--set", "train.prm=CRITIC"],
+        ["train.prm", "process"],
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_would_change_nothing_is_refused(kind: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_what_would_change_nothing_is_refused(
+    kind: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     words, parts = REFUSED[kind]
     places = {"CRITIC": str(tmp_path), "OUT": str(tmp_path / "out")}
     monkeypatch.chdir(tmp_path)
@@ -114,6 +157,13 @@ def test_keys_that_the_method_reads_are_taken() -> None:
     from alphazero_llm_trainer.training.start import READERS, check_method
 
     for name, methods in READERS.items():
-        value = {"credit": "step", "importance": False, "reward": "combined", "teacher_rows": True}.get(name, 0.1)
+        value = {
+            "credit": "step",
+            "importance": False,
+            "reward": "combined",
+            "teacher_rows": True,
+        }.get(name, 0.1)
         for method in methods:
-            check_method(load_training(overrides=[f"train.method={method}", {"train": {name: value}}]))
+            check_method(
+                load_training(overrides=[f"train.method={method}", {"train": {name: value}}])
+            )

@@ -1,4 +1,6 @@
-"""`vf-eval` for this package: what a command line means, and the same behaviour under both console scripts."""
+"""`vf-eval` for this package: what a command line means, and the same behaviour under both console
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from alphazero_llm_trainer.environment.argv import OUR_ID, names_us
 from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, parse, run
 from alphazero_llm_trainer.errors import EXIT_USER_ERROR
 
-SCRIPT = "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n"  # verifiers' own `vf-eval`
+# verifiers' own `vf-eval`
+SCRIPT = "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n"
 
 
 def by_verifiers_own_script(folder: Path, *arguments: str) -> str:
@@ -27,20 +30,36 @@ def by_verifiers_own_script(folder: Path, *arguments: str) -> str:
     file = folder / "bin" / "vf-eval"
     file.parent.mkdir()
     file.write_text(SCRIPT)
-    environment = {k: v for k, v in os.environ.items() if k not in ("PRIME_API_KEY", "OPENROUTER_API_KEY")}
-    environment |= {"NO_COLOR": "1", "HOME": str(folder / "bin"), "PYTHONPATH": str(Path(__file__).parents[1])}
-    command, how = [sys.executable, str(file), *arguments], {"cwd": folder, "env": environment, "timeout": 240}
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **how)
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PRIME_API_KEY", "OPENROUTER_API_KEY")
+    }
+    environment |= {
+        "NO_COLOR": "1",
+        "HOME": str(folder / "bin"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command, how = (
+        [sys.executable, str(file), *arguments],
+        {"cwd": folder, "env": environment, "timeout": 240},
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **how
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
 def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path: Path) -> None:
-    check_evaluation(by_verifiers_own_script(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"), tmp_path)
+    check_evaluation(
+        by_verifiers_own_script(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"),
+        tmp_path,
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "out"}
     (tmp_path / "train").mkdir()
-    assert "--num-examples" in by_verifiers_own_script(tmp_path / "train", OUR_ID, "-s", "--", "--help")
+    assert "--num-examples" in by_verifiers_own_script(
+        tmp_path / "train", OUR_ID, "-s", "--", "--help"
+    )
 
 
 def test_the_embedded_evaluation(
@@ -70,9 +89,14 @@ def check_evaluation(said: str, folder: Path) -> None:
     lines = (folder / "out" / "run" / "traces.jsonl").read_text().splitlines()
     episodes = [json.loads(line) for line in lines]
     assert [episode["ok"] for episode in episodes] == [True, True]
-    assert {episode["task"]["key"] for episode in episodes} == {e["task"]["data"]["id"] for e in episodes}
+    assert {episode["task"]["key"] for episode in episodes} == {
+        e["task"]["data"]["id"] for e in episodes
+    }
     [trace] = episodes[0]["traces"]
-    assert set(trace["rewards"]) == {"combined_reward"} and trace["rewards"]["combined_reward"]["weight"] == 1.0
+    assert (
+        set(trace["rewards"]) == {"combined_reward"}
+        and trace["rewards"]["combined_reward"]["weight"] == 1.0
+    )
     assert set(trace["metrics"]) == {"correctness_reward", "perplexity_reward"}
     assert trace["agent"]["config"]["client"]["base_url"] == "embedded://student/v1"
     assert trace["calls"][0]["usage"]["completion_tokens"] > 0
@@ -84,7 +108,9 @@ def test_help_and_training_need_no_verifiers() -> None:
         f"assert main(['{OUR_ID}', '--help']) == 0\n"
         "assert 'verifiers' not in sys.modules and 'torch' not in sys.modules"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert "--tier free|production" in result.stdout and f"vf-eval {OUR_ID} -s" in result.stdout
 
@@ -112,24 +138,44 @@ def test_which_command_lines_are_ours(argv: list[str], ours: bool) -> None:
         (["gsm8k", "-s", "--tier", "free"], "verifiers_own", ["gsm8k", "-s", "--tier", "free"]),
         ([OUR_ID, "--help-all"], "verifiers_own", [OUR_ID, "--help"]),
         ([OUR_ID, "-s"], "train_main", []),
-        ([f"--env.taskset.id={OUR_ID}", "-s", "--", "--set", "a=--"], "train_main", ["--set", "a=--"]),
+        (
+            [f"--env.taskset.id={OUR_ID}", "-s", "--", "--set", "a=--"],
+            "train_main",
+            ["--set", "a=--"],
+        ),
         ([OUR_ID, "-s", "--help"], "train_main", ["--help"]),
         ([OUR_ID, "-n", "2", "-m", "x"], "evaluate", [OUR_ID, "-n", "2", "-m", "x"]),
-        ([OUR_ID, "--tier=free", "-n", "2"], "evaluate", [OUR_ID, "-n", "2", "--env.taskset.tier", "free"]),
-        ([OUR_ID, "--use-student-model"], "evaluate", [OUR_ID, "--env.taskset.use-student-model", "true"]),
+        (
+            [OUR_ID, "--tier=free", "-n", "2"],
+            "evaluate",
+            [OUR_ID, "-n", "2", "--env.taskset.tier", "free"],
+        ),
+        (
+            [OUR_ID, "--use-student-model"],
+            "evaluate",
+            [OUR_ID, "--env.taskset.use-student-model", "true"],
+        ),
         (
             [OUR_ID, "--use-student-model", "false", "-n", "1"],
             "evaluate",
             [OUR_ID, "-n", "1", "--env.taskset.use-student-model", "false"],
         ),
-        ([OUR_ID, "--no-use-student-model"], "evaluate", [OUR_ID, "--env.taskset.use-student-model", "false"]),
+        (
+            [OUR_ID, "--no-use-student-model"],
+            "evaluate",
+            [OUR_ID, "--env.taskset.use-student-model", "false"],
+        ),
     ],
 )
 def test_what_a_command_line_runs(
     argv: list[str], called: str, given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
-    place = "alphazero_llm_trainer.cli.train.train_main" if called == "train_main" else f"{front_end.__name__}.{called}"
+    place = (
+        "alphazero_llm_trainer.cli.train.train_main"
+        if called == "train_main"
+        else f"{front_end.__name__}.{called}"
+    )
     monkeypatch.setattr(place, lambda argv: calls.append(argv) or 0)
     assert run(argv) == 0
     assert calls == [given]
@@ -148,11 +194,18 @@ def test_what_a_command_line_runs(
         (["--client.base-url", "http://127.0.0.1:9/v1"], "names an endpoint but no model"),
         (["--env.id", "best-of-n"], "this package's own environment only"),
         (["--env.taskset.config-file", "absent.yaml"], "config file absent.yaml can't be read"),
-        (["--env.taskset.path", "absent", "--env.taskset.source", "gsm8k"], "absent has neither test.jsonl"),
+        (
+            ["--env.taskset.path", "absent", "--env.taskset.source", "gsm8k"],
+            "absent has neither test.jsonl",
+        ),
     ],
 )
 def test_what_a_user_can_fix_is_one_sentence_and_exit_code_2(
-    rest: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    rest: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -189,13 +242,21 @@ def test_what_is_left_open_is_filled_in(
     assert (config.model, config.push) == (model, push) and model in str(config.run.name)
     assert (taskset.source, taskset.use_student_model, taskset.eval_size) == (source, likely, size)
     assert (config.client.base_url == "embedded://student/v1") is (model == "embedded-student")
-    assert type(config).model_validate_json(config.model_dump_json()) == config  # as it reaches verifiers
+    assert (
+        type(config).model_validate_json(config.model_dump_json()) == config
+    )  # as it reaches verifiers
 
 
 def test_a_configuration_file_is_respected(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(
-        json.dumps({"model": "x", "client": {"base_url": "http://127.0.0.1:9/v1"}, "env": {"taskset": {"id": OUR_ID}}})
+        json.dumps(
+            {
+                "model": "x",
+                "client": {"base_url": "http://127.0.0.1:9/v1"},
+                "env": {"taskset": {"id": OUR_ID}},
+            }
+        )
     )
     config = parse([OUR_ID, "@", str(file)])
     fill(config)
@@ -206,7 +267,19 @@ def test_a_run_whose_rollouts_all_failed_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = run([OUR_ID, *REMOTE, *setting("source", "embedded"), "-n", "2", "-o", "out", "--run.name", "run"])
+    code = run(
+        [
+            OUR_ID,
+            *REMOTE,
+            *setting("source", "embedded"),
+            "-n",
+            "2",
+            "-o",
+            "out",
+            "--run.name",
+            "run",
+        ]
+    )
     printed = capsys.readouterr()
     assert code == EXIT_ALL_FAILED
     assert "2 rollouts, 2 failed" in printed.out
@@ -216,7 +289,9 @@ def test_a_run_whose_rollouts_all_failed_is_a_failure(
 def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In a dashboard's process a warning without a handler became "No handlers could be found for logger"."""
+    """In a dashboard's process a warning without a handler became "No handlers could be found for
+    logger".
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     root, resort = logging.getLogger(), logging.lastResort
@@ -235,7 +310,9 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     assert printed.err.splitlines()[-1] == "the disk is slow" and "No handlers" not in printed.err
     assert logging.lastResort is resort and root.handlers == []
     lines = printed.out.splitlines()
-    assert lines[1] == lines[-1] and lines[-1].startswith("tier free takes no part: OPENROUTER_API_KEY isn't set and")
+    assert lines[1] == lines[-1] and lines[-1].startswith(
+        "tier free takes no part: OPENROUTER_API_KEY isn't set and"
+    )
 
 
 def test_a_server_that_refuses_to_go_on_is_told_what_search_needs(
@@ -243,19 +320,32 @@ def test_a_server_that_refuses_to_go_on_is_told_what_search_needs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(front_end, "verifiers_own", lambda argv: 0)
-    failed = report.RolloutSummary(total=1, failed=1, first_error='upstream 400: {"error": "unknown argument"}')
+    failed = report.RolloutSummary(
+        total=1, failed=1, first_error='upstream 400: {"error": "unknown argument"}'
+    )
     monkeypatch.setattr(report, "summarise", lambda folder: failed)
     assert run([OUR_ID, *REMOTE, "--env.agent.harness.search", "mcts"]) == EXIT_ALL_FAILED
-    assert "unknown argument" in (said := capsys.readouterr().err) and "continue_final_message" in said
+    assert (
+        "unknown argument" in (said := capsys.readouterr().err) and "continue_final_message" in said
+    )
     assert run([OUR_ID, *REMOTE]) == EXIT_ALL_FAILED
     assert "continue_final_message" not in capsys.readouterr().err
 
 
 def test_the_summary_counts_only_what_ended(tmp_path: Path) -> None:
     part = {"score": 1.0, "weight": 0.4}
-    ended = {"ok": True, "traces": [{"rewards": {"a": part, "b": {"score": 0.5, "weight": 0.6}, "c": None}}]}
-    failed = {"ok": False, "errors": [], "traces": [{"errors": [{"message": "no\nroute"}], "rewards": {"a": None}}]}
-    (tmp_path / report.TRACES).write_text("".join(json.dumps(row) + "\n" for row in (ended, failed)))
+    ended = {
+        "ok": True,
+        "traces": [{"rewards": {"a": part, "b": {"score": 0.5, "weight": 0.6}, "c": None}}],
+    }
+    failed = {
+        "ok": False,
+        "errors": [],
+        "traces": [{"errors": [{"message": "no\nroute"}], "rewards": {"a": None}}],
+    }
+    (tmp_path / report.TRACES).write_text(
+        "".join(json.dumps(row) + "\n" for row in (ended, failed))
+    )
     summary = report.summarise(tmp_path)
     assert (summary.total, summary.failed, summary.first_error) == (2, 1, "no route")
     assert summary.means == pytest.approx({"reward": 0.7, "a": 1.0, "b": 0.5})

@@ -26,9 +26,21 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Student:
     """Random weights with the embedded student's tokenizer, loaded in 4 bits."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    shape = {"num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4}
-    shape |= {"head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 4096}
-    LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).to(torch.bfloat16).save_pretrained(folder)
+    shape = {
+        "num_hidden_layers": LAYERS,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    }
+    shape |= {
+        "head_dim": 64,
+        "intermediate_size": 2816,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+    }
+    LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).to(
+        torch.bfloat16
+    ).save_pretrained(folder)
     for file in PACKAGED.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
@@ -38,18 +50,24 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Student:
 
 def test_four_bit_weights_load_on_cuda(student: Student) -> None:
     packed = [p for p in student.model.parameters() if getattr(p, "quant_state", None) is not None]
-    assert len(packed) == 7 * LAYERS and all(p.device.type == "cuda" and p.dtype == torch.uint8 for p in packed)
+    assert len(packed) == 7 * LAYERS and all(
+        p.device.type == "cuda" and p.dtype == torch.uint8 for p in packed
+    )
     assert student.engine.tree.states.device.type == "cuda"
 
 
 def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Student) -> None:
     prompt = tuple(range(5, 45))
-    [made] = asyncio.run(student.engine.generate([GenerateRequest(prompt, n=4, max_new_tokens=32, seed=3)]))
+    [made] = asyncio.run(
+        student.engine.generate([GenerateRequest(prompt, n=4, max_new_tokens=32, seed=3)])
+    )
     model: Any = student.model
     for one in made:
         ids = torch.tensor([[*prompt, *one.token_ids]], device="cuda")
         with torch.inference_mode():
             logprobs = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
-        there = [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(one.token_ids)]
+        there = [
+            float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(one.token_ids)
+        ]
         gaps = [abs(a - b) for a, b in zip(one.logprobs, there, strict=True)]
         assert max(gaps) < 0.25 and sum(gaps) / len(gaps) < 0.03

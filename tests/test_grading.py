@@ -1,4 +1,6 @@
-"""Graders: each response is graded as a person grades it, whatever it holds, and whatever math-verify does with it."""
+"""Graders: each response is graded as a person grades it, whatever it holds, and whatever
+math-verify does with it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def impatient():
     verifier.close()
 
 
-# -- embedded and gsm8k ------------------------------------------------------------------------------------------------
+# -- embedded and gsm8k
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", ["embedded", "gsm8k", "user"])
@@ -73,7 +76,8 @@ def test_numbers(source, response, gold, loose, strict):
         assert found.f1 is None
 
 
-# -- math --------------------------------------------------------------------------------------------------------------
+# -- math
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,11 @@ def test_numbers(source, response, gold, loose, strict):
         ("#### 52", "52_8", "correct"),
         ("#### 52_8", "52", "wrong"),
         ("#### 2102", "(2,102)", "wrong"),
-        ("so in the end we have $x = \\frac{3}{4}$ left", "0.75", "correct"),  # math-verify finds it
+        (
+            "so in the end we have $x = \\frac{3}{4}$ left",
+            "0.75",
+            "correct",
+        ),  # math-verify finds it
         ("nothing of the kind", "5", "unparsed"),
         ("", "5", "unparsed"),
         ("#### " + "1+" * LONGEST_ANSWER + "1", "5", "unparsed"),
@@ -139,7 +147,10 @@ def test_math_takes_marked_answers_alone_from_a_response_that_was_cut():
 
 
 def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient):
-    pairs = [(rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}") for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")]
+    pairs = [
+        (rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}")
+        for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")
+    ]
     impatient([Request("x+1", "1+x", True)])
     first = impatient.process
     verdicts = [one.verdict for one in GRADERS["math"].grade_many(pairs, verifier=impatient)]
@@ -150,13 +161,18 @@ def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impa
 def test_a_worker_that_was_killed_from_outside_is_replaced(impatient):
     impatient([Request("a+1", "1+a", True)])
     impatient.process.kill()
-    assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == ["correct", "wrong"]
+    assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == [
+        "correct",
+        "wrong",
+    ]
 
 
 def test_a_worker_that_gets_no_turn_is_waited_for(impatient):
     impatient([Request("c+1", "1+c", True)])
     os.kill(impatient.process.pid, signal.SIGSTOP)
-    threading.Timer(1.5 * impatient.timeout, os.kill, (impatient.process.pid, signal.SIGCONT)).start()
+    threading.Timer(
+        1.5 * impatient.timeout, os.kill, (impatient.process.pid, signal.SIGCONT)
+    ).start()
     assert impatient([Request("c+2", "2+c", True)]) == ["correct"]
 
 
@@ -177,7 +193,8 @@ def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
     assert verdict == "timed-out" and ticks > 10
 
 
-# -- hotpotqa ----------------------------------------------------------------------------------------------------------
+# -- hotpotqa
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,11 +232,14 @@ def test_final_answers_and_votes():
         != GRADERS["math"].vote_key("#### 6")
         == GRADERS["math"].vote_key(r"so \boxed{6.0}")
     )
-    assert GRADERS["words"].vote_key("#### The Band.") == GRADERS["words"].vote_key("band") == "band"
+    assert (
+        GRADERS["words"].vote_key("#### The Band.") == GRADERS["words"].vote_key("band") == "band"
+    )
     assert GRADERS["numbers"].vote_key("no answer") == ""
 
 
-# -- cases: responses as models write them ------------------------------------------------------------------------------
+# -- cases: responses as models write them
+# ------------------------------------------------------------------------------
 
 GOLDEN = Path(__file__).parent / "golden"
 OWN = GOLDEN / "answers.jsonl"
@@ -242,10 +262,21 @@ def test_every_response_is_graded_as_a_person_grades_it(file: Path) -> None:
 def test_a_response_that_was_cut_needs_a_mark() -> None:
     """What is read more kindly than before is still no answer of a response that a limit cut."""
     grader = GRADERS["numbers"]
-    for response in ("答案是18。", "So it weighs 18g.", "<answer>18</answer>", "9 + 9 = 18", "The answer is $18$."):
+    for response in (
+        "答案是18。",
+        "So it weighs 18g.",
+        "<answer>18</answer>",
+        "9 + 9 = 18",
+        "The answer is $18$.",
+    ):
         assert grader.final_answer(response) is not None
         assert grader.final_answer(response, strict=True) is None
-    for response in ("#### $18$", "#### 18 ✅", "#### m+n = 9+9 = 18", "<think>5</think>\\boxed{18}"):
+    for response in (
+        "#### $18$",
+        "#### 18 ✅",
+        "#### m+n = 9+9 = 18",
+        "<think>5</think>\\boxed{18}",
+    ):
         assert grader.grade_many([(response, "18")], strict=True)[0].correct
     assert GRADERS["choice"].final_answer("So it is C.\nDone.", strict=True) is None
 
@@ -254,7 +285,9 @@ HAND_GRADES = list(map(json.loads, (GOLDEN / "hand_grades.jsonl").read_text().sp
 
 
 def test_every_response_is_graded_as_it_was_read():
-    """200 responses of SmolLM2-135M, read one by one: to GSM8K's first test questions, and after training on embedded ones."""
+    """200 responses of SmolLM2-135M, read one by one: to GSM8K's first test questions, and after
+    training on embedded ones.
+    """
     assert len(HAND_GRADES) == 200 and sum(row["right"] for row in HAND_GRADES) == 8
     grader = GRADERS["numbers"]
     for row in HAND_GRADES:
@@ -264,18 +297,25 @@ def test_every_response_is_graded_as_it_was_read():
 
 def test_what_was_misread_is_a_response_that_was_cut():
     """Without the rule for cut responses one in three right answers to GSM8K was an accident."""
-    lucky = [r for r in HAND_GRADES if not r["right"] and answers.extract(r["response"]) == r["gold"]]
+    lucky = [
+        r for r in HAND_GRADES if not r["right"] and answers.extract(r["response"]) == r["gold"]
+    ]
     assert [row["id"] for row in lucky] and all(row["cut"] for row in lucky)
 
 
-# -- real rows ---------------------------------------------------------------------------------------------------------
+# -- real rows
+# --------------------------------------------------------------------------------------------------
 
 # Ways to change a gold answer that change its value.
 CHANGES: dict[str, Callable[[str], str]] = {
-    "another digit": lambda gold: re.sub(r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), gold),
+    "another digit": lambda gold: re.sub(
+        r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), gold
+    ),
     "less than the list": lambda gold: re.sub(r",[^,]*?((?:\\right)?[\])}]?)$", r"\1", gold),
     "another bracket": lambda gold: re.sub(r"\((.*)\]$|\[(.*)\)$|\[(.*)\]$", r"(\1\2\3)", gold),
-    "(b, a)": lambda gold: re.sub(r"^(\(|\\left\()([^,()]+), ?([^,()]+)(\)|\\right\))$", r"\1\3,\2\4", gold),
+    "(b, a)": lambda gold: re.sub(
+        r"^(\(|\\left\()([^,()]+), ?([^,()]+)(\)|\\right\))$", r"\1\3,\2\4", gold
+    ),
     "gold, 19": lambda gold: f"{gold}, 19" if gold != "19" else gold,
     "2(gold)": lambda gold: f"2({gold})" if gold != "0" else gold,
 }
@@ -293,9 +333,16 @@ def test_every_real_gold_is_correct_against_itself(data_dir, source, rows):
 @pytest.mark.data
 def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
     real = load_tasks("math", "test", 500, path=str(data_dir))
-    assert all(one.correct for one in GRADERS["math"].grade_many([(task.solution, task.gold) for task in real]))
+    assert all(
+        one.correct
+        for one in GRADERS["math"].grade_many([(task.solution, task.gold) for task in real])
+    )
     shifted = zip(real, [*real[1:], real[0]], strict=True)
-    pairs = [(f"#### {other.gold}", task.gold) for task, other in shifted if not answers.equal(task.gold, other.gold)]
+    pairs = [
+        (f"#### {other.gold}", task.gold)
+        for task, other in shifted
+        if not answers.equal(task.gold, other.gold)
+    ]
     assert {one.verdict for one in GRADERS["math"].grade_many(pairs)} == {Verdict.WRONG}
 
 

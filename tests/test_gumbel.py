@@ -1,4 +1,6 @@
-"""Gumbel search: equal to mctx, a schedule that adds up, simulations in flight, budgets of tokens, and its targets."""
+"""Gumbel search: equal to mctx, a schedule that adds up, simulations in flight, budgets of tokens,
+and its targets.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,25 @@ CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
 
 
 def golden_script() -> ModuleType:
-    """scripts/gumbel_golden.py, whose tables the golden trees were searched on. It needs mctx in `main` alone."""
-    spec = importlib.util.spec_from_file_location("gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py")
+    """scripts/gumbel_golden.py, whose tables the golden trees were searched on. It needs mctx in
+    `main` alone.
+    """
+    spec = importlib.util.spec_from_file_location(
+        "gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-# -- (a) mctx ----------------------------------------------------------------------------------------------------------
+# -- (a) mctx
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}"
+)
 def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str, Any]) -> None:
     script, actions = golden_script(), case["actions"]
     logits, values = script.tables(case["seed"], actions)
@@ -75,15 +84,21 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
     assert visits == case["root_visits"]
     scores = node_logits(tree, ROOT, children, 0.1)
     assert softmax(scores) == pytest.approx(case["policy"], abs=1e-9)
-    best = max((i for i in range(actions) if visits[i] == max(visits)), key=lambda i: case["noise"][i] + scores[i])
+    best = max(
+        (i for i in range(actions) if visits[i] == max(visits)),
+        key=lambda i: case["noise"][i] + scores[i],
+    )
     assert best == case["action"]
 
 
-# -- (b) the schedule --------------------------------------------------------------------------------------------------
+# -- (b) the schedule
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 40), st.integers(1, 400))
-def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(arms: int, simulations: int) -> None:
+def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(
+    arms: int, simulations: int
+) -> None:
     halving = Halving(arms)
     while len(halving.plan) < simulations:
         planned = len(halving.plan)
@@ -103,7 +118,8 @@ def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(a
     assert len(visits) < 2 or visits[0] - visits[1] <= 1
 
 
-# -- (c) formulas ------------------------------------------------------------------------------------------------------
+# -- (c) formulas
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:
@@ -111,11 +127,17 @@ def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> Non
     assert sampled_logit(math.log(0.5), 2) == pytest.approx(math.log(0.5 / 0.75))
     assert sampled_logit(0.0, 5) == 0.0
     # Long steps, never drawn twice, weigh the same whatever their probabilities.
-    assert sampled_logit(-90.0, 8) == pytest.approx(sampled_logit(-40.0, 8)) == pytest.approx(-math.log(8))
+    assert (
+        sampled_logit(-90.0, 8)
+        == pytest.approx(sampled_logit(-40.0, 8))
+        == pytest.approx(-math.log(8))
+    )
 
 
 def test_a_repeated_draw_counts_among_the_draws() -> None:
-    """Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two draws 1.77)."""
+    """Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two
+    draws 1.77).
+    """
     tree = Tree()
     mcts = Mcts(tree, GUMBEL, 20)
     [leaf] = mcts.ask()
@@ -128,7 +150,8 @@ def test_a_repeated_draw_counts_among_the_draws() -> None:
     assert math.exp(high - low) == pytest.approx(6.06, abs=0.01)
 
 
-# -- (d) in flight -----------------------------------------------------------------------------------------------------
+# -- (d) in flight
+# --------------------------------------------------------------------------------------------------
 
 
 def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
@@ -158,7 +181,9 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> Non
 
 
 def step_search(seed: int, **changes: Any) -> SearchResult:
-    config = SearchConfig.model_validate({"select": "gumbel", "simulations": 30, "samples": 2, **changes})
+    config = SearchConfig.model_validate(
+        {"select": "gumbel", "simulations": 30, "samples": 2, **changes}
+    )
     policy = ScriptedPolicy(seed, words=9, close=0.2)
     return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed))
 
@@ -176,7 +201,9 @@ def test_the_root_s_steps_are_drawn_first_and_then_halved() -> None:
     for seed in range(20):
         tree = step_search(seed, candidates=6, simulations=60).tree
         drawn = sum(leaf == ROOT for leaf, _, _ in tree.simulations)
-        assert drawn == 3 and all(leaf == ROOT for leaf, _, _ in tree.simulations[:3])  # 6 samples, 2 at a time
+        assert drawn == 3 and all(
+            leaf == ROOT for leaf, _, _ in tree.simulations[:3]
+        )  # 6 samples, 2 at a time
         counts = sorted(through_root_children(tree).values(), reverse=True)
         assert sum(counts) == 57
         if len(counts) > 2:
@@ -195,7 +222,12 @@ class HalfGood:
 
 def verified_search(seed: int, select: str | None = "gumbel", **changes: Any) -> SearchResult:
     config = SearchConfig.model_validate(
-        {"select": select, "simulations": 1000, "verify": {"accept_above": 1.0, "reject_below": 0.15}, **changes}
+        {
+            "select": select,
+            "simulations": 1000,
+            "verify": {"accept_above": 1.0, "reject_below": 0.15},
+            **changes,
+        }
     )
     policy = ScriptedPolicy(seed, words=9, close=0.2)
     policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
@@ -214,7 +246,8 @@ def test_a_budget_of_tokens_is_halved_under_a_verifier() -> None:
         counts = sorted(through_root_children(tree).values(), reverse=True)
         if len(counts) > 3:
             shares.append(sum(counts[:2]) / sum(counts))
-    # With rounds for a thousand simulations the first one would never end, and all would be visited equally.
+    # With rounds for a thousand simulations the first one would never end, and all would be visited
+    # equally.
     assert len(shares) > 10 and min(shares) > 0.5
 
 

@@ -19,7 +19,11 @@ from alphazero_llm_trainer.config import hub
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A hub at an address where nothing listens, an empty cache, and no folder with rows."""
-    for variable in ("ALPHAZERO_DATA_DIR", "HF_HUB_OFFLINE", *(name for name in os.environ if "proxy" in name.lower())):
+    for variable in (
+        "ALPHAZERO_DATA_DIR",
+        "HF_HUB_OFFLINE",
+        *(name for name in os.environ if "proxy" in name.lower()),
+    ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -53,7 +57,10 @@ COMMANDS = [
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_the_hub_the_error_comes_at_once(
-    command: list[str], named: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str],
+    named: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The libraries' own retries take 26 and 61 seconds."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", named)

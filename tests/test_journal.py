@@ -72,7 +72,9 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
     journal = Journal(path)
     lines = whole.splitlines(keepends=True)
     assert journal.dropped_bytes == len(lines[-1]) - cut
-    assert path.read_bytes() == b"".join(lines[:-1])  # truncated, so that the next line starts on its own
+    assert path.read_bytes() == b"".join(
+        lines[:-1]
+    )  # truncated, so that the next line starts on its own
     assert "0/4" not in journal
     journal.append(RECORDS[-1])
     journal.close()
@@ -96,7 +98,11 @@ def test_a_broken_line_elsewhere_is_an_error(tmp_path: Path, broken: bytes, word
     for use in (lambda: Journal(path), lambda: list(read(path))):
         with pytest.raises(DataError, match=words) as caught:
             use()
-        assert str(path) in str(caught.value) and "line 3" in str(caught.value) and "\n" not in str(caught.value)
+        assert (
+            str(path) in str(caught.value)
+            and "line 3" in str(caught.value)
+            and "\n" not in str(caught.value)
+        )
     assert path.read_bytes() == damaged  # nothing was thrown away
 
 

@@ -1,4 +1,6 @@
-"""The kernels are compiled once and kept where nobody else can write, and whatever goes wrong there costs a compilation."""
+"""The kernels are compiled once and kept where nobody else can write, and whatever goes wrong there
+costs a compilation.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ from alphazero_llm_trainer.config.cache import cache_folder
 from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.engine.kernel_build import load_kernels
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here"
+)
 PLUS_ONE = '#include "plus.h"\nint f(int x) { return x + one(); }\n'
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own, and sources that compile at once. The folder is made at first use."""
+    """A cache folder of its own, and sources that compile at once. The folder is made at first
+    use.
+    """
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "plus.c").write_text(PLUS_ONE)
@@ -54,12 +60,16 @@ def result() -> int:
     return library.f(1)
 
 
-def test_it_is_compiled_once_and_kept_for_its_user_alone(cache: Path, compilations: list[list[str]]) -> None:
+def test_it_is_compiled_once_and_kept_for_its_user_alone(
+    cache: Path, compilations: list[list[str]]
+) -> None:
     assert [result(), result()] == [2, 2]
     assert len(compilations) == 1
     [kept] = cache.iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, kept)] == [0o700, 0o600]
-    assert load_kernels().status.startswith("C, compiled by ") and load_kernels().status.endswith(f"kept in {cache}")
+    assert load_kernels().status.startswith("C, compiled by ") and load_kernels().status.endswith(
+        f"kept in {cache}"
+    )
 
 
 def test_other_sources_headers_flags_and_compilers_have_libraries_of_their_own(
@@ -82,7 +92,11 @@ def test_a_file_cut_short_is_built_again(cache: Path, compilations: list[list[st
     [kept] = cache.iterdir()
     kept.unlink()  # it is mapped into this process
     kept.write_bytes(b"")
-    assert [result(), result()] == [2, 2] and len(compilations) == 2 and list(cache.iterdir()) == [kept]
+    assert (
+        [result(), result()] == [2, 2]
+        and len(compilations) == 2
+        and list(cache.iterdir()) == [kept]
+    )
 
 
 @pytest.mark.parametrize("harm", ["others may write", "a link", "no folder"])
@@ -117,7 +131,9 @@ def test_many_processes_at_once(cache: Path, tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def test_the_folder_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "cache"
@@ -142,4 +158,8 @@ def test_a_compiler_that_is_missing_or_fails_is_one_line(
     monkeypatch.setenv("CC", compiler)
     found = load_kernels()
     assert found.library is None
-    assert found.status.startswith("transformers instead of C: ") and words in found.status and "\n" not in found.status
+    assert (
+        found.status.startswith("transformers instead of C: ")
+        and words in found.status
+        and "\n" not in found.status
+    )

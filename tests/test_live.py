@@ -108,13 +108,20 @@ def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io
     ]
 
 
-def test_ctrl_c_says_what_is_waited_for(clock: Clock, out: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has none
+def test_ctrl_c_says_what_is_waited_for(
+    clock: Clock, out: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell in the background has none
     with Progress(out=out, clock=clock) as progress, live.Stop(progress) as stop:
         progress.start(8, unit="simulation", held="after the simulation in hand")
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
-        assert capsys.readouterr().err == "\nending after the simulation in hand; Ctrl-C again ends at once\n"
+        assert (
+            capsys.readouterr().err
+            == "\nending after the simulation in hand; Ctrl-C again ends at once\n"
+        )
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)
@@ -144,7 +151,12 @@ def test_what_is_awaited_is_given_up_soon_after_a_stop() -> None:
 def test_rates_and_times_are_in_what_is_natural() -> None:
     rates = [rate(count, 10.0, "step") for count in (1, 10, 123_456)]
     assert rates == ["10.0 s/step", "1.0 steps/s", "12,345.6 steps/s"]
-    assert [duration(seconds) for seconds in (0.4, 119, 150, 9000)] == ["0 s", "119 s", "2 min", "2.5 h"]
+    assert [duration(seconds) for seconds in (0.4, 119, 150, 9000)] == [
+        "0 s",
+        "119 s",
+        "2 min",
+        "2.5 h",
+    ]
 
 
 def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +170,9 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.Monke
             return super().write(text)
 
     def beating() -> bool:
-        return any(thread.name == "heartbeat" and thread.is_alive() for thread in threading.enumerate())
+        return any(
+            thread.name == "heartbeat" and thread.is_alive() for thread in threading.enumerate()
+        )
 
     with Progress(out=Out()) as progress:
         progress.wait("one long call")
@@ -172,10 +186,15 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"), [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])], ids=["plain", "json", "quiet"]
+    ("flags", "said"),
+    [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])],
+    ids=["plain", "json", "quiet"],
 )
 def test_loading_is_told_before_it_takes_seconds(
-    flags: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import torch  # noqa: F401
 
@@ -184,12 +203,16 @@ def test_loading_is_told_before_it_takes_seconds(
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""  # it is there already
     load = Progress.load
-    monkeypatch.setattr(Progress, "load", lambda progress, what, module: load(progress, what, "never_imported"))
+    monkeypatch.setattr(
+        Progress, "load", lambda progress, what, module: load(progress, what, "never_imported")
+    )
     assert main(arguments) == 0
     assert capsys.readouterr().err.splitlines() == said
 
 
-def test_training_writes_plain_lines_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_writes_plain_lines_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ARGUMENTS, "--checkpoint-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().err
     assert "\x1b" not in text and "last tree" not in text

@@ -1,4 +1,6 @@
-"""The real lm-evaluation-harness, in an environment of its own, against `serve`: log-likelihoods and generation."""
+"""The real lm-evaluation-harness, in an environment of its own, against `serve`: log-likelihoods
+and generation.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,23 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module")
 def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command that LM_EVAL names, else of an environment that is made for it; a skip where that can't be had."""
+    """The command that LM_EVAL names, else of an environment that is made for it; a skip where that
+    can't be had.
+    """
     named = os.environ.get("LM_EVAL")
     if named:
         return Path(named)
     folder = tmp_path_factory.mktemp("lm-eval") / "venv"
     commands = [["uv", "venv", str(folder), "-p", sys.executable]]
-    commands.append(["uv", "pip", "install", "--no-config", "--python", str(folder / "bin" / "python")])
+    commands.append(
+        ["uv", "pip", "install", "--no-config", "--python", str(folder / "bin" / "python")]
+    )
     commands[1] += ["lm-eval[api]>=0.4.9", "torch", "transformers"]
     for command in commands:
-        if shutil.which("uv") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        if (
+            shutil.which("uv") is None
+            or subprocess.run(command, capture_output=True, check=False).returncode
+        ):
             pytest.skip("lm-eval can't be installed here: set LM_EVAL to its command")
     return folder / "bin" / "lm_eval"
 
@@ -73,11 +82,37 @@ def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> 
     served = ready(start(tmp_path))
     try:
         settings = f"model=student,base_url={served.url}/v1/completions,tokenizer=tokenizer,max_length=1024"
-        command = [str(lm_eval), "--model", "local-completions", "--model_args", settings, "--tasks", "choices,answers"]
-        command += ["--include_path", "tasks", "--batch_size", "2", "--output_path", "out", "--log_samples"]
-        offline = {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+        command = [
+            str(lm_eval),
+            "--model",
+            "local-completions",
+            "--model_args",
+            settings,
+            "--tasks",
+            "choices,answers",
+        ]
+        command += [
+            "--include_path",
+            "tasks",
+            "--batch_size",
+            "2",
+            "--output_path",
+            "out",
+            "--log_samples",
+        ]
+        offline = {
+            "NO_PROXY": "127.0.0.1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "home"),
+        }
         done = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | offline, capture_output=True, text=True, timeout=400, check=False
+            command,
+            cwd=tmp_path,
+            env=os.environ | offline,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     finally:
@@ -97,5 +132,7 @@ def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> 
             table = library_logprobs(student.model, ids)
             own = [float(table[at - 1, ids[at]]) for at in range(len(prompt), len(ids))]
             assert told == pytest.approx(sum(own), abs=1e-3)
-            assert greedy == all(int(table[at - 1].argmax()) == ids[at] for at in range(len(prompt), len(ids)))
+            assert greedy == all(
+                int(table[at - 1].argmax()) == ids[at] for at in range(len(prompt), len(ids))
+            )
     assert any(sample["exact_match"] == 1.0 for sample in samples("answers"))

@@ -1,4 +1,6 @@
-"""Losses and gradients: TRL's on the same rows, hand-written sums, and the same in parts, packed or flat."""
+"""Losses and gradients: TRL's on the same rows, hand-written sums, and the same in parts, packed or
+flat.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,18 @@ def own_tokens(every: torch.Tensor, row: TrainRow) -> torch.Tensor:
 
 
 def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[TrainRow]:
-    """Rows of different lengths with advantages of both signs. The policy that sampled them was a little another one."""
+    """Rows of different lengths with advantages of both signs. The policy that sampled them was a
+    little another one.
+    """
     rows = []
     for i in range(count):
         ids = (*student.encode(RESPONSES[i % 4]), student.engine.eos_id)
         kind = "demonstration" if i == 5 else "policy"
-        prompt, credit, reward = student.prompt_ids(QUESTIONS[i % 2]), (0.1 * (i - 5),) * len(ids), float(i % 3 == 0)
+        prompt, credit, reward = (
+            student.prompt_ids(QUESTIONS[i % 2]),
+            (0.1 * (i - 5),) * len(ids),
+            float(i % 3 == 0),
+        )
         row = TrainRow(prompt, ids, (), credit, kind, reward, index=i)
         with torch.no_grad():
             old = own_tokens(library_logprobs(student.model, row), row) - shift * ((-1) ** i)
@@ -63,7 +71,9 @@ def weighed(row: TrainRow, weight: float = 1.0) -> TrainRow:
     return replace(row, old_logprobs=(), advantages=(weight,) * len(row.completion_ids))
 
 
-def learner_of(model: Any, objective: Any, memory: MemoryOptions = WHOLE, batch: int = 12, **more: Any) -> Learner:
+def learner_of(
+    model: Any, objective: Any, memory: MemoryOptions = WHOLE, batch: int = 12, **more: Any
+) -> Learner:
     given = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
     settings = grpo_config().train.optimizer.model_copy(update=given | more)
     return Learner(model, objective, memory, Schedule(1e-9 if not more else 1e-3, 0, 10), settings)
@@ -79,7 +89,9 @@ def gradients(
 
     def clip() -> dict[str, float]:
         figures = plain()  # which leaves gradients of this size as they are
-        named = dict(model.named_parameters()) | {f"critic {k}": p for k, p in objective.extra().items()}
+        named = dict(model.named_parameters()) | {
+            f"critic {k}": p for k, p in objective.extra().items()
+        }
         found.update({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
         return figures
 
@@ -88,7 +100,9 @@ def gradients(
     return found
 
 
-def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+def close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5
+) -> None:
     assert found.keys() == expected.keys() and len(found) > 5
     for name, value in expected.items():
         assert torch.allclose(found[name], value, atol=tolerance, rtol=1e-4), name
@@ -114,7 +128,8 @@ def test_a_float16_students_gradients_are_its_float32_twins() -> None:
         assert (ours[name] - value).norm() <= 0.02 * value.norm(), name
 
 
-# -- TRL's -------------------------------------------------------------------------------------------------------------
+# -- TRL's
+# --------------------------------------------------------------------------------------------------
 
 
 def loss_and_gradients(trainer: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -131,7 +146,9 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> No
     student, config = student_of(f"train.kl_coefficient={kl}")
     rows, settings, theirs = rows_of(student), config.train, copy.deepcopy(student.model)
     objective = Grpo(settings.model_copy(update={"pack": "off"}), student.model)
-    reference = [[value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)]
+    reference = [
+        [value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)
+    ]
 
     def begin(*args: Any) -> dict[str, float]:
         objective.reference = dict(enumerate(reference)) if kl else {}
@@ -153,7 +170,9 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> No
     like = torch.zeros(len(rows), max(len(row.completion_ids) for row in rows))
     left = [torch.tensor(row.prompt_ids).flip(0) for row in rows]  # prompts are padded on the left
     ones = [torch.ones_like(one) for one in left]
-    prompts, seen = (torch.nn.utils.rnn.pad_sequence(some, batch_first=True).flip(1) for some in (left, ones))
+    prompts, seen = (
+        torch.nn.utils.rnn.pad_sequence(some, batch_first=True).flip(1) for some in (left, ones)
+    )
     inputs = {
         "prompt_ids": prompts, "prompt_mask": seen, "completion_ids": padded([r.completion_ids for r in rows], like).long(),
         "completion_mask": mask_of(rows, like).long(), "advantages": padded([r.advantages for r in rows], like),
@@ -183,46 +202,75 @@ def test_the_loss_and_gradient_of_supervised_training_are_trls(tmp_path: Path) -
     close(found, loss_and_gradients(trainer, inputs))
 
 
-# -- hand-written sums -------------------------------------------------------------------------------------------------
+# -- hand-written sums
+# -------------------------------------------------------------------------------------------------
 
 
 def test_weights_of_tokens_are_shares_of_the_mean() -> None:
     student, _ = student_of()
     rows = [weighed(row, 0.5 + i) for i, row in enumerate(rows_of(student, 4))]
-    sums = [(0.5 + i) * own_tokens(library_logprobs(student.model, row), row).sum() for i, row in enumerate(rows)]
+    sums = [
+        (0.5 + i) * own_tokens(library_logprobs(student.model, row), row).sum()
+        for i, row in enumerate(rows)
+    ]
     expected = -sum(sums) / sum(sum(row.advantages) for row in rows)
-    assert gradients(student.model, Likelihood(), rows)["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert gradients(student.model, Likelihood(), rows)["loss"] == pytest.approx(
+        expected.item(), abs=1e-6
+    )
 
 
 def test_k3_is_0_where_the_policies_agree_and_never_negative() -> None:
     found = kl_estimate(torch.tensor([-0.5, -0.5, -2.0]), torch.tensor([-0.5, -1.0, -1.0]))
-    assert found.tolist() == pytest.approx([torch.tensor(gap).exp().item() - gap - 1 for gap in (0.0, -0.5, 1.0)])
+    assert found.tolist() == pytest.approx(
+        [torch.tensor(gap).exp().item() - gap - 1 for gap in (0.0, -0.5, 1.0)]
+    )
 
 
 def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one() -> None:
-    values, old, returns = torch.tensor([0.8, 0.8, 0.1, 0.7]), torch.full((4,), 0.5), torch.tensor([1.0, 0.0, 0.0, 0.7])
-    loss, figures = value_loss(values, old, returns, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor(3.0), clip=0.1)
+    values, old, returns = (
+        torch.tensor([0.8, 0.8, 0.1, 0.7]),
+        torch.full((4,), 0.5),
+        torch.tensor([1.0, 0.0, 0.0, 0.7]),
+    )
+    loss, figures = value_loss(
+        values, old, returns, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor(3.0), clip=0.1
+    )
     # Held: .6, .6 and .4. Free and held squares: .04 and .16; .64 and .36; .01 and .16.
     assert loss.item() == pytest.approx(0.5 * (0.16 + 0.64 + 0.16) / 3)
     assert figures["value_clip_fraction"].item() == pytest.approx(2 / 3)
 
 
 def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
-    ratios, advantages = [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0], [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0]
+    ratios, advantages = (
+        [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0],
+        [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0],
+    )
     logprobs, mask = torch.tensor(ratios).log(), torch.tensor([1.0] * 7 + [0.0])
     same = torch.zeros(8)  # the policies that sampled and that the run started from
     _, figures = grpo_loss(
-        logprobs, same, torch.tensor(advantages), mask, mask.sum(), clip_low=0.2, clip_high=0.2, reference=same
+        logprobs,
+        same,
+        torch.tensor(advantages),
+        mask,
+        mask.sum(),
+        clip_low=0.2,
+        clip_high=0.2,
+        reference=same,
     )
-    assert figures["clip_fraction"].item() == pytest.approx(2 / 7)  # a wrong one below, a right one above
+    assert figures["clip_fraction"].item() == pytest.approx(
+        2 / 7
+    )  # a wrong one below, a right one above
     k3 = [1 / ratio + math.log(ratio) - 1 for ratio in ratios[:7]]
     assert figures["kl"].item() == pytest.approx(sum(k3) / 7)
 
 
 @pytest.mark.parametrize("importance", [True, False])
-def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as_1(importance: bool) -> None:
+def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as_1(
+    importance: bool,
+) -> None:
     student, config = student_of(f"train.importance={importance}", "train.pack=off")
-    # As if the policy that sampled it had found every token next to impossible: the ratio is far over 1 + clip_high.
+    # As if the policy that sampled it had found every token next to impossible: the ratio is far
+    # over 1 + clip_high.
     row = weighed(rows_of(student, 1)[0])
     row = replace(row, old_logprobs=(-50.0,) * len(row.completion_ids))
     found = gradients(student.model, Grpo(config.train, student.model), [row] * 4)
@@ -233,7 +281,10 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as
 @pytest.mark.parametrize("method", ["grpo", "ppo", "likelihood"])
 def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str) -> None:
     found = []
-    for memory, packed in ((WHOLE, "off"), (MemoryOptions(micro_batch=5, checkpointing=True), pack)):
+    for memory, packed in (
+        (WHOLE, "off"),
+        (MemoryOptions(micro_batch=5, checkpointing=True), pack),
+    ):
         student, config = student_of("train.kl_coefficient=0.05", "train.critic_rounds=0")
         torch.manual_seed(0)
         rows, objective = rows_of(student), objective_of(method, student, config, packed)
@@ -256,41 +307,56 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     student, _ = student_of()
     row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
     before = trained_state(student.model)
-    with pytest.raises(TrainingError, match=r"loss is nan at update 1: .* train\.optimizer\.learning_rate"):
+    with pytest.raises(
+        TrainingError, match=r"loss is nan at update 1: .* train\.optimizer\.learning_rate"
+    ):
         update(learner_of(student.model, Likelihood(), batch=1), [row])
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
 
-# -- the head ----------------------------------------------------------------------------------------------------------
+# -- the head
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_llama(4)
     if bias:  # more than a product: the model's own forward is asked
         head = model.get_output_embeddings()
         head.bias = torch.nn.Parameter(torch.linspace(-2, 2, len(head.weight)))
     counted, plain = [], LabelLogProbs.apply
     monkeypatch.setattr(
-        LabelLogProbs, "apply", lambda hidden, *rest: counted.append(len(hidden)) or plain(hidden, *rest)
+        LabelLogProbs,
+        "apply",
+        lambda hidden, *rest: counted.append(len(hidden)) or plain(hidden, *rest),
     )
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
     found = score(Scorer(model), model.config, rows, "off", torch.float32, "cpu")
     assert counted == ([] if bias else [5])
     for i, row in enumerate(rows):
         every, count = library_logprobs(model, row), len(row.completion_ids)
-        torch.testing.assert_close(found.logprobs[i, :count], own_tokens(every, row), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.entropy[i, :count], -(every.exp() * every).sum(-1), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            found.logprobs[i, :count], own_tokens(every, row), atol=1e-5, rtol=1e-5
+        )
+        torch.testing.assert_close(
+            found.entropy[i, :count], -(every.exp() * every).sum(-1), atol=1e-5, rtol=1e-5
+        )
     assert not found.logprobs[1, 2:].any()
 
 
 def test_a_probability_of_zero_has_no_entropy() -> None:
-    hidden, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.0], [float("-inf")]])
+    hidden, weight = (
+        torch.tensor([[1.0]], requires_grad=True),
+        torch.tensor([[0.0], [float("-inf")]]),
+    )
     logprobs, entropy = LabelLogProbs.apply(hidden, weight, torch.tensor([0]))
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 
 
-# -- PPO ---------------------------------------------------------------------------------------------------------------
+# -- PPO
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> None:
@@ -301,7 +367,9 @@ def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> 
     torch.nn.init.normal_(critic.score.weight)
     found = critic(rows)
     for i, row in enumerate(rows):
-        hidden = policy.base_model(torch.tensor([[*row.prompt_ids, *row.completion_ids]])).last_hidden_state[0]
+        hidden = policy.base_model(
+            torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+        ).last_hidden_state[0]
         expected = critic.score(hidden)[len(row.prompt_ids) - 1 : -1, 0]
         torch.testing.assert_close(found[i, : len(expected)], expected, atol=1e-5, rtol=1e-5)
         assert not found[i, len(expected) :].any()
@@ -318,7 +386,9 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
     learner = learner_of(student.model, objective, batch=6)
     objective.begin(learner, rows, 0)
     first = objective.advantages(rows)
-    assert not any(map(any, first[:5])) and first[5] == rows[5].advantages, "at first the critic learns alone"
+    assert not any(map(any, first[:5])) and first[5] == rows[5].advantages, (
+        "at first the critic learns alone"
+    )
     objective.begin(learner, rows, 1)
     found, raw = objective.advantages(rows), []
     for row in rows[:5]:
@@ -332,38 +402,54 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
         assert objective.returns[row.index] == pytest.approx(returns, abs=1e-5)
     every = torch.cat(raw)
     white = (every - every.mean()) / every.std(correction=0)
-    torch.testing.assert_close(torch.tensor([a for row in found[:5] for a in row]), white, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor([a for row in found[:5] for a in row]), white, atol=1e-4, rtol=1e-4
+    )
     assert found[5] == rows[5].advantages
 
 
 def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
-    student, config = student_of("train.critic_rounds=0", "train.kl_coefficient=0.5", "train.gae_lambda=1.0")
-    # As if the policy that sampled had held each token likelier than the reference does, by 0.2 nats, and less likely in turn.
+    student, config = student_of(
+        "train.critic_rounds=0", "train.kl_coefficient=0.5", "train.gae_lambda=1.0"
+    )
+    # As if the policy that sampled had held each token likelier than the reference does, by 0.2
+    # nats, and less likely in turn.
     rows, objective = rows_of(student, 6, shift=0.2), objective_of("ppo", student, config)
     learner = learner_of(student.model, objective, batch=6)
     objective.begin(learner, rows, 0)
     for i, row in enumerate(rows[:5]):
         count, gap = len(row.completion_ids), -0.2 * (-1) ** i
-        # lambda 1: a token's return is what is earned from it on, each token's penalty and the outcome at the end.
+        # lambda 1: a token's return is what is earned from it on, each token's penalty and the
+        # outcome at the end.
         expected = [row.reward - 0.5 * gap * (count - t) for t in range(count)]
         assert objective.returns[row.index] == pytest.approx(expected, abs=1e-3)
     figures = update(learner, rows)
     assert "kl" not in figures and "critic_loss" in figures
-    assert "critic_loss" not in update(learner, rows[5:])  # a demonstration is no data for the critic
+    assert "critic_loss" not in update(
+        learner, rows[5:]
+    )  # a demonstration is no data for the critic
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_path: Path) -> None:
     ends = []
     for start in (0, 2):
-        student, config = student_of("train.critic_rounds=0", "train.pack=off", f"train.adapter={adapter}")
+        student, config = student_of(
+            "train.critic_rounds=0", "train.pack=off", f"train.adapter={adapter}"
+        )
         torch.manual_seed(0)
         model = make_trainable(student.model, student.spec, adapter)
-        objective = Ppo(config.train, model, Critic(model, student.spec.lora if adapter == "lora" else None))
-        learner, rows = learner_of(model, objective, batch=6, weight_decay=0.01, max_grad_norm=1.0), rows_of(student, 6)
+        objective = Ppo(
+            config.train, model, Critic(model, student.spec.lora if adapter == "lora" else None)
+        )
+        learner, rows = (
+            learner_of(model, objective, batch=6, weight_decay=0.01, max_grad_norm=1.0),
+            rows_of(student, 6),
+        )
         if start:
             learner.restore(tmp_path / "checkpoint", start)
         for number in range(start, 4):
@@ -374,4 +460,6 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
         ends.append({name: p.detach().clone() for name, p in learner.kept().items()})
     assert ends[0].keys() == ends[1].keys()
     assert not [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
-    assert {"model.safetensors", "optimizer.bin"} <= {path.name for path in (tmp_path / "checkpoint").iterdir()}
+    assert {"model.safetensors", "optimizer.bin"} <= {
+        path.name for path in (tmp_path / "checkpoint").iterdir()
+    }

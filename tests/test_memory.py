@@ -37,12 +37,20 @@ def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> Llam
 
 def configured(*overrides: Any) -> Config:
     """A configuration with a student `tiny`, trained whole in fp32 unless overridden."""
-    student = {"path": "nowhere", "adapter": "full", "dtype": "float32", "cpu": True, "shape": SHAPE.model_dump()}
+    student = {
+        "path": "nowhere",
+        "adapter": "full",
+        "dtype": "float32",
+        "cpu": True,
+        "shape": SHAPE.model_dump(),
+    }
     base = {"models": {"tiny": student}, "student": "tiny", "rewards": {"use_student_model": False}}
     return grpo_config([base, "engine.native=off", "engine.max_context=256", *overrides])
 
 
-def forecast(config: Config, cuda: bool = False, shape: ModelShape = SHAPE, **more: Any) -> Forecast:
+def forecast(
+    config: Config, cuda: bool = False, shape: ModelShape = SHAPE, **more: Any
+) -> Forecast:
     return Forecast(config, config.models["tiny"], shape, cuda, **more)
 
 
@@ -58,9 +66,17 @@ def bytes_of(tensors: Any) -> int:
 def test_weights_are_counted_to_the_byte(tied: bool) -> None:
     shape = SHAPE.model_copy(update={"tied": tied})
     weights = bytes_of(llama(shape).parameters())
-    assert Counts.of(shape, LoraConfig()).whole * 4 == part(forecast(configured(), shape=shape), "weights") == weights
-    # PPO's critic is a copy of the backbone (a tied embedding is the output layer's too) and a layer more.
-    made, critic = forecast(configured("train.method=ppo")), bytes_of(Critic(llama()).backbone.parameters())
+    assert (
+        Counts.of(shape, LoraConfig()).whole * 4
+        == part(forecast(configured(), shape=shape), "weights")
+        == weights
+    )
+    # PPO's critic is a copy of the backbone (a tied embedding is the output layer's too) and a
+    # layer more.
+    made, critic = (
+        forecast(configured("train.method=ppo")),
+        bytes_of(Critic(llama()).backbone.parameters()),
+    )
     assert part(made, "critic") == critic
     assert part(made, "optimiser") == 2 * (critic + bytes_of(llama().parameters()))
 
@@ -114,8 +130,9 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
 
 
 def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
-    """Bytes that autograd keeps of a token for the backward pass, a layer of the backbone, parameters left out; embedding and
-    last norm are in it, a few in a hundred."""
+    """Bytes that autograd keeps of a token for the backward pass, a layer of the backbone,
+    parameters left out; embedding and last norm are in it, a few in a hundred.
+    """
     tokens = torch.randint(2, VOCABULARY, (rows, length))
     mask = torch.ones_like(tokens)
     mask[0, :7] = 0  # padding, as in a minibatch of unequal prompts
@@ -147,7 +164,9 @@ def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantis
 
 def test_less_is_forecast_for_what_saves_memory() -> None:
     def peak(*overrides: Any, cuda: bool = True) -> float:
-        config = configured("train.optimizer.batch_size=64", "train.gradient_checkpointing=off", *overrides)
+        config = configured(
+            "train.optimizer.batch_size=64", "train.gradient_checkpointing=off", *overrides
+        )
         return forecast(config, cuda).phases["train"]
 
     assert peak("train.micro_batch=1") < peak("train.micro_batch=8") < peak()
@@ -156,7 +175,8 @@ def test_less_is_forecast_for_what_saves_memory() -> None:
     assert peak("search.max_tokens=20") < peak()
     assert peak("engine.backend=vllm-server") < peak()
     assert peak("train.method=ppo") > peak()
-    # GRPO measures PRE where its advantages are made of it, and has the frozen student beside it then.
+    # GRPO measures PRE where its advantages are made of it, and has the frozen student beside it
+    # then.
     measured = "rewards.use_student_model=true"
     assert peak(measured, "train.reward=combined") > peak(measured) == peak()
 
@@ -169,12 +189,22 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
         return Forecast(config, spec, spec.shape, True, prompt=200, memory=gib * GIB).peak / GIB
 
     assert peak(16) <= 16 and peak(8) > 8
-    assert peak(8, "train.micro_batch=1", "train.gradient_checkpointing=on", "engine.cache_bytes=500000000") <= 8
+    assert (
+        peak(
+            8,
+            "train.micro_batch=1",
+            "train.gradient_checkpointing=on",
+            "engine.cache_bytes=500000000",
+        )
+        <= 8
+    )
 
 
 def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
     def read() -> ModelShape | None:
-        config = load_config(overrides=[{"student": "mine", "models": {"mine": {"path": str(tmp_path)}}}])
+        config = load_config(
+            overrides=[{"student": "mine", "models": {"mine": {"path": str(tmp_path)}}}]
+        )
         return find_shape(config, config.models["mine"])
 
     assert read() is None
@@ -183,7 +213,13 @@ def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     assert read() is None
     # A family that calls a width otherwise (OPT's ffn_dim) has no shape, and no traceback.
-    other = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 50272, "ffn_dim": 9}
+    other = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 50272,
+        "ffn_dim": 9,
+    }
     (tmp_path / "config.json").write_text(json.dumps(other))
     assert read() is None
 

@@ -23,7 +23,13 @@ from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
-from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
+from alphazero_llm_trainer.eval.attempt import (
+    Attempt,
+    Chain,
+    MethodContext,
+    OverBudgetError,
+    chain_of,
+)
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.results import summary
@@ -83,7 +89,9 @@ def verifier_of(name: str, network: CriticVerifier, prm: CriticVerifier):
     }[name]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     method=st.sampled_from(sorted(METHODS)),
     verifier=st.sampled_from(["none", "log-probability", "calculator", "product", "value", "prm"]),
@@ -102,7 +110,9 @@ def test_no_method_ever_spends_more_than_its_budget(
     index: int,
     seed: int,
 ) -> None:
-    """`answered` raises when its books say so; here the engines' own counters agree with the books."""
+    """`answered` raises when its books say so; here the engines' own counters agree with the
+    books.
+    """
     judge = verifier_of(verifier, network, prm)
     sampler = MethodContext(student, judge, config)
     student.engine.tree.clear()
@@ -110,8 +120,12 @@ def test_no_method_ever_spends_more_than_its_budget(
     sampled, scored = student.engine.cost.sampled_tokens, judge.scored_tokens
     found = asyncio.run(answered(method, sampler, TASKS[index].problem, seed, budget))
     assert found.cost.sampled_tokens == student.engine.cost.sampled_tokens - sampled
-    # An engine that scores log-probabilities computes a prefix's last token again; the books count each token once.
-    assert found.cost.scored_tokens + (found.cost.calls if verifier == "prm" else 0) >= judge.scored_tokens - scored
+    # An engine that scores log-probabilities computes a prefix's last token again; the books count
+    # each token once.
+    assert (
+        found.cost.scored_tokens + (found.cost.calls if verifier == "prm" else 0)
+        >= judge.scored_tokens - scored
+    )
     assert 0 < found.tokens <= budget
     if not judge.computes:
         assert found.cost.scored_tokens == 0
@@ -119,30 +133,47 @@ def test_no_method_ever_spends_more_than_its_budget(
         assert extract(found.response) is not None
 
 
-def test_seeds_decide_whatever_runs_beside(student: Student, config: Config, network: CriticVerifier) -> None:
+def test_seeds_decide_whatever_runs_beside(
+    student: Student, config: Config, network: CriticVerifier
+) -> None:
     for verifier in (Calculator(), network):
         sampler = MethodContext(student, verifier, config)
         for method in METHODS:
 
             async def together(sampler=sampler, method=method):
                 return await asyncio.gather(
-                    *(answered(method, sampler, task.problem, i, 300) for i, task in enumerate(TASKS[:6]))
+                    *(
+                        answered(method, sampler, task.problem, i, 300)
+                        for i, task in enumerate(TASKS[:6])
+                    )
                 )
 
             student.engine.tree.clear()
             alone = asyncio.run(answered(method, sampler, TASKS[3].problem, 3, 300))
             beside = run(together)[3]
-            assert (alone.response, alone.tokens, alone.ended_by) == (beside.response, beside.tokens, beside.ended_by)
+            assert (alone.response, alone.tokens, alone.ended_by) == (
+                beside.response,
+                beside.tokens,
+                beside.ended_by,
+            )
 
 
-def test_over_budget_is_an_error(student: Student, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_budget_is_an_error(
+    student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def spendthrift(attempt: Attempt) -> tuple[str | None, str]:
         attempt.cost.sampled_tokens += attempt.budget + 1
         return "#### 1", "finished"
 
     monkeypatch.setitem(METHODS, "greedy", spendthrift)
-    with pytest.raises(OverBudgetError, match=r"greedy sampled 51 and scored 0 tokens on .* with a budget of 50"):
-        asyncio.run(answered("greedy", MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 50))
+    with pytest.raises(
+        OverBudgetError, match=r"greedy sampled 51 and scored 0 tokens on .* with a budget of 50"
+    ):
+        asyncio.run(
+            answered(
+                "greedy", MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 50
+            )
+        )
 
 
 def test_greedy_is_the_package_s_greedy(student: Student, config: Config) -> None:
@@ -162,7 +193,9 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
 
 
 def repeated(student: Student, config: Config, method: str, repeat: bool) -> tuple[int, int]:
-    """(draws at the search's temperature, those of them that gave what was drawn there before) over some problems."""
+    """(draws at the search's temperature, those of them that gave what was drawn there before) over
+    some problems.
+    """
     # No response is good enough, so that the budget ends it.
     changes = ["search.verify.accept_above=1.0", f"search.verify.repeat={str(repeat).lower()}"]
     changed = load_config(overrides=["student=embedded", *changes])
@@ -171,7 +204,13 @@ def repeated(student: Student, config: Config, method: str, repeat: bool) -> tup
     seen: dict[Any, dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     async def watched(
-        problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Any, *more: Any, **named: Any
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Any,
+        *more: Any,
+        **named: Any,
     ):
         found, cost = await draw(problem, steps, n, seed, limits, *more, **named)
         before = seen.setdefault((problem.id, ids_of(steps), limits.steps == 1), {})
@@ -190,9 +229,15 @@ def repeated(student: Student, config: Config, method: str, repeat: bool) -> tup
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("method", ["best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"])
-def test_no_step_is_drawn_twice_after_the_same_ones(student: Student, config: Config, method: str) -> None:
-    """But where less than LEAST is left, as after many steps of this student. With `repeat` they are drawn as they come."""
+@pytest.mark.parametrize(
+    "method", ["best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
+)
+def test_no_step_is_drawn_twice_after_the_same_ones(
+    student: Student, config: Config, method: str
+) -> None:
+    """But where less than LEAST is left, as after many steps of this student. With `repeat` they
+    are drawn as they come.
+    """
     draws, repeats = repeated(student, config, method, repeat=True)
     assert repeats > draws / 5
     draws, fewer = repeated(student, config, method, repeat=False)
@@ -200,7 +245,9 @@ def test_no_step_is_drawn_twice_after_the_same_ones(student: Student, config: Co
 
 
 def test_votes_repeat(student: Student, config: Config) -> None:
-    assert repeated(student, config, "majority", True) == repeated(student, config, "majority", False)
+    assert repeated(student, config, "majority", True) == repeated(
+        student, config, "majority", False
+    )
 
 
 class Judge:
@@ -211,7 +258,9 @@ class Judge:
     def __init__(self, depth: int, total: float) -> None:
         self.depth, self.total = depth, total
 
-    async def __call__(self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]
+    ) -> Judgement:
         return Judgement(tuple(float(at < self.depth) for at in range(len(steps))), self.total)
 
 
@@ -225,14 +274,20 @@ class Endless(ScriptedPolicy):
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         return (1,)
 
-    async def continuations(self, problem: Problem, steps: Sequence[Step], *asked: Any, **named: Any) -> Any:
+    async def continuations(
+        self, problem: Problem, steps: Sequence[Step], *asked: Any, **named: Any
+    ) -> Any:
         self.depths[len(steps)] += 1
         return await super().continuations(problem, steps, *asked, **named)
 
 
 def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> None:
-    """Each step has `patience` successors, and is given up after them: the draws of a tree of that width."""
-    changed = load_config(overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"])
+    """Each step has `patience` successors, and is given up after them: the draws of a tree of that
+    width.
+    """
+    changed = load_config(
+        overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"]
+    )
     sampler = MethodContext(student, Judge(2, 0.0), changed)
     sampler.policy = policy = Endless()
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
@@ -255,7 +310,9 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
             step = Step((*ids, student.engine.eos_id), (-0.1,) * 10 + (0.0,) * (len(ids) - 9), text)
             return [Continuation((step,), True)], Cost(sampled_tokens=len(step.token_ids), calls=1)
 
-    changed = load_config(overrides=["student=embedded", "search.verify.accept_above=0.5", "search.verify.reserve=0"])
+    changed = load_config(
+        overrides=["student=embedded", "search.verify.accept_above=0.5", "search.verify.reserve=0"]
+    )
     sampler = MethodContext(student, Judge(99, 0.01), changed)
     sampler.policy = Scripted(0)
     found = run(lambda: answered("mcts", sampler, problem, 0, 36))
@@ -265,7 +322,9 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
 def test_dvts_goes_on_with_the_best_of_its_proposals(
     student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step's proposals are made after the best one before them, and a chain's end is followed by a new chain."""
+    """Each step's proposals are made after the best one before them, and a chain's end is followed
+    by a new chain.
+    """
     sampler = MethodContext(student, Product([Calculator(), LogProbability()]), config)
     drawn: list[tuple[tuple[str, ...], Chain]] = []
     draw = Attempt.draw
@@ -281,9 +340,15 @@ def test_dvts_goes_on_with_the_best_of_its_proposals(
         drawn.clear()
         found = asyncio.run(answered("dvts", sampler, task.problem, 0, 400))
         roots = 0
-        for (prefix, one), (again, other), (after, _) in zip(drawn, drawn[1:], drawn[2:], strict=False):
+        for (prefix, one), (again, other), (after, _) in zip(
+            drawn, drawn[1:], drawn[2:], strict=False
+        ):
             roots += not prefix
-            if prefix == again != after and len(after) == len(prefix) + 1 and not (one.cut or other.cut):
+            if (
+                prefix == again != after
+                and len(after) == len(prefix) + 1
+                and not (one.cut or other.cut)
+            ):
                 winner = max((one, other), key=lambda chain: chain.total)
                 assert after == tuple(step.text for step in winner.steps)
                 best += one.total != other.total
@@ -294,9 +359,18 @@ def test_dvts_goes_on_with_the_best_of_its_proposals(
 
 def test_a_tree_search_goes_by_the_configured_rule(student: Student, config: Config) -> None:
     def found(select: str) -> list[int]:
-        chosen = load_config(overrides=["student=embedded", f"search.select={select}", "search.verify.accept_above=1"])
+        chosen = load_config(
+            overrides=[
+                "student=embedded",
+                f"search.select={select}",
+                "search.verify.accept_above=1",
+            ]
+        )
         sampler = MethodContext(student, Product([Calculator(), LogProbability()]), chosen)
-        return [asyncio.run(answered("mcts", sampler, task.problem, 0, 500)).cost.calls for task in TASKS[:6]]
+        return [
+            asyncio.run(answered("mcts", sampler, task.problem, 0, 500)).cost.calls
+            for task in TASKS[:6]
+        ]
 
     assert found("gumbel") != found("puct") != found("ucb1")
 
@@ -323,13 +397,19 @@ def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Conf
 def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config) -> None:
     problem = Problem("long", "apples " * 2000, "test")
     for method in METHODS:
-        found = asyncio.run(answered(method, MethodContext(student, Calculator(), config), problem, 0, 100))
+        found = asyncio.run(
+            answered(method, MethodContext(student, Calculator(), config), problem, 0, 100)
+        )
         assert (found.response, found.ended_by, found.tokens) == (None, "too long", 0)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_response_that_never_ends_its_first_line_is_no_answer(student: Student, method: str) -> None:
-    sampler = MethodContext(student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"]))
+def test_a_response_that_never_ends_its_first_line_is_no_answer(
+    student: Student, method: str
+) -> None:
+    sampler = MethodContext(
+        student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"])
+    )
     found = asyncio.run(answered(method, sampler, TASKS[0].problem, 0, 60))
     assert found.response is None and 0 < found.tokens <= 60
 
@@ -340,13 +420,18 @@ def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
     def chain(text: str) -> Chain:
         return Chain((Step((1,), (0.0,), text),), whole=True)
 
-    chains = [chain(text) for text in ("none", "nor here", "a\n#### 3", "b\n#### 4", "c\n#### 4.0", "d\n#### 3")]
+    chains = [
+        chain(text)
+        for text in ("none", "nor here", "a\n#### 3", "b\n#### 4", "c\n#### 4.0", "d\n#### 3")
+    ]
     assert methods.voted(attempt, chains) == "a\n#### 3"  # the first on ties
     assert methods.voted(attempt, chains[:2]) == "none"
     assert methods.voted(attempt, []) is None
 
 
-def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student: Student, config: Config) -> None:
+def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(
+    student: Student, config: Config
+) -> None:
     """What methods keep back finishes a response: they don't end with nothing."""
     sampler = MethodContext(student, Calculator(), config)
     for method in ("step-rejection", "adaptive-best-of-n", "best-of-n"):
@@ -354,7 +439,8 @@ def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student: Student,
         assert sum(one.response is not None for one in found) == len(TASKS)
 
 
-# -- what the verifier could not check ---------------------------------------------------------------------------------
+# -- what the verifier could not check
+# ---------------------------------------------------------------------------------
 
 BARE, WORKED = ("#### 25",), ("5 * 5 = 25\n", "#### 25")
 
@@ -370,10 +456,14 @@ SQUARE = Task(Problem("gsm8k/test/0", "What is 5 * 5?", "gsm8k"), "25")
 
 
 @pytest.mark.parametrize("method", JUDGING)
-def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(student: Student, config: Config, method: str) -> None:
+def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(
+    student: Student, config: Config, method: str
+) -> None:
     found = run(lambda: answered(method, scripted(student, config, BARE), SQUARE.problem, 0, 200))
     assert found.response == "#### 25" and found.unjudged and found.ended_by != "accepted"
-    worked = run(lambda: answered(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200))
+    worked = run(
+        lambda: answered(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200)
+    )
     assert worked.response == "5 * 5 = 25\n#### 25" and not worked.unjudged
     if method not in ("best-of-n", "beam", "dvts"):  # these end when they have done what they do
         assert worked.ended_by == "accepted"
@@ -393,7 +483,8 @@ def test_eval_says_how_many_answers_were_unjudged(student: Student, config: Conf
     }  # fmt: skip
     assert [row["unjudged"] for row in results["rows"]] == [2, 0, 0]
     assert result_text(results).endswith(
-        "gsm8k, 2 problems: the verifier calculator found nothing to check in some answers, which are unjudged, neither"
+        "gsm8k, 2 problems: the verifier calculator found nothing to check in some answers, which "
+        "are unjudged, neither"
         " accepted nor rejected: 2 of mcts with 100 tokens"
     )
     assert "unjudged" not in result_text(results | {"rows": results["rows"][1:]})

@@ -25,7 +25,9 @@ from benchmarks.search_budgets import holm, sign_test
         (29, 29, 0.8830, 1.0),
     ],
 )
-def test_wilson_against_published_values(successes: int, trials: int, low: float, high: float) -> None:
+def test_wilson_against_published_values(
+    successes: int, trials: int, low: float, high: float
+) -> None:
     found = wilson(successes, trials)
     assert found.value == successes / trials
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
@@ -62,13 +64,21 @@ def test_the_bootstrap_over_seeds_with_one_seed_a_side_is_the_paired_one() -> No
     after = before + rng.normal(0.05, 0.1, 400)
     groups = [at // 2 for at in range(400)]
     for of in (None, groups):
-        one, other = paired_bootstrap(after, before, groups=of), bootstrap_over_seeds([after], [before], groups=of)
+        one, other = (
+            paired_bootstrap(after, before, groups=of),
+            bootstrap_over_seeds([after], [before], groups=of),
+        )
         assert other.value == pytest.approx(one.value)
-        assert (other.low, other.high) == (pytest.approx(one.low, abs=8e-4), pytest.approx(one.high, abs=8e-4))
+        assert (other.low, other.high) == (
+            pytest.approx(one.low, abs=8e-4),
+            pytest.approx(one.high, abs=8e-4),
+        )
 
 
 def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ() -> None:
-    """Problems that all say the same leave the seeds alone: the interval is that of means of three drawn ones."""
+    """Problems that all say the same leave the seeds alone: the interval is that of means of three
+    drawn ones.
+    """
     after, before = [[0.1] * 50, [0.2] * 50, [0.3] * 50], [[0.0] * 50]
     found = bootstrap_over_seeds(after, before)
     # One seed in 27 draws is 0.1 thrice: more than 2.5% of them at either end.
@@ -105,7 +115,10 @@ def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:
     assert repeated.value == alone.value and (repeated.low, repeated.high) == (once.low, once.high)
     assert repeated.high - repeated.low > 2 * (alone.high - alone.low)
     few = wilson(32, 48, 6)
-    assert few.value == wilson(32, 48).value and (few.low, few.high) == (wilson(4, 6).low, wilson(4, 6).high)
+    assert few.value == wilson(32, 48).value and (few.low, few.high) == (
+        wilson(4, 6).low,
+        wilson(4, 6).high,
+    )
     assert wilson(32, 48, 48) == wilson(32, 48)
 
 

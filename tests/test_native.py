@@ -1,4 +1,6 @@
-"""The compiled forward: exact for every shape, the same bits in any company and on any threads, in fp32 and in bfloat16."""
+"""The compiled forward: exact for every shape, the same bits in any company and on any threads, in
+fp32 and in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,14 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine import inprocess, kernel_build, native, precision
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
-from alphazero_llm_trainer.engine.precision import FLOATS, LARGE, UNITS, kernel_threads, product_unit, unit_name
+from alphazero_llm_trainer.engine.precision import (
+    FLOATS,
+    LARGE,
+    UNITS,
+    kernel_threads,
+    product_unit,
+    unit_name,
+)
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.queue_rows import DecodingRow
 from alphazero_llm_trainer.engine.sampling import Sampler
@@ -68,7 +77,9 @@ KINDS = {
 
 
 def llama(kind: str = "llama", **shape: Any) -> Any:
-    """A random fp32 model, far from uniform. Default: a Llama, sizes that are multiples of no vector."""
+    """A random fp32 model, far from uniform. Default: a Llama, sizes that are multiples of no
+    vector.
+    """
     torch.manual_seed(3)
     sizes: dict[str, Any] = {
         "vocab_size": 77, "hidden_size": 40, "intermediate_size": 51, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -101,7 +112,12 @@ def engine_of(model: LlamaForCausalLM, **settings: Any) -> InProcessEngine:
 
 
 def heads(size: int, count: int, groups: int, **more: Any) -> dict[str, Any]:
-    return {"hidden_size": size, "num_attention_heads": count, "num_key_value_heads": groups, **more}
+    return {
+        "hidden_size": size,
+        "num_attention_heads": count,
+        "num_key_value_heads": groups,
+        **more,
+    }
 
 
 LLAMA3 = {
@@ -118,7 +134,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of 6, untied": heads(24, 4, 2, tie_word_embeddings=False),
     "tied": {"tie_word_embeddings": True},
     "qwen2": {"kind": "qwen2"},
-    "qwen2, seven heads a key, tied": heads(448, 7, 1, kind="qwen2", tie_word_embeddings=True, initializer_range=0.05),
+    "qwen2, seven heads a key, tied": heads(
+        448, 7, 1, kind="qwen2", tie_word_embeddings=True, initializer_range=0.05
+    ),
     "qwen3, heads wider than the model": {"kind": "qwen3", "head_dim": 32},
     "qwen3, tied": {"kind": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
     "llama 3 positions": {"rope_parameters": LLAMA3},
@@ -139,7 +157,10 @@ def scores(engine: InProcessEngine, pairs: list[Any]) -> list[list[float]]:
 
 
 def drawn(engine: InProcessEngine, requests: list[GenerateRequest]) -> list[Any]:
-    return [[(one.token_ids, one.logprobs) for one in group] for group in run(lambda: engine.generate(requests))]
+    return [
+        [(one.token_ids, one.logprobs) for one in group]
+        for group in run(lambda: engine.generate(requests))
+    ]
 
 
 @needs_compiler
@@ -152,7 +173,9 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
     pairs = pairs_of((150, 40), (1, 1), (3, 17), (16, 16), (33, 5), (2, 31))
     for pair, values in zip(pairs, scores(engine, pairs), strict=True):
         assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
-    [[one]] = run(lambda: engine.generate([GenerateRequest(pairs[0][0], max_new_tokens=50, top_k=5, seed=4)]))
+    [[one]] = run(
+        lambda: engine.generate([GenerateRequest(pairs[0][0], max_new_tokens=50, top_k=5, seed=4)])
+    )
     rows = library_logprobs(model, pairs[0][0] + one.token_ids)[149:-1]
     assert one.logprobs == pytest.approx(rows[range(50), one.token_ids].tolist(), abs=CLOSE)
     assert one.top is not None
@@ -167,9 +190,13 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
 
 
 def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model as bfloat16 products with fp32 sums see it: rounded matrices, and activations rounded before each."""
+    """The model as bfloat16 products with fp32 sums see it: rounded matrices, and activations
+    rounded before each.
+    """
     model = copy.deepcopy(model)
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())  # the embedding of a tied model isn't multiplied
+    model.lm_head.weight = nn.Parameter(
+        model.lm_head.weight.clone()
+    )  # the embedding of a tied model isn't multiplied
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.bfloat16().float()
@@ -192,29 +219,43 @@ def test_every_shape_in_bfloat16_is_the_rounded_models_forward(
     for pair in pairs_of((150, 40), (1, 1), (3, 14), (16, 17), (33, 5), (2, 31)):
         [values] = scores(engine, [pair])
         for kind, other in (("rounded", reference), ("fp32", model)):
-            gaps[kind] += [abs(a - b) for a, b in zip(values, library_scores(other, *pair), strict=True)]
+            gaps[kind] += [
+                abs(a - b) for a, b in zip(values, library_scores(other, *pair), strict=True)
+            ]
     mean = {kind: sum(found) / len(found) for kind, found in gaps.items()}
     assert mean["rounded"] < mean["fp32"] / 4 and max(gaps["rounded"]) < ROUNDED
 
 
 @needs_compiler
 @pytest.mark.parametrize("unit", [pytest.param(FLOATS, id="float32"), *HALVES])
-@pytest.mark.parametrize("name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"])
+@pytest.mark.parametrize(
+    "name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"]
+)
 def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
     name: str, unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, with others, beside prompts of other lengths, token by token, in small and large batches: equal floats."""
+    """Alone, with others, beside prompts of other lengths, token by token, in small and large
+    batches: equal floats.
+    """
     monkeypatch.setattr(native, "product_unit", lambda wanted, parameters: unit)
     model, rng = with_lora(llama(**SHAPES[name])), Random(2)
-    requests = [GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=12, seed=i) for i in range(16)]
-    requests += [GenerateRequest((*requests[0].prompt_ids[:1], *tokens(rng, 9)), max_new_tokens=20) for _ in range(8)]
+    requests = [
+        GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=12, seed=i)
+        for i in range(16)
+    ]
+    requests += [
+        GenerateRequest((*requests[0].prompt_ids[:1], *tokens(rng, 9)), max_new_tokens=20)
+        for _ in range(8)
+    ]
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
 
     def results(chosen: list[GenerateRequest], **settings: Any) -> list[Any]:
         engine = engine_of(model, **settings)
         engine.set_value(head)
         groups = drawn(engine, chosen)
-        ends = [request.prompt_ids + group[0][0] for request, group in zip(chosen, groups, strict=True)]
+        ends = [
+            request.prompt_ids + group[0][0] for request, group in zip(chosen, groups, strict=True)
+        ]
         return list(zip(groups, run(lambda: engine.values(ends)), strict=True))
 
     alone = [results([request])[0] for request in requests]
@@ -225,17 +266,30 @@ def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
     for request, (group, _) in list(zip(requests, alone, strict=True))[::5]:
         ids, logprobs = group[0]
         assert tuple(scores(engine_of(model), [(request.prompt_ids, ids)])[0]) == logprobs
-    for threads in (2, 3, 8, 2, 100):  # more than there are, fewer than before, more than the pool has
-        monkeypatch.setattr(native, "kernel_threads", lambda parameters, available, threads=threads: threads)
+    for threads in (
+        2,
+        3,
+        8,
+        2,
+        100,
+    ):  # more than there are, fewer than before, more than the pool has
+        monkeypatch.setattr(
+            native, "kernel_threads", lambda parameters, available, threads=threads: threads
+        )
         assert engine_of(model).facts["forward"]["threads"] == threads
         assert results(requests) == alone
 
 
 @needs_compiler
 def test_forks_and_forwards_at_once_have_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork has threads of its own; of several forwards one has the threads and the others compute alone."""
+    """A fork has threads of its own; of several forwards one has the threads and the others compute
+    alone.
+    """
     model, rng = llama(), Random(3)
-    requests = [GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=10, seed=i) for i in range(20)]
+    requests = [
+        GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=10, seed=i)
+        for i in range(20)
+    ]
     alone = drawn(engine_of(model), requests)
     monkeypatch.setattr(native, "kernel_threads", lambda parameters, available: 3)
     assert drawn(engine_of(model), requests) == alone
@@ -274,7 +328,9 @@ def test_results_are_the_same_bits_after_eviction_and_reuse_of_nodes() -> None:
 @needs_compiler
 def test_a_prefix_that_several_rows_need_is_computed_once_in_one_call() -> None:
     engine = engine_of(llama())
-    drawn(engine, [GenerateRequest((*range(5, 45), i), max_new_tokens=1, seed=i) for i in range(10)])
+    drawn(
+        engine, [GenerateRequest((*range(5, 45), i), max_new_tokens=1, seed=i) for i in range(10)]
+    )
     assert (engine.stats.forwards, engine.stats.computed_tokens) == (1, 50)
 
 
@@ -295,7 +351,9 @@ def test_weights_are_packed_again_by_set_policy_and_only_then() -> None:
 def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(kind: str) -> None:
     pairs = pairs_of((150, 40), (1, 1), (33, 5))
     base, model = llama(kind), with_lora(llama(kind))
-    found, before, expected = (scores(engine_of(one), pairs) for one in (model, AdapterView(model, None), base))
+    found, before, expected = (
+        scores(engine_of(one), pairs) for one in (model, AdapterView(model, None), base)
+    )
     assert before == expected
     for pair, values in zip(pairs, found, strict=True):
         assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
@@ -307,7 +365,8 @@ def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(k
     assert scores(engine, pairs) == scores(engine_of(copy.deepcopy(half).float()), pairs)
 
 
-# -- where it doesn't fit, and what it chooses ------------------------------------------------------------------------
+# -- where it doesn't fit, and what it chooses
+# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
@@ -336,7 +395,12 @@ def test_without_a_working_compiler_transformers_computes_the_same(
         (lambda: llama("qwen3", attention_bias=True), "biases"),
         (lambda: llama("qwen2", use_sliding_window=True, max_window_layers=1), "window"),
         (lambda: llama(hidden_act="gelu"), "gelu"),
-        (lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (
+            lambda: llama(
+                rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            ),
+            "dynamic",
+        ),
         (lambda: llama().double(), "float32, bfloat16 or float16"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "gpt2"),
     ],
@@ -355,7 +419,9 @@ def test_what_the_kernels_dont_compute_is_said_once_with_the_reason(
 def test_units_and_threads_are_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     def processor(unit: int | None) -> None:
         library = None if unit is None else SimpleNamespace(bf16_unit=lambda: unit)
-        monkeypatch.setattr(precision, "kernels", lambda: SimpleNamespace(library=library, status="no compiler"))
+        monkeypatch.setattr(
+            precision, "kernels", lambda: SimpleNamespace(library=library, status="no compiler")
+        )
 
     assert [kernel_threads(n, 8) for n in (1000, LARGE - 1, LARGE)] == [1, 1, 8]
     for unit in UNITS:
@@ -370,7 +436,9 @@ def test_units_and_threads_are_those_that_pay(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_bf16
-def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = load_config(overrides=["student=embedded", "engine.dtype=bfloat16"])
     facts = load_student(config).engine.facts
     assert facts["forward"]["products"] == unit_name(BEST)
@@ -382,7 +450,8 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(monkeypatc
         load_student(config)
 
 
-# -- draws --------------------------------------------------------------------------------------------------------------
+# -- draws
+# --------------------------------------------------------------------------------------------------
 
 
 @needs_compiler
@@ -396,18 +465,27 @@ def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
     ours, numpys = Sampler(LIBRARY), Sampler(None)
     chosen, logprobs = ours.draw(table, rows, temperatures, uniforms)
     others, _ = numpys.draw(table, rows, temperatures, uniforms)
-    assert sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2  # where a draw falls on a boundary
+    assert (
+        sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2
+    )  # where a draw falls on a boundary
     assert logprobs == [table[row, token] for row, token in zip(rows, chosen, strict=True)]
     for row, temperature, token in zip(rows, temperatures, chosen, strict=True):
         if temperature <= 0.001:
             assert table[row, token] >= table[row].max() - 0.02
     for k in (1, 5, 83, 200):
         assert ours.top(table, range(30), k) == numpys.top(table, range(30), k)
-    for seed, index, count in [(0, 0, 1), (1, 0, 7), (2**63 - 1, 3, 8), (2**40 + 5, 200, 161), (7, 1, 4)]:
+    for seed, index, count in [
+        (0, 0, 1),
+        (1, 0, 7),
+        (2**63 - 1, 3, 8),
+        (2**40 + 5, 200, 161),
+        (7, 1, 4),
+    ]:
         assert ours.uniforms(seed, index, count) == numpys.uniforms(seed, index, count)
 
 
-# -- under sanitizers (scripts/sanitize.sh) -----------------------------------------------------------------------------
+# -- under sanitizers (scripts/sanitize.sh)
+# -----------------------------------------------------------------------------
 
 
 def token_outside() -> None:
@@ -420,17 +498,28 @@ def table_outside() -> None:
     Sampler(LIBRARY).draw(table, [0], [1.0], [0.9])
 
 
-@pytest.mark.skipif("sanitize" not in os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""), reason="for scripts/sanitize.sh")
+@pytest.mark.skipif(
+    "sanitize" not in os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""), reason="for scripts/sanitize.sh"
+)
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        (token_outside, "Assertion `token[nodes[r]] >= 0 && token[nodes[r]] < s.vocabulary' failed"),
+        (
+            token_outside,
+            "Assertion `token[nodes[r]] >= 0 && token[nodes[r]] < s.vocabulary' failed",
+        ),
         (table_outside, "AddressSanitizer: heap-buffer-overflow"),
     ],
 )
-def test_sanitizers_end_a_process_that_reads_outside(read: Callable[[], None], words: str, tmp_path: Path) -> None:
-    """The kernels under test are the instrumented ones: past the checks in Python, they look for themselves."""
-    child = os.fork()  # a new process would import torch under the sanitizers, which takes half a minute
+def test_sanitizers_end_a_process_that_reads_outside(
+    read: Callable[[], None], words: str, tmp_path: Path
+) -> None:
+    """The kernels under test are the instrumented ones: past the checks in Python, they look for
+    themselves.
+    """
+    child = (
+        os.fork()
+    )  # a new process would import torch under the sanitizers, which takes half a minute
     if not child:
         try:
             faulthandler.disable()

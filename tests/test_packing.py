@@ -40,7 +40,11 @@ def by_library(model, rows):
     longest = max(len(row.completion_ids) for row in rows)
     logprobs, entropies = [], []
     for row in rows:
-        logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0].log_softmax(-1)
+        logits = (
+            model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]]))
+            .logits[0]
+            .log_softmax(-1)
+        )
         logits, labels = logits[len(row.prompt_ids) - 1 : -1], torch.tensor(row.completion_ids)
         pad = (0, longest - len(labels))
         logprobs.append(torch.nn.functional.pad(logits.gather(1, labels[:, None])[:, 0], pad))
@@ -65,7 +69,9 @@ def test_gradients_equal_the_librarys(model, work):
     for logprobs, entropies in (by_library(model, rows), by_training(model, rows, work)):
         model.zero_grad()
         (weights * logprobs.exp()).sum().backward()
-        found.append((logprobs.detach(), entropies.detach(), *(p.grad.clone() for p in model.parameters())))
+        found.append(
+            (logprobs.detach(), entropies.detach(), *(p.grad.clone() for p in model.parameters()))
+        )
     assert max(grad.abs().max() for grad in found[0][2:]) > 1e-2
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -76,7 +82,9 @@ def test_gradients_equal_the_librarys(model, work):
 def test_any_batch_has_the_librarys_log_probabilities(model, pairs, work):
     rows = rows_of(pairs)
     with torch.no_grad():
-        for found, expected in zip(by_training(model, rows, work), by_library(model, rows), strict=True):
+        for found, expected in zip(
+            by_training(model, rows, work), by_library(model, rows), strict=True
+        ):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -16,7 +16,11 @@ from alphazero_llm_trainer.problems.load import tasks_of
 from alphazero_llm_trainer.training.critic_data import example_of, read_questions, with_step_labels
 from alphazero_llm_trainer.training.preferences import Preference, read_preferences
 
-ROW = {"prompt": "How many?", "chosen": ["3 * 4 = 12", "#### 12"], "rejected": ["3 * 4 = 12", "#### 1"]}
+ROW = {
+    "prompt": "How many?",
+    "chosen": ["3 * 4 = 12", "#### 12"],
+    "rejected": ["3 * 4 = 12", "#### 1"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,12 @@ def preference(**changed: Any) -> Preference:
         ([{"role": "assistant", "content": "3 * 4 = 12\n#### 12"}], ROW["rejected"]),
     ],
 )
-def test_lists_and_texts_make_the_same_pair_of_steps(chosen: Any, rejected: Any, student: Student) -> None:
-    row = preference(chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}])
+def test_lists_and_texts_make_the_same_pair_of_steps(
+    chosen: Any, rejected: Any, student: Student
+) -> None:
+    row = preference(
+        chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}]
+    )
     assert row.prompt == "How many?"
     line, eos = student.encode("3 * 4 = 12\n"), student.engine.eos_id
     better, worse = ((*line, *student.encode(text), eos) for text in ("#### 12", "#### 1"))
@@ -74,7 +82,9 @@ def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student)
         (row_of(chosen="a\nb", rejected="a"), "differ in no step"),
     ],
 )
-def test_a_row_that_is_none_is_named_with_its_line_and_field(line: bytes, word: str, tmp_path: Path) -> None:
+def test_a_row_that_is_none_is_named_with_its_line_and_field(
+    line: bytes, word: str, tmp_path: Path
+) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(row_of() + b"\n\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
@@ -89,8 +99,12 @@ def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student:
     [question] = read_questions([file], 1)
     config = load_config(recipe="critic.yaml").train.critic
     example = with_step_labels(example_of(question, student, config), config.least_outcomes)
-    labels = {student.decode(ids): (state.target, state.weight) for ids, state in example.states.items()}
-    assert sorted(labels.values()) == [(0.0, 1.0)] * 2 + [(1.0, 1.0)] * 2 and len(example.pairs) == 3
+    labels = {
+        student.decode(ids): (state.target, state.weight) for ids, state in example.states.items()
+    }
+    assert (
+        sorted(labels.values()) == [(0.0, 1.0)] * 2 + [(1.0, 1.0)] * 2 and len(example.pairs) == 3
+    )
 
 
 def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
@@ -99,12 +113,30 @@ def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
     for task in tasks_of(config, "train", 60):
         steps = (task.solution or "").split("\n")
         lines.append(
-            json.dumps({"prompt": task.problem.question, "chosen": steps, "rejected": [*steps[:-1], "#### 1000"]})
+            json.dumps(
+                {
+                    "prompt": task.problem.question,
+                    "chosen": steps,
+                    "rejected": [*steps[:-1], "#### 1000"],
+                }
+            )
         )
     file.write_text("\n".join(lines))
     out, quick = str(tmp_path / "prm"), ["--set", "train.optimizer.epochs=1"]
-    assert main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"]) == 0
+    assert (
+        main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"])
+        == 0
+    )
     card = json.loads(capsys.readouterr().out)
-    assert sum(card["questions"].values()) == 60 and card["pairs"]["test"] > 0 and card["sampled_tokens"] == 0
-    assert main(["value", "--model", "embedded", "--data", str(file), "--out", str(tmp_path / "value")]) == 2
+    assert (
+        sum(card["questions"].values()) == 60
+        and card["pairs"]["test"] > 0
+        and card["sampled_tokens"] == 0
+    )
+    assert (
+        main(
+            ["value", "--model", "embedded", "--data", str(file), "--out", str(tmp_path / "value")]
+        )
+        == 2
+    )
     assert "step preferences" in capsys.readouterr().err

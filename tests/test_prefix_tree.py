@@ -17,7 +17,9 @@ def make(capacity: int = 40, memo_bytes: int = 1 << 20) -> PrefixTree:
 
 
 class Machine(RuleBasedStateMachine):
-    """walk, lock, unlock, reserve and clear in any order; `locked` is the model: locked sequences are never lost."""
+    """walk, lock, unlock, reserve and clear in any order; `locked` is the model: locked sequences
+    are never lost.
+    """
 
     @initialize(capacity=st.integers(8, 40))
     def start(self, capacity: int) -> None:
@@ -56,7 +58,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 45))
     def reserve(self, count: int) -> None:
-        evictable = self.tree.capacity - 1 - len({n for node, _ in self.locked for n in self.tree.path(node)})
+        evictable = (
+            self.tree.capacity
+            - 1
+            - len({n for node, _ in self.locked for n in self.tree.path(node)})
+        )
         assert self.tree.reserve(count) == (count <= evictable)
         if count <= evictable:
             assert self.tree.room() >= count
@@ -74,10 +80,15 @@ class Machine(RuleBasedStateMachine):
         check_tree(self.tree)
         assert self.tree.ready[ROOT]
         assert sum(self.tree.locks) == len(self.locked)
-        for node, tokens in self.locked:  # whatever was evicted, a locked node still spells its tokens
+        for (
+            node,
+            tokens,
+        ) in self.locked:  # whatever was evicted, a locked node still spells its tokens
             assert tuple(self.tree.token[n] for n in self.tree.path(node)) == tokens
             assert self.tree.find(tokens) == node
-        for node in range(1, len(self.tree.children)):  # a node that isn't computed knows nothing of its number's past
+        for node in range(
+            1, len(self.tree.children)
+        ):  # a node that isn't computed knows nothing of its number's past
             if self.tree.token[node] >= 0 and not self.tree.ready[node]:
                 assert self.tree.value[node] != self.tree.value[node]
                 assert self.tree.logprob[node] != self.tree.logprob[node]
@@ -95,7 +106,12 @@ def test_the_least_recently_used_goes_first() -> None:
     tree.walk([0] * 5)  # 0 is used again: 1 is the oldest now
     assert tree.room() == 0
     assert tree.reserve(1)
-    assert [_depth(tree, token) for token in range(4)] == [5, 4, 4, 5]  # the two oldest leaves; a sweep frees a tenth
+    assert [_depth(tree, token) for token in range(4)] == [
+        5,
+        4,
+        4,
+        5,
+    ]  # the two oldest leaves; a sweep frees a tenth
     check_tree(tree)
 
 

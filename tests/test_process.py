@@ -12,7 +12,9 @@ PACKAGE = Path(alphazero_llm_trainer.__file__).parent
 
 
 def test_what_was_frozen_is_thawed_at_the_end() -> None:
-    """Frozen types are in no last collection, and nanobind (Triton 3.9) reports each of them as leaked."""
+    """Frozen types are in no last collection, and nanobind (Triton 3.9) reports each of them as
+    leaked.
+    """
     code = (
         "import atexit, gc\n"
         "atexit.register(lambda: print('frozen at the end:', gc.get_freeze_count()))\n"  # runs last
@@ -25,5 +27,7 @@ def test_what_was_frozen_is_thawed_at_the_end() -> None:
 
 
 def test_nothing_is_frozen_elsewhere() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if "gc.freeze" in path.read_text(encoding="utf-8")]
+    files = [
+        path for path in PACKAGE.rglob("*.py") if "gc.freeze" in path.read_text(encoding="utf-8")
+    ]
     assert [path.name for path in files] == ["background.py"]

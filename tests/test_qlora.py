@@ -1,4 +1,6 @@
-"""A 4-bit student on the CPU, for real: one base with many adapters, exact gradients, merging, training and resuming."""
+"""A 4-bit student on the CPU, for real: one base with many adapters, exact gradients, merging,
+training and resuming.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ from alphazero_llm_trainer.training.models import (
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import Scorer
 
-FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
+FOUR_BITS = [
+    {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
+]
 FLAGS = [
     "--set", "student=embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
 ]  # fmt: skip
@@ -96,7 +100,9 @@ def logprobs(model: Any, student: Student) -> torch.Tensor:
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference in nats. Logits span 40 nats here: fp32 sums in another order are 2e-5 apart."""
+    """The largest difference in nats. Logits span 40 nats here: fp32 sums in another order are 2e-5
+    apart.
+    """
     return float((found - expected).abs().max())
 
 
@@ -109,7 +115,9 @@ def in_64_bits(student: Student, adapter: Path) -> Any:
 
 
 def engine_scores(student: Student) -> list[float]:
-    [found] = asyncio.run(student.engine.score([(student.prompt_ids(QUESTION), tuple(student.encode(ANSWER)))]))
+    [found] = asyncio.run(
+        student.engine.score([(student.prompt_ids(QUESTION), tuple(student.encode(ANSWER)))])
+    )
     return found
 
 
@@ -118,11 +126,14 @@ def storages(model: Any) -> set[int]:
     return {p.data_ptr() for name, p in model.named_parameters() if not adapters.is_adapted(name)}
 
 
-# -- 4 bits ------------------------------------------------------------------------------------------------------------
+# -- 4 bits
+# --------------------------------------------------------------------------------------------------
 
 
 def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: Student) -> None:
-    """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient passes them then."""
+    """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient
+    passes them then.
+    """
     before = adapters.fingerprint(student.model)
     logprobs(student.model, student)
     assert adapters.fingerprint(student.model) == before
@@ -148,10 +159,14 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
-    assert difference(logprobs(plain, student), trained) < 5e-5  # 4-bit kernel and fp32 rounding included
+    assert (
+        difference(logprobs(plain, student), trained) < 5e-5
+    )  # 4-bit kernel and fp32 rounding included
     exact = in_64_bits(student, tmp_path / "adapter")
     assert difference(logprobs(plain.double(), student), logprobs(exact, student)) < 1e-5
-    torch.testing.assert_close(logprobs(student.model, student), trained)  # and the 4-bit model is as it was
+    torch.testing.assert_close(
+        logprobs(student.model, student), trained
+    )  # and the 4-bit model is as it was
     # A merge into the weights before quantisation is another model.
     other = load_student(load_config(overrides=["student=embedded"]))
     make_trainable(other.model, other.spec, "lora")
@@ -162,7 +177,9 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
-def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, config: Config, tmp_path: Path) -> None:
+def test_an_adapter_comes_back_exactly_and_knows_its_base(
+    student: Student, config: Config, tmp_path: Path
+) -> None:
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
     save_adapter(student.model, tmp_path)
@@ -181,20 +198,31 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, conf
     assert torch.equal(logprobs(trainable, again), logprobs(student.model, student))
     assert all("lora_" in name for name, p in trainable.named_parameters() if p.requires_grad)
     # The adapter knows that its base was loaded in 4 bits.
-    assert load_student(load_config(overrides=["student=embedded"]), path=tmp_path).spec.quantization == "nf4"
+    assert (
+        load_student(load_config(overrides=["student=embedded"]), path=tmp_path).spec.quantization
+        == "nf4"
+    )
 
 
 LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
 
 
-def test_all_weights_under_an_adapter_are_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_weights_under_an_adapter_are_not_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = load_config(overrides=LORA)
     first = load_student(config)
     make_trainable(first.model, first.spec, "lora")
     randomise(first.model, adapters.POLICY, 0)
     save_adapter(first.model, tmp_path / "adapter")
     first.model.eval()
-    flags = [*SMALL, "--model", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
+    flags = [
+        *SMALL,
+        "--model",
+        str(tmp_path / "adapter"),
+        "--checkpoint-dir",
+        str(tmp_path / "runs"),
+    ]
     whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
     assert train_main([*flags, *whole]) == 2
     error = capsys.readouterr().err
@@ -216,7 +244,8 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
         load_student(config, path=tmp_path)
 
 
-# -- one base ----------------------------------------------------------------------------------------------------------
+# -- one base
+# --------------------------------------------------------------------------------------------------
 
 
 def test_policy_reference_value_and_critic_share_one_base(student: Student, config: Config) -> None:
@@ -228,7 +257,9 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
     network = new_critic(student, config, "value")
     critic = Critic(student.model, student.spec.lora)
     assert not [
-        name for name, p in student.model.named_parameters() if p.requires_grad and not adapters.is_adapted(name)
+        name
+        for name, p in student.model.named_parameters()
+        if p.requires_grad and not adapters.is_adapted(name)
     ]
     for model in (student.model, network, critic, frozen.model.model):
         assert storages(model) - storages(getattr(model, "score", torch.nn.Identity())) == base
@@ -251,7 +282,9 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
             found[who] = logprobs(student.model, student)
         assert torch.equal(found[who], logprobs(apart[who].model, student)), who
     assert not torch.allclose(found["policy"], found["value"], atol=1e-2)
-    assert torch.equal(logprobs(student.model, student), found["policy"])  # outside, the policy's own is active
+    assert torch.equal(
+        logprobs(student.model, student), found["policy"]
+    )  # outside, the policy's own is active
     assert engine_scores(frozen) == pytest.approx(before, abs=1e-6)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
     with torch.no_grad():
@@ -287,19 +320,24 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Stud
         with adapters.under(student.model, adapters.CRITIC):
             loss = loss + student.model(ids).logits.square().mean()
         loss.backward()
-        return {n: p.grad.clone() for n, p in student.model.named_parameters() if p.grad is not None}
+        return {
+            n: p.grad.clone() for n, p in student.model.named_parameters() if p.grad is not None
+        }
 
     student.model.train()
     plain = gradients()
     student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
     again = gradients()
     assert plain.keys() == again.keys()
-    assert any(f".{adapters.CRITIC}." in name for name in plain) and any(".default." in name for name in plain)
+    assert any(f".{adapters.CRITIC}." in name for name in plain) and any(
+        ".default." in name for name in plain
+    )
     for name, gradient in plain.items():
         torch.testing.assert_close(gradient, again[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-# -- the whole path ----------------------------------------------------------------------------------------------------
+# -- the whole path
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -323,15 +361,21 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
     plain = AutoModelForCausalLM.from_pretrained(whole_run / "student")
     assert difference(logprobs(plain, trained), logprobs(trained.model, trained)) < 5e-5
     assert (
-        difference(logprobs(plain.double(), trained), logprobs(in_64_bits(trained, whole_run / "adapter"), trained))
+        difference(
+            logprobs(plain.double(), trained),
+            logprobs(in_64_bits(trained, whole_run / "adapter"), trained),
+        )
         < 1e-5
     )
     # The merged folder is a student too, and answers as the trained one did.
-    unquantised = load_student(load_config(overrides=["student=embedded"]), path=whole_run / "student")
+    unquantised = load_student(
+        load_config(overrides=["student=embedded"]), path=whole_run / "student"
+    )
     assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
-# -- what a user trips over --------------------------------------------------------------------------------------------
+# -- what a user trips over
+# --------------------------------------------------------------------------------------------
 
 
 def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +387,9 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
     check_device("embedded", str(PACKAGED), spec)
 
 
-def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError("You are trying to access a gated repo.\nMore of it.")
 
@@ -353,12 +399,21 @@ def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(monkeypatch: py
     with pytest.raises(CheckpointError) as caught:
         load_model(spec.path, spec, "llama-3.2-3b")
     message = str(caught.value)
-    assert "\n" not in message and "path=unsloth/Llama-3.2-3B-Instruct" in message and "path=DIR" in message
-    for word in ("access a gated repo)", "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct", "HF_TOKEN"):
+    assert (
+        "\n" not in message
+        and "path=unsloth/Llama-3.2-3B-Instruct" in message
+        and "path=DIR" in message
+    )
+    for word in (
+        "access a gated repo)",
+        "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct",
+        "HF_TOKEN",
+    ):
         assert word in message
 
 
-# -- merging and uploading ---------------------------------------------------------------------------------------------
+# -- merging and uploading
+# ---------------------------------------------------------------------------------------------
 
 
 class Hub:
@@ -378,17 +433,33 @@ class Hub:
 
 
 def test_merge_writes_a_plain_folder_and_uploads_it(
-    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     hub, out = Hub(), tmp_path / "merged"
     monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
-    assert main(["merge", "--model", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
+    given = [
+        "--adapter",
+        str(whole_run / "adapter"),
+        "--out",
+        str(out),
+        "--push-to-hub",
+        "me/student",
+    ]
+    assert main(["merge", "--model", "embedded", *given]) == 0, (
+        "the adapter knows that its base has 4 bits"
+    )
     assert "uploaded to" in capsys.readouterr().out
     assert hub.made == [{"repository": "me/student", "private": True, "exist_ok": True}]
     weights = (out / "model.safetensors").read_bytes()
-    assert hub.files["model.safetensors"] == weights == (whole_run / "student" / "model.safetensors").read_bytes()
+    assert (
+        hub.files["model.safetensors"]
+        == weights
+        == (whole_run / "student" / "model.safetensors").read_bytes()
+    )
     assert "quantization_config" not in json.loads(hub.files["config.json"])
 
 
@@ -397,7 +468,10 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     [
         (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
         (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
-        (["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"], "trained over other weights"),
+        (
+            ["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"],
+            "trained over other weights",
+        ),
     ],
 )
 def test_merge_refuses_what_is_wrong(
@@ -410,7 +484,14 @@ def test_merge_refuses_what_is_wrong(
 
 def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     out = tmp_path / "sft"
-    flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.validation_size=8"]
+    flags = [
+        "--eval-size",
+        "8",
+        "--set",
+        "train.demonstrations=24",
+        "--set",
+        "train.validation_size=8",
+    ]
     flags += [
         "--set",
         "train.sft_steps=6",
@@ -433,12 +514,16 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
         [found] = asyncio.run(student.engine.score([pair]))
         return torch.tensor(found)
 
-    assert torch.allclose(scores(adapted), scores(plain), atol=1e-3)  # the merged folder is the trained student
+    assert torch.allclose(
+        scores(adapted), scores(plain), atol=1e-3
+    )  # the merged folder is the trained student
     assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it
 
 
 def test_frozen_matrices_in_bfloat16_change_no_result() -> None:
-    student = load_student(load_config(overrides=["student=embedded", "rewards.use_student_model=false"]))
+    student = load_student(
+        load_config(overrides=["student=embedded", "rewards.use_student_model=false"])
+    )
     model = make_trainable(student.model, student.spec, "lora")
     randomise(model, adapters.POLICY, 0)
     names, scorer = set(model.state_dict()), Scorer(model)

@@ -1,4 +1,6 @@
-"""A run of several processes: the weights of one, resumed with another number of them, and refused in one sentence."""
+"""A run of several processes: the weights of one, resumed with another number of them, and refused
+in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,22 @@ from completion_server import CompletionServer  # isort: skip
 ROOT = Path(__file__).parents[1]
 SMALL = [
     *("--model", "embedded", "--eval-size", "0", "--quiet"),
-    *("--set", "problems.levels=[1, 2]", "--set", "search.temperature=1.2", "--set", "search.concurrent=8"),
-    *("--set", "train.questions_per_round=8", "--set", "train.save_every=8", "--set", "search.simulations=3"),
+    *(
+        "--set",
+        "problems.levels=[1, 2]",
+        "--set",
+        "search.temperature=1.2",
+        "--set",
+        "search.concurrent=8",
+    ),
+    *(
+        "--set",
+        "train.questions_per_round=8",
+        "--set",
+        "train.save_every=8",
+        "--set",
+        "search.simulations=3",
+    ),
     *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
     *("--set", "rewards.use_student_model=false"),
 ]
@@ -58,18 +74,26 @@ def set_fsdp(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
 
 
 def start(count: int, argv: list[list[str]]) -> list[subprocess.Popen[str]]:
-    """`count` processes of one run, as a launcher starts them; `argv` has a command line for each."""
+    """`count` processes of one run, as a launcher starts them; `argv` has a command line for
+    each.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ours = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if count > 1 else {}
+    ours = (
+        {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if count > 1
+        else {}
+    )
     processes = []
     for rank in range(count):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **ours, **named}
         command = [sys.executable, str(ROOT / "train_vllm.py"), *argv[rank]]
         pipe = subprocess.PIPE
-        processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        )
     return processes
 
 
@@ -107,7 +131,10 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 def journal(run: Path) -> dict[str, Any]:
     lines = (run / "run-001" / "journal.jsonl").read_text().splitlines()
-    found = {record["key"]: (record["tree"]["token_ids"], record["tree"]["N"]) for record in map(json.loads, lines)}
+    found = {
+        record["key"]: (record["tree"]["token_ids"], record["tree"]["N"])
+        for record in map(json.loads, lines)
+    }
     assert len(found) == len(lines)
     return found
 
@@ -120,7 +147,9 @@ def test_two_processes_end_with_the_weights_of_one(
 ) -> None:
     flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
     fsdp = sharding == "fsdp"
-    if fsdp and method == "grpo":  # with an adapter, which most of the sharded weights are no part of
+    if (
+        fsdp and method == "grpo"
+    ):  # with an adapter, which most of the sharded weights are no part of
         flags += ["--set", "train.adapter=lora", "--set", "train.optimizer.learning_rate=0.003"]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
@@ -131,7 +160,9 @@ def test_two_processes_end_with_the_weights_of_one(
     assert "student, metrics and report.html" in said and quiet == ""  # rank 0 alone speaks
     sharded = list((tmp_path / "two" / "run-001").glob("checkpoint-*/pytorch_model_fsdp.bin"))
     assert bool(sharded) == fsdp
-    assert journal(tmp_path / "one") == journal(tmp_path / "two")  # the same trees, each once, of whole weights
+    assert journal(tmp_path / "one") == journal(
+        tmp_path / "two"
+    )  # the same trees, each once, of whole weights
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
     moved = apart(one, load_file(PACKAGED / "model.safetensors"))
@@ -145,7 +176,15 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = CompletionServer()
-    flags = ["--num-examples", "16", *METHODS["grpo"], "--config", "grpo_correctness", "--set", "train.adapter=lora"]
+    flags = [
+        "--num-examples",
+        "16",
+        *METHODS["grpo"],
+        "--config",
+        "grpo_correctness",
+        "--set",
+        "train.adapter=lora",
+    ]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
     flags += ["--set", "train.optimizer.learning_rate=0.003"]
     try:
@@ -168,10 +207,22 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies_after", [0, 60])
-def test_a_lost_server_ends_all_processes_with_one_sentence(tmp_path: Path, dies_after: int) -> None:
-    """It is lost before anything is loaded, and in the middle of a round, which the other process waits for."""
+def test_a_lost_server_ends_all_processes_with_one_sentence(
+    tmp_path: Path, dies_after: int
+) -> None:
+    """It is lost before anything is loaded, and in the middle of a round, which the other process
+    waits for.
+    """
     server = CompletionServer()
-    flags = ["--num-examples", "16", *METHODS["grpo"], "--config", "grpo_correctness", "--set", "train.adapter=lora"]
+    flags = [
+        "--num-examples",
+        "16",
+        *METHODS["grpo"],
+        "--config",
+        "grpo_correctness",
+        "--set",
+        "train.adapter=lora",
+    ]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
     if dies_after:
         server.die_after = dies_after
@@ -181,7 +232,11 @@ def test_a_lost_server_ends_all_processes_with_one_sentence(tmp_path: Path, dies
     if not server.dead:
         server.close()
     assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
-    assert error.startswith("error: ") and server.url.removesuffix("/v1") in error and error.count("\n") == 1
+    assert (
+        error.startswith("error: ")
+        and server.url.removesuffix("/v1") in error
+        and error.count("\n") == 1
+    )
 
 
 @pytest.mark.slow
@@ -214,10 +269,16 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(
 
 @pytest.mark.slow
 def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -> None:
-    argv = [[*SMALL, "--num-examples", "8", "--out", str(tmp_path), "--seed", seed] for seed in ("7", "8")]
+    argv = [
+        [*SMALL, "--num-examples", "8", "--out", str(tmp_path), "--seed", seed]
+        for seed in ("7", "8")
+    ]
     (code, said, error), (other, *quiet) = finish(start(2, argv))
     assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
-    assert error.startswith("error: process 1 of 2 has another seed (8, not 7)") and error.count("\n") == 1
+    assert (
+        error.startswith("error: process 1 of 2 has another seed (8, not 7)")
+        and error.count("\n") == 1
+    )
     assert list(tmp_path.iterdir()) == []  # before anything is loaded or made
 
 
@@ -241,7 +302,10 @@ def test_what_two_processes_can_not_share_is_said(
         set_fsdp(monkeypatch, FSDP_VERSION="1", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
     check_ranks(grpo_config(["student=embedded"]), 2)
     if fsdp:  # accelerate is set right
-        assert os.environ["FSDP_VERSION"] == "2" and os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
+        assert (
+            os.environ["FSDP_VERSION"] == "2"
+            and os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
+        )
     with pytest.raises(ConfigError, match=words):
         check_ranks(grpo_config(["student=embedded", override]), 2)
 

@@ -44,9 +44,9 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         for name, value in attrs:
-            assert name not in ("src", "onclick") and not (name == "href" and "//" in (value or "")), (
-                "nothing is fetched"
-            )
+            assert name not in ("src", "onclick") and not (
+                name == "href" and "//" in (value or "")
+            ), "nothing is fetched"
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -71,7 +71,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         config = grpo_config(
             [
                 {"student": "embedded", "rewards": {"use_student_model": False}},
-                {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 12}},
+                {
+                    "train": {
+                        "num_examples": 16,
+                        "questions_per_round": 8,
+                        "save_every": 8,
+                        "eval_size": 12,
+                    }
+                },
                 {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16}},
                 {"train": {"optimizer": {"epochs": epochs}}},
             ]
@@ -93,7 +100,10 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
     assert "batch_size: 20" in page
     gain = card["gain"]
-    assert f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}" in page
+    assert (
+        f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}"
+        in page
+    )
     assert f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in page
     for title in ("Greedy accuracy, validation", "Loss", "Outcomes of the questions"):
         assert page.texts(title) == 1
@@ -101,7 +111,10 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     assert first["problem"]["id"] in (runs[0] / "trees.html").read_text()
     assert 'href="trees.html"' in page.raw
     # As `view` writes them: tokens as text, and the choice.
-    assert '"pieces":{' in (runs[0] / "trees.html").read_text() and '"why":"' in (runs[0] / "trees.html").read_text()
+    assert (
+        '"pieces":{' in (runs[0] / "trees.html").read_text()
+        and '"why":"' in (runs[0] / "trees.html").read_text()
+    )
 
 
 def test_view_refreshes_the_page_that_the_run_has(runs: list[Path]) -> None:
@@ -112,13 +125,32 @@ def test_view_refreshes_the_page_that_the_run_has(runs: list[Path]) -> None:
     assert {path.name: path.read_bytes() for path in runs[0].glob("*.html")} == before
 
 
-def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_a_run_that_is_not_finished_is_reported_too(
+    runs: list[Path], tmp_path: Path, capsys: Any
+) -> None:
     cut = tmp_path / "run-001"
-    shutil.copytree(runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
+    shutil.copytree(
+        runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*")
+    )
     card = json.loads((cut / "run.json").read_text())
-    begun = {key for key in card if key in ("config", "student", "started_from", "system_prompt", "shots", "adapter")}
-    begun |= {"learning_rate", "method", "seed", "questions", "demonstrations", "engine", "before", "validation_before"}
-    card = {key: value for key, value in card.items() if key in begun}  # what stands there before the first round
+    begun = {
+        key
+        for key in card
+        if key in ("config", "student", "started_from", "system_prompt", "shots", "adapter")
+    }
+    begun |= {
+        "learning_rate",
+        "method",
+        "seed",
+        "questions",
+        "demonstrations",
+        "engine",
+        "before",
+        "validation_before",
+    }
+    card = {
+        key: value for key, value in card.items() if key in begun
+    }  # what stands there before the first round
     (cut / "run.json").write_text(json.dumps(card))
     with (cut / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "mean_rew')  # a process that is writing
@@ -131,7 +163,9 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
 
 def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_path: Path) -> None:
     run = tmp_path / "run-001"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
+    shutil.copytree(
+        runs[0], run, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*")
+    )
     lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
     for at, line in enumerate(lines):
         after = not line["before"]["correct"] if at < 3 else line["before"]["correct"]
@@ -147,7 +181,9 @@ def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_pat
     assert lines[3]["id"] not in page
 
 
-def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
+    runs: list[Path], tmp_path: Path, capsys: Any
+) -> None:
     run = tmp_path / "run-001"
     run.mkdir()
     shutil.copy(runs[0] / "run.json", run)
@@ -178,11 +214,15 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
     assert critic_text(better).startswith(yes)
     assert "ranking steps: not clearly, " in critic_text(level)
-    assert "lambda" in critic_text(better) and "lambda" not in critic_text(critic_card(True, [0.1, 0.05, 0.15], "prm"))
+    assert "lambda" in critic_text(better) and "lambda" not in critic_text(
+        critic_card(True, [0.1, 0.05, 0.15], "prm")
+    )
     from_file = critic_card(True, [0.1, 0.05, 0.15])
     del from_file["test"]["pair accuracy, log-probability"]
     assert critic_text(from_file).startswith("Better than chance at ranking steps: 0.700")
-    assert critic_text(critic_card(False, [0.1, 0.05, 0.15])).startswith("Not better than chance: don't use it")
+    assert critic_text(critic_card(False, [0.1, 0.05, 0.15])).startswith(
+        "Not better than chance: don't use it"
+    )
     (tmp_path / "critic.json").write_text(json.dumps(better))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7, "held_out_loss": 0.6}\n')
     assert cli.main(["report", str(tmp_path)]) == 0
@@ -201,7 +241,11 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(
-    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
@@ -222,32 +266,46 @@ def test_scores_that_never_reach_full_marks_are_told_apart_from_wrong_answers() 
         (0.8, "grades reach 0.80 in the mean: learn from grades with --use-grpo"),
         (0.0, "easier problems"),
     ):
-        said = nothing_learnt({"method": "expert_iteration", "after": {"reward": {"value": mean}}}, lines)
+        said = nothing_learnt(
+            {"method": "expert_iteration", "after": {"reward": {"value": mean}}}, lines
+        )
         assert said is not None and fix in said
 
 
-def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs: list[Path], tmp_path: Path) -> None:
+def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
+    runs: list[Path], tmp_path: Path
+) -> None:
     card, metrics = json.loads((runs[0] / "run.json").read_text()), []
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
     card["reward_gain"] = {"value": 0.12, "low": 0.02, "high": 0.25}
     for when in ("before", "after"):
-        card[when] |= {"reward": {"value": 0.6, "low": 0.5, "high": 0.7}, "rewards": [], "failed_rewards": 0}
+        card[when] |= {
+            "reward": {"value": 0.6, "low": 0.5, "high": 0.7},
+            "rewards": [],
+            "failed_rewards": 0,
+        }
     said, kind = verdict(card, metrics)  # a source with partial credit: right answers come first
     assert (
-        said == "Training made no clear difference: +0.000 [-0.050, +0.050] on the same 12 held-out problems"
+        said
+        == "Training made no clear difference: +0.000 [-0.050, +0.050] on the same 12 held-out problems"
         and not kind
     )
     card["config"]["rewards"]["custom"] = "mine.py:reward"
     said, kind = verdict(card, metrics)
     assert said.startswith(
-        "Training helped: +0.120 [+0.020, +0.250] in reward on the same 12 held-out problems, +0.000 ["
+        "Training helped: +0.120 [+0.020, +0.250] in reward on the same 12 held-out problems, "
+        "+0.000 ["
     )
     assert said.endswith("] in accuracy") and kind == "good"
     shutil.copytree(runs[0], tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text(json.dumps(card))
     assert cli.main(["report", str(tmp_path / "run")]) == 0
     page = Page(tmp_path / "run" / "report.html")
-    assert "0.600 → 0.600" in page and "mean outcome, validation" in page and "accuracy, validation" not in page
+    assert (
+        "0.600 → 0.600" in page
+        and "mean outcome, validation" in page
+        and "accuracy, validation" not in page
+    )
 
 
 def test_a_student_that_can_do_nothing_is_said_to_be_no_match(runs: list[Path]) -> None:
@@ -269,10 +327,15 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> No
         right = [[grade == 1.0] for grade in grades]
         return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
 
-    before, after = found(0.0, 0.5, 1.0, 0.25), found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
+    before, after = (
+        found(0.0, 0.5, 1.0, 0.25),
+        found(1.0, 1.0, 1.0, 0.0),
+    )  # all or nothing by chance
     more = gain(before["rewards"], after["rewards"], tasks)
     assert before["reward"]["value"] == pytest.approx(0.4375) and more is not None
     assert more["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
     assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)
     # It is told where it differs from accuracy.
-    assert [rewarded(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))] == [True, False]
+    assert [
+        rewarded(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))
+    ] == [True, False]

@@ -17,7 +17,15 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
 
 @pytest.mark.parametrize(
     ("ppl", "base", "expected"),
-    [(4, 4, 0.5), (2, 4, 0.75), (1, 4, 0.875), (6, 4, 0.25), (8, 4, 0.0), (80, 4, 0.0), (1, 1, 0.5)],
+    [
+        (4, 4, 0.5),
+        (2, 4, 0.75),
+        (1, 4, 0.875),
+        (6, 4, 0.25),
+        (8, 4, 0.0),
+        (80, 4, 0.0),
+        (1, 1, 0.5),
+    ],
 )
 def test_pre_closed_forms(ppl, base, expected):
     assert pre([-math.log(ppl)] * 3, [-math.log(base)] * 5) == pytest.approx(expected)
@@ -62,24 +70,39 @@ def test_pre_is_the_design_formula(a, b):
     ],
 )
 def test_combined_with_the_shipped_weights(hre_part, pre_part, *, steps, right, wrong, total):
-    parts = combined(hre_part, pre_part, steps=steps, right=right, wrong=wrong, weights=RewardConfig())
+    parts = combined(
+        hre_part, pre_part, steps=steps, right=right, wrong=wrong, weights=RewardConfig()
+    )
     assert parts.total == pytest.approx(total)
     assert (parts.hre, parts.pre) == (hre_part, pre_part)
 
 
 def test_weights_are_renormalised():
     weights = RewardConfig(hre_weight=0.2, pre_weight=0.2, step_penalty=0.1)
-    assert combined(1.0, 0.0, steps=0, right=0, wrong=0, weights=weights).total == pytest.approx(0.5)
-    assert combined(1.0, 0.0, steps=1, right=0, wrong=0, weights=weights).total == pytest.approx(0.4)
-    assert combined(1.0, 0.0, steps=0, right=1, wrong=0, weights=weights).total == pytest.approx(0.6)
-    assert combined(1.0, 0.0, steps=0, right=0, wrong=1, weights=weights).total == pytest.approx(0.45)
-    assert combined(1.0, None, steps=9, right=1, wrong=0, weights=RewardConfig(step_penalty=0)).total == 1.0
+    assert combined(1.0, 0.0, steps=0, right=0, wrong=0, weights=weights).total == pytest.approx(
+        0.5
+    )
+    assert combined(1.0, 0.0, steps=1, right=0, wrong=0, weights=weights).total == pytest.approx(
+        0.4
+    )
+    assert combined(1.0, 0.0, steps=0, right=1, wrong=0, weights=weights).total == pytest.approx(
+        0.6
+    )
+    assert combined(1.0, 0.0, steps=0, right=0, wrong=1, weights=weights).total == pytest.approx(
+        0.45
+    )
+    assert (
+        combined(1.0, None, steps=9, right=1, wrong=0, weights=RewardConfig(step_penalty=0)).total
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(("hre_part", "pre_part"), [(None, None), (1.0, None)])
 def test_no_weight_at_all_is_said(hre_part, pre_part):
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
-        combined(hre_part, pre_part, steps=1, right=0, wrong=0, weights=RewardConfig(hre_weight=0.0))
+        combined(
+            hre_part, pre_part, steps=1, right=0, wrong=0, weights=RewardConfig(hre_weight=0.0)
+        )
 
 
 @given(shares, st.none() | shares, st.integers(0, 50), st.integers(0, 9), st.integers(0, 9))

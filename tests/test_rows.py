@@ -17,7 +17,12 @@ from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.training import rows as rows_module
-from alphazero_llm_trainer.training.credit import clamp, group_advantages, process_advantages, zero_variance
+from alphazero_llm_trainer.training.credit import (
+    clamp,
+    group_advantages,
+    process_advantages,
+    zero_variance,
+)
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.types import STUDENT, Problem, Step
@@ -34,12 +39,16 @@ OVERRIDES = [
 
 
 class Likely:
-    """A verifier of its own kind: a step is as right as its tokens are likely on average. It counts its calls under way."""
+    """A verifier of its own kind: a step is as right as its tokens are likely on average. It counts
+    its calls under way.
+    """
 
     name, computes = "likely", False
     scored_tokens = alive = most = 0
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         self.alive += 1
         self.most = max(self.most, self.alive)
         await asyncio.sleep(0)
@@ -55,12 +64,18 @@ def source_of(folder: Path, *overrides: str) -> Source:
     return Source.of(config, tasks, folder, Likely())
 
 
-def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]]:
-    return {(row.prompt_ids, row.completion_ids): row.advantages for row in rows if any(row.advantages)}
+def by_response(
+    rows: Sequence[TrainRow],
+) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]]:
+    return {
+        (row.prompt_ids, row.completion_ids): row.advantages for row in rows if any(row.advantages)
+    }
 
 
 def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3")
+    source = source_of(
+        tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3"
+    )
     rows, verifier = by_response(source.rows()), source.builder.verifier
     assert source.stats is not None and isinstance(verifier, Likely)
     assert source.stats.cost.scored_tokens == verifier.scored_tokens > 0
@@ -78,7 +93,9 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
         scores, at = [], []
         for t in found:
             ends = [sum(t.lengths[: i + 1]) for i in range(len(t.lengths))]
-            pieces = [t.logprobs[end - length : end] for end, length in zip(ends, t.lengths, strict=True)]
+            pieces = [
+                t.logprobs[end - length : end] for end, length in zip(ends, t.lengths, strict=True)
+            ]
             scores.append([math.exp(math.fsum(piece) / len(piece)) for piece in pieces])
             at.append(t.lengths)
         process = process_advantages(scores, at, counts)
@@ -92,7 +109,12 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
 def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
     source = source_of(tmp_path, f"train.credit={credit}")
     trees, _ = source.rounds.search(0)
-    wrong = {(source.prompt(tree), t.token_ids) for tree in trees for t in trajectories(tree.tree) if not t.hre}
+    wrong = {
+        (source.prompt(tree), t.token_ids)
+        for tree in trees
+        for t in trajectories(tree.tree)
+        if not t.hre
+    }
     rows = source.builder.credited(trees, RoundStats(0))
     ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
     assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
@@ -112,7 +134,9 @@ def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None
     source = source_of(tmp_path, f"train.credit={credit}")
     rows = source.rows()
     assert len(rows) == source.builder.size.rows_per_round == 400
-    assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
+    assert all(
+        len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows
+    )
     values = {value for row in rows for value in row.advantages}
     assert len(values) > 4 and min(values) < 0 < max(values)
 
@@ -121,13 +145,17 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path)
     found = []
     for _ in range(2):
         source = source_of(tmp_path, "train.demonstration_share=0.5", "train.rows_per_round=60")
-        source.builder.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
+        source.builder.demonstrations = load_tasks(
+            "embedded", "train", 3, levels=source.config.problems.levels
+        )
         found.append(source.rows())
     assert found[0] == found[1]
     replayed = [row for row in found[0] if row.kind == "demonstration"]
     assert len(replayed) >= 60 and all(row.advantages[0] == 0.5 for row in replayed)
     questions = {row.prompt_ids for row in replayed}
-    assert questions == {source.builder.student.worked(task)[0] for task in source.builder.demonstrations}
+    assert questions == {
+        source.builder.student.worked(task)[0] for task in source.builder.demonstrations
+    }
 
 
 def test_rft_takes_each_questions_right_responses_and_nothing_else(
@@ -139,9 +167,13 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(
     right: dict[tuple[int, ...], list[Trajectory]] = {}
     for tree in source.trees():
         prompt = source.prompt(tree)
-        right[prompt] = sorted((t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples)
+        right[prompt] = sorted(
+            (t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples
+        )
     wanted = {(prompt, t.token_ids) for prompt, found in right.items() for t in found[:1]}
-    assert any(len(found) > 1 for found in right.values()), "no question has more right responses than are taken"
+    assert any(len(found) > 1 for found in right.values()), (
+        "no question has more right responses than are taken"
+    )
     assert {(row.prompt_ids, row.completion_ids) for row in source.builder.own} == wanted
     assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
     assert {value for row in rows for value in row.advantages} == {1.0}
@@ -157,16 +189,25 @@ def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
     once, stats = rows("once", "train.optimizer.epochs=1", "train.updates_per_round=1000")
     assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
     most, capped = rows("most", "train.updates_per_round=2")
-    assert capped.updates == 2 and most == once[:32]  # the same rows in the same order, however many follow
+    assert (
+        capped.updates == 2 and most == once[:32]
+    )  # the same rows in the same order, however many follow
     none, silent = rows("none", "train.method=legacy", "search.temperature=0")
     assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
 
 
-VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]", "rewards.pre_weight=0"]
+VERIFIED = [
+    "train.groups=verified",
+    "train.method=rft",
+    "problems.levels=[2,3]",
+    "rewards.pre_weight=0",
+]
 
 
 def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path: Path) -> None:
-    source, stats = searched(tmp_path, *VERIFIED, "search.simulations=4", "search.verify.first_temperature=1.0")
+    source, stats = searched(
+        tmp_path, *VERIFIED, "search.simulations=4", "search.verify.first_temperature=1.0"
+    )
     rejected, wrong = 0, 0
     for found in source.trees():
         problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
@@ -185,7 +226,11 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
 
 def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_path: Path) -> None:
     source, _ = searched(
-        tmp_path, *VERIFIED, "search.simulations=4000", "search.budget_tokens=120", "search.enough_correct=1"
+        tmp_path,
+        *VERIFIED,
+        "search.simulations=4000",
+        "search.budget_tokens=120",
+        "search.enough_correct=1",
     )
     ended = {}
     for found in source.trees():
@@ -204,14 +249,17 @@ def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
 
 
 def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600")
+    source = source_of(
+        tmp_path, "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600"
+    )
     rows = source.rows()
     padding = [row for row in rows if row.kind == "padding"]
     assert padding and not any(any(row.advantages) or row.reward for row in padding)
     assert {row.kind for row in rows} == {"policy", "padding"}
 
 
-# -- teachers' responses -----------------------------------------------------------------------------------------------
+# -- teachers' responses
+# -----------------------------------------------------------------------------------------------
 
 TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limit=0"]
 
@@ -219,7 +267,9 @@ TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limi
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path: Path, keep: bool) -> None:
     source, stats = searched(tmp_path, *TAUGHT, f"train.teacher_rows={keep}")
-    rows = {(row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)}
+    rows = {
+        (row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)
+    }
     expected, alike, alike_with_teachers = {}, 0, 0
     for tree in source.trees():
         every = trajectories(tree.tree)
@@ -232,11 +282,14 @@ def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path: Path, keep: bool) 
             for t, advantage in zip(counted, group_advantages(rewards, counts), strict=True):
                 expected[source.prompt(tree), t.token_ids] = (t.samples * advantage, t.source)
     assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
-    assert {row.source for row in rows.values()} == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
+    assert {row.source for row in rows.values()} == (
+        {STUDENT, "teacher:scripted"} if keep else {STUDENT}
+    )
     # Taken in with the student's own log-probabilities, one a token.
     for row in rows.values():
         assert len(row.old_logprobs) == len(row.completion_ids) and max(row.old_logprobs) <= 0.0
-    # What has nothing to learn from goes by the responses that are learned from: teachers' wrong steps make the difference.
+    # What has nothing to learn from goes by the responses that are learned from: teachers' wrong
+    # steps make the difference.
     assert stats.flat == alike and (keep or alike > alike_with_teachers)
 
 
@@ -245,6 +298,10 @@ def test_the_same_switch_holds_for_ppo_and_none_for_supervised_training(
     tmp_path: Path, method: str, keep: bool
 ) -> None:
     groups = ["train.groups=chain"] if method == "ppo" else []
-    source = source_of(tmp_path, *TAUGHT, f"train.teacher_rows={keep}", f"train.method={method}", *groups)
+    source = source_of(
+        tmp_path, *TAUGHT, f"train.teacher_rows={keep}", f"train.method={method}", *groups
+    )
     both = keep or method == "legacy"
-    assert {row.source for row in source.rows()} == ({STUDENT, "teacher:scripted"} if both else {STUDENT})
+    assert {row.source for row in source.rows()} == (
+        {STUDENT, "teacher:scripted"} if both else {STUDENT}
+    )

@@ -1,4 +1,6 @@
-"""Sampling on one process: exactly one tree a question, whatever dies, and no question that takes the run down."""
+"""Sampling on one process: exactly one tree a question, whatever dies, and no question that takes
+the run down.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     tasks = a_job(12).tasks
-    folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)  # nothing there yet: a new run
+    folder = SampleFolder(
+        tmp_path, IDENTITY, tasks[:10], resume=True
+    )  # nothing there yet: a new run
     folder.begin(POLICY)
     folder.end("stopped")
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
@@ -46,7 +51,8 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
         SampleFolder(tmp_path, IDENTITY, tasks, resume=True)
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------------
+# -- whole runs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +72,24 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     sampled = sum(record["cost"]["sampled_tokens"] for record in found.values())
     assert manifest["trees"] == 16 and summary.cost.sampled_tokens == sampled > 0
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
-    assert manifest["config"]["search"]["simulations"] == 2 and "concurrent" not in manifest["config"]["search"]
-    assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
+    assert (
+        manifest["config"]["search"]["simulations"] == 2
+        and "concurrent" not in manifest["config"]["search"]
+    )
+    assert {(record["policy_version"], record["split"]) for record in found.values()} == {
+        (0, "train")
+    }
     assert 0 < summary.right <= summary.responses
-    assert run_sample(job, tmp_path / "out", resume=True).session_trees == 0  # nothing is left to do
+    assert (
+        run_sample(job, tmp_path / "out", resume=True).session_trees == 0
+    )  # nothing is left to do
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
     assert more.session_trees == 2 and more.trees == 18
 
 
-def test_killed_at_any_moment_every_question_has_its_tree(tmp_path: Path, whole: tuple[dict, Summary]) -> None:
+def test_killed_at_any_moment_every_question_has_its_tree(
+    tmp_path: Path, whole: tuple[dict, Summary]
+) -> None:
     rng, job = Random(3), a_job(30, delay=0.02)
     for kill in range(3):
         had = lines_in(tmp_path)
@@ -85,7 +100,9 @@ def test_killed_at_any_moment_every_question_has_its_tree(tmp_path: Path, whole:
         assert child.exitcode == -signal.SIGKILL and had < lines_in(tmp_path) < 30, kill
         journal = tmp_path / "journal.jsonl"
         if kill == 1:
-            journal.write_bytes(journal.read_bytes()[:-9])  # as if the kill had come in the middle of a line
+            journal.write_bytes(
+                journal.read_bytes()[:-9]
+            )  # as if the kill had come in the middle of a line
     summary = run_sample(job, tmp_path, resume=True)
     assert summary.status == "complete" and not summary.set_aside
     assert {k: what_counts(r) for k, r in trees_in(tmp_path).items()} == {
@@ -98,9 +115,14 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     raises, hangs = keys_of(job)[2], keys_of(job)[5]
     job = a_job(9, poison={raises: "raise", hangs: "hang"}, seconds=0.5)
     summary = run_sample(job, tmp_path)
-    assert summary.status == "complete" and set(trees_in(tmp_path)) == set(keys_of(job)) - {raises, hangs}
+    assert summary.status == "complete" and set(trees_in(tmp_path)) == set(keys_of(job)) - {
+        raises,
+        hangs,
+    }
     lines = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]
-    assert lines == summary.set_aside and {line["key"]: (line["reason"], line["attempts"]) for line in lines} == {
+    assert lines == summary.set_aside and {
+        line["key"]: (line["reason"], line["attempts"]) for line in lines
+    } == {
         raises: ("EngineError: poison", 3),
         hangs: ("TimeoutError: no tree within 0.5 s", 3),
     }
@@ -117,7 +139,9 @@ def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
     assert set(trees_in(tmp_path)) == set(keys)
 
 
-def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[dict, Summary]) -> None:
+def test_stopping_leaves_whole_trees_and_goes_on(
+    tmp_path: Path, whole: tuple[dict, Summary]
+) -> None:
     job = a_job(30)
     summary = run_sample(job, tmp_path, stop=lambda: lines_in(tmp_path) >= 5)
     assert summary.status == "stopped" and 5 <= len(trees_in(tmp_path)) < 30
@@ -128,25 +152,40 @@ def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[di
     }
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command
+# --------------------------------------------------------------------------------------------------
 
 SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
 
 
-def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_files_of_somebody_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
-    assert "holds notes.txt, and no manifest.json of a sample run: name another folder" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"notes.txt"}
+    assert (
+        "holds notes.txt, and no manifest.json of a sample run: name another folder"
+        in capsys.readouterr().err
+    )
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {
+        "notes.txt"
+    }
 
 
-def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_samples_and_explains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "out")
     assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["cost"]["sampled_tokens"] > 0
     # PRE is off unless asked for.
-    assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
+    assert (
+        json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"][
+            "use_student_model"
+        ]
+        is False
+    )
     assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0
     said = capsys.readouterr().out
     assert (
@@ -170,4 +209,7 @@ def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["sample", "--help"])
     said = capsys.readouterr().out
-    assert all(words in said for words in ("search.simulations", "search.samples", "Teachers propose steps"))
+    assert all(
+        words in said
+        for words in ("search.simulations", "search.samples", "Teachers propose steps")
+    )

@@ -1,4 +1,6 @@
-"""Sampling over Ray: the same trees as one process, exactly one a question, whichever process dies."""
+"""Sampling over Ray: the same trees as one process, exactly one a question, whichever process
+dies.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_every_node_has_the_same_student() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[str, int]]:
-    """(address, process) of a Ray cluster in a child, which can import the faulty collector; it ends with the tests."""
+    """(address, process) of a Ray cluster in a child, which can import the faulty collector; it
+    ends with the tests.
+    """
     pytest.importorskip("ray")
     ours, theirs = multiprocessing.Pipe()
 
@@ -60,9 +64,14 @@ def cluster() -> Iterator[tuple[str, int]]:
         ray.shutdown()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        )
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_worker_niceness", "0")  # as nice as Ray makes them, workers starve where anything else runs
+        patch.setenv(
+            "RAY_worker_niceness", "0"
+        )  # as nice as Ray makes them, workers starve where anything else runs
         child = forked(serve)
         assert ours.poll(120), "no cluster"
         yield ours.recv(), child.pid
@@ -103,7 +112,9 @@ def test_workers_and_the_driver_are_killed(tmp_path: Path, cluster: tuple[str, i
 
 
 @pytest.mark.slow
-def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(tmp_path: Path, cluster: tuple[str, int]) -> None:
+def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(
+    tmp_path: Path, cluster: tuple[str, int]
+) -> None:
     keys = keys_of(a_job(6))
     job = a_job(6, workers=2, poison={keys[3]: "configure"})
     with pytest.raises(ConfigError, match="wrong for every question"):
@@ -115,8 +126,12 @@ def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions that kill, hang or raise end up aside; the innocent ones beside them are searched."""
+def test_poison_over_ray_is_isolated(
+    tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions that kill, hang or raise end up aside; the innocent ones beside them are
+    searched.
+    """
     monkeypatch.setattr(sample, "ATTEMPTS", 1)
     keys = keys_of(a_job(14))
     poison = {keys[1]: "die", keys[3]: "raise", keys[9]: "hang"}
@@ -130,16 +145,48 @@ def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int], m
 def test_workers_sample_through_a_vllm_server(tmp_path: Path, cluster: tuple[str, int]) -> None:
     server = CompletionServer()
     flags = [*SERVED, "engine.backend=vllm-server", f"engine.vllm.base_url={server.url}"]
-    command = ["sample", "-n", "8", "--quiet", *(word for flag in flags for word in ("--set", flag))]
+    command = [
+        "sample",
+        "-n",
+        "8",
+        "--quiet",
+        *(word for flag in flags for word in ("--set", flag)),
+    ]
     try:
         assert main([*command, "--out", str(tmp_path / "alone")]) == 0
-        assert main([*command, "--out", str(tmp_path / "fleet"), "--workers", "2", "--address", cluster[0]]) == 0
+        assert (
+            main(
+                [
+                    *command,
+                    "--out",
+                    str(tmp_path / "fleet"),
+                    "--workers",
+                    "2",
+                    "--address",
+                    cluster[0],
+                ]
+            )
+            == 0
+        )
         # An adapter is unloaded at the end, although workers are killed.
         student = load_student(load_config(overrides=SERVED))
         make_trainable(student.model, student.spec, "lora")
         save_adapter(student.model, tmp_path / "adapter")
         adapted = [*command, "--model", str(tmp_path / "adapter"), "--set", "train.adapter=lora"]
-        assert main([*adapted, "--out", str(tmp_path / "own"), "--workers", "2", "--address", cluster[0]]) == 0
+        assert (
+            main(
+                [
+                    *adapted,
+                    "--out",
+                    str(tmp_path / "own"),
+                    "--workers",
+                    "2",
+                    "--address",
+                    cluster[0],
+                ]
+            )
+            == 0
+        )
         assert set(server.students) == {"student"} and len(server.answered) > 1
     finally:
         server.close()

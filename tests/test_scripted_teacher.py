@@ -14,7 +14,9 @@ from alphazero_llm_trainer.problems.embedded_source import ScriptedTeacher
 from alphazero_llm_trainer.types import Direction, Problem
 from tests.support import check_solution
 
-tasks = st.builds(embedded.build, st.sampled_from(embedded.SPLITS), st.integers(0, 50), st.integers(1, 4))
+tasks = st.builds(
+    embedded.build, st.sampled_from(embedded.SPLITS), st.integers(0, 50), st.integers(1, 4)
+)
 
 
 def ask(teacher, task, steps, direction=Direction.RIGHT, seed=0):

@@ -1,4 +1,6 @@
-"""The search: equal to a recursive reference, its invariants, formulas, budgets, verdicts and what counts as an answer."""
+"""The search: equal to a recursive reference, its invariants, formulas, budgets, verdicts and what
+counts as an answer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from support import (
+    ScriptedAdvisor,
+    ScriptedPolicy,
+    a_problem,
+    hashed_reward,
+    run,
+    scripted_evaluate,
+)
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -37,15 +46,20 @@ from alphazero_llm_trainer.types import Continuation, Direction, Problem, Reward
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def search(policy: Any, problem: Problem, seed: int = 0, tree: Tree | None = None, **more: Any) -> SearchResult:
-    """One search to its end. `more`: SearchConfig's fields, and Search's advisor, finished, stop, evaluate."""
+def search(
+    policy: Any, problem: Problem, seed: int = 0, tree: Tree | None = None, **more: Any
+) -> SearchResult:
+    """One search to its end. `more`: SearchConfig's fields, and Search's advisor, finished, stop,
+    evaluate.
+    """
     parts = {name: more.pop(name) for name in ("advisor", "finished", "stop") if name in more}
     evaluate = more.pop("evaluate", scripted_evaluate)
     one = Search(policy, evaluate, SearchConfig(**more), **parts)
     return run(lambda: one.run(problem, seed, tree))
 
 
-# -- (a) the reference -------------------------------------------------------------------------------------------------
+# -- (a) the reference
+# -------------------------------------------------------------------------------------------------
 
 
 class Node:
@@ -60,9 +74,13 @@ class Node:
 
 
 class Reference:
-    """Recursive MCTS with linked nodes: descend while expanded, graft whole playouts, merge equal siblings."""
+    """Recursive MCTS with linked nodes: descend while expanded, graft whole playouts, merge equal
+    siblings.
+    """
 
-    def __init__(self, policy: ScriptedPolicy, problem: Problem, seed: int, config: SearchConfig) -> None:
+    def __init__(
+        self, policy: ScriptedPolicy, problem: Problem, seed: int, config: SearchConfig
+    ) -> None:
         self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
         self.root = Node(None, Step((), (), ""))
         self.made = [self.root]
@@ -73,7 +91,10 @@ class Reference:
         if node.reward is not None:
             rewards = [node.reward]
         elif node.expanded and node.children:
-            best = max(node.children, key=lambda child: (self.score(node, child), -node.children.index(child)))
+            best = max(
+                node.children,
+                key=lambda child: (self.score(node, child), -node.children.index(child)),
+            )
             rewards = self.simulate(best, [*steps, best.step])
         else:
             rewards = [self.graft(node, playout, steps) for playout in self.playouts(node, steps)]
@@ -92,13 +113,18 @@ class Reference:
         if min(limits.steps, limits.tokens) <= 0:
             return []
         seed = derive_seed(self.seed, self.made.index(node), node.N)
-        return [c.steps for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)]
+        return [
+            c.steps
+            for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)
+        ]
 
     def graft(self, leaf: Node, playout: tuple[Step, ...], steps: list[Step]) -> float:
         earned = hashed_reward("".join(step.text for step in [*steps, *playout]))
         return self.descend(leaf, playout, earned, at_leaf=True)
 
-    def descend(self, node: Node, rest: Sequence[Step], earned: float, at_leaf: bool = False) -> float:
+    def descend(
+        self, node: Node, rest: Sequence[Step], earned: float, at_leaf: bool = False
+    ) -> float:
         if rest and node.reward is None:
             earned = self.descend(self.child(node, rest[0]), rest[1:], earned)
         else:
@@ -122,15 +148,27 @@ class Reference:
     def score(self, node: Node, child: Node) -> float:
         c = self.config.exploration
         if self.config.select == "ucb1":
-            return math.inf if child.N == 0 else child.W / child.N + c * math.sqrt(math.log(node.N) / child.N)
+            return (
+                math.inf
+                if child.N == 0
+                else child.W / child.N + c * math.sqrt(math.log(node.N) / child.N)
+            )
         priors = [math.exp(math.fsum(one.step.logprobs)) for one in node.children]
         share = priors[node.children.index(child)] / math.fsum(priors)
-        return (child.W / child.N if child.N else 0.0) + c * share * math.sqrt(node.N) / (1 + child.N)
+        return (child.W / child.N if child.N else 0.0) + c * share * math.sqrt(node.N) / (
+            1 + child.N
+        )
 
     def columns(self) -> list[tuple[Any, ...]]:
         index = {id(node): i for i, node in enumerate(self.made)}
         return [
-            (-1 if node.parent is None else index[id(node.parent)], node.step.text, node.N, node.W, node.reward)
+            (
+                -1 if node.parent is None else index[id(node.parent)],
+                node.step.text,
+                node.N,
+                node.W,
+                node.reward,
+            )
             for node in self.made
         ]
 
@@ -160,7 +198,8 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
     assert deepest >= 8 and widest >= 100 and revisited >= 100
 
 
-# -- (b) properties ----------------------------------------------------------------------------------------------------
+# -- (b) properties
+# --------------------------------------------------------------------------------------------------
 
 
 def check_invariants(tree: Tree) -> None:
@@ -199,7 +238,9 @@ playouts_strategy = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(SELECTORS)), st.floats(0, 3))
-def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str, exploration: float) -> None:
+def test_invariants_hold_whatever_is_told(
+    rounds: list[list[Playout]], rule: str, exploration: float
+) -> None:
     tree = Tree()
     mcts = Mcts(tree, closed(SELECTORS[rule], exploration), 20)
     for playouts in rounds:
@@ -258,12 +299,16 @@ def test_broken_saved_trees_are_data_errors(column: str, at: Any, value: Any) ->
             Tree.from_dict({**raw, **change})
 
 
-# -- (c) formulas, where the reference can't go ------------------------------------------------------------------------
+# -- (c) formulas, where the reference can't go
+# ------------------------------------------------------------------------
 
 
 def test_puct_without_priors_takes_the_steps_probabilities_however_small() -> None:
     tree = Tree()
-    a, b, c = (tree.attach(ROOT, Step((i,), (math.log(p) - 900.0,), str(i))) for i, p in enumerate((0.5, 0.25, 0.25)))
+    a, b, c = (
+        tree.attach(ROOT, Step((i,), (math.log(p) - 900.0,), str(i)))
+        for i, p in enumerate((0.5, 0.25, 0.25))
+    )
     tree.N[:], tree.W[:] = [9, 5, 3, 0], [0.0, 1.0, 1.5, 0.0]
     # All of them are next to impossible and share evenly. .2 + 3/3/6; .5 + 3/3/4; 0 + 3/3/1
     assert puct(tree, ROOT, 1.0) == c and puct(tree, ROOT, 0.5) == b
@@ -286,7 +331,8 @@ def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
     assert mcts.tree.V[ROOT] == estimate and mcts.tree.V[1] is None
 
 
-# -- (d) golden trees --------------------------------------------------------------------------------------------------
+# -- (d) golden trees
+# --------------------------------------------------------------------------------------------------
 
 
 def golden(select: str) -> dict[str, Any]:
@@ -306,19 +352,24 @@ def golden(select: str) -> dict[str, Any]:
     return {
         "choice": None if result.choice is None else [result.choice.node, result.choice.answer],
         "sampled_tokens": result.cost.sampled_tokens,
-        "tree": {name: [round(x, 12) if isinstance(x, float) else x for x in tree[name]] for name in keep},
+        "tree": {
+            name: [round(x, 12) if isinstance(x, float) else x for x in tree[name]] for name in keep
+        },
     }
 
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
 def test_golden_trees(select: str) -> None:
-    """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the difference."""
+    """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the
+    difference.
+    """
     pinned = json.loads((GOLDEN / f"{select}.json").read_text(encoding="utf-8"))
     assert golden(select) == pinned
     assert len(pinned["tree"]["parent"]) > 20
 
 
-# -- (e) depth ---------------------------------------------------------------------------------------------------------
+# -- (e) depth
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
@@ -333,11 +384,15 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
     assert again.to_dict() == tree.to_dict() and again.W[ROOT] == 0.75
     assert again.response(2000) == "".join(step.text for step in steps)
     [found] = trajectories(again)
-    assert found.token_ids == tuple(range(2000)) and len(step_values(found, found.reward, again.N, again.W)) == 2000
+    assert (
+        found.token_ids == tuple(range(2000))
+        and len(step_values(found, found.reward, again.N, again.W)) == 2000
+    )
     assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
 
 
-# -- (f) budgets, verdicts, teachers -----------------------------------------------------------------------------------
+# -- (f) budgets, verdicts, teachers
+# -----------------------------------------------------------------------------------
 
 
 def test_the_token_budget_is_never_exceeded() -> None:
@@ -348,7 +403,8 @@ def test_the_token_budget_is_never_exceeded() -> None:
         advisor = None
         if seed % 2:
             advisor = ScriptedAdvisor(
-                [TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)] * rng.randint(1, 3)
+                [TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)]
+                * rng.randint(1, 3)
             )
         result = search(
             ScriptedPolicy(seed, words=4),
@@ -382,7 +438,9 @@ def test_stop_returns_the_best_so_far() -> None:
     result = search(policy, a_problem(), simulations=1000, stop=lambda: policy.calls >= 4)
     assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
     whole = search(ScriptedPolicy(5), a_problem(), simulations=200)
-    assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(result.tree)
+    assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(
+        result.tree
+    )
 
 
 def continuation(*texts: str, ended: bool = False) -> Continuation:
@@ -422,7 +480,14 @@ def test_teachers_steps_become_children_with_source_and_direction() -> None:
             TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
         ]
     )
-    result = search(ScriptedPolicy(1), a_problem(), simulations=30, samples=2, advisor=advisor, evaluate=evaluate)
+    result = search(
+        ScriptedPolicy(1),
+        a_problem(),
+        simulations=30,
+        samples=2,
+        advisor=advisor,
+        evaluate=evaluate,
+    )
     tree = result.tree
     top = {tree.text[child]: child for child in tree.children[ROOT]}
     for text, source, direction in (
@@ -446,7 +511,11 @@ def test_a_teachers_step_equal_to_a_students_merges() -> None:
     advisor = ScriptedAdvisor([TeacherProposal("w0", "teacher:t", Direction.RIGHT)])
     tree = search(policy, a_problem(), simulations=1, samples=3, max_depth=2, advisor=advisor).tree
     [child] = tree.children[ROOT]
-    assert (tree.text[child], tree.source[child], tree.direction[child]) == ("w0\n", "student", "right")
+    assert (tree.text[child], tree.source[child], tree.direction[child]) == (
+        "w0\n",
+        "student",
+        "right",
+    )
     assert tree.N[child] == 4  # three samples and the teacher's
 
 
@@ -455,7 +524,11 @@ def test_a_text_with_and_without_the_end_token_stays_two_children() -> None:
     open_, closed = Step((5,), (-1.0,), "a"), Step((5, 0), (-1.0, -1.0), "a")
     other = Step((8, 9), (-1.0, -1.0), "a")  # other tokens, the same text: one step
     first, second = tree.attach(ROOT, open_), tree.attach(ROOT, closed)
-    assert first != second and tree.attach(ROOT, open_) == first and tree.attach(ROOT, closed) == second
+    assert (
+        first != second
+        and tree.attach(ROOT, open_) == first
+        and tree.attach(ROOT, closed) == second
+    )
     assert tree.attach(ROOT, other) == first and len(tree) == 3
 
 
@@ -467,7 +540,11 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
         return rule or "w1" in response
 
     tree = search(
-        ScriptedPolicy(2, words=2, close=0.2), a_problem(), simulations=8, max_depth=3, finished=finished
+        ScriptedPolicy(2, words=2, close=0.2),
+        a_problem(),
+        simulations=8,
+        max_depth=3,
+        finished=finished,
     ).tree
     # The rule's final-answer lines are never put to it.
     assert asked and not any("####" in response for response in asked)
@@ -476,7 +553,9 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
     for leaf in checked:
         texts = [tree.text[node] for node in tree.path(leaf)]
         assert "w1" in texts[-1] and not any("w1" in text for text in texts[:-1])
-    assert not any("w1" in tree.response(leaf) for leaf in tree.leaves() if tree.verdict[leaf] == "depth")
+    assert not any(
+        "w1" in tree.response(leaf) for leaf in tree.leaves() if tree.verdict[leaf] == "depth"
+    )
 
 
 def test_a_search_goes_on_with_a_tree() -> None:
@@ -488,7 +567,8 @@ def test_a_search_goes_on_with_a_tree() -> None:
     check_invariants(more.tree)
 
 
-# -- (g) choosing ------------------------------------------------------------------------------------------------------
+# -- (g) choosing
+# --------------------------------------------------------------------------------------------------
 
 
 def grown(*responses: tuple[tuple[str, ...], float, int]) -> Tree:
@@ -516,7 +596,10 @@ def test_choose_by_hand() -> None:
     assert (vote.answer, vote.response) == ("7", "a\n#### 7")
     assert vote.why == "51% of the value-weighted vote over 4 finished responses"  # 1.9 of 3.7
     assert (value.response, value.answer, value.value) == ("c\nno answer", None, 1.0)
-    assert (visits.response, visits.visits) == ("b\n#### 8", 2)  # b has 3 visits as a has, and earned more
+    assert (visits.response, visits.visits) == (
+        "b\n#### 8",
+        2,
+    )  # b has 3 visits as a has, and earned more
     assert "2 visits" in visits.why
 
 
@@ -536,7 +619,9 @@ def test_a_vote_by_probability_does_not_count_how_often_a_response_was_found() -
     long = grown((("a" * 900, "#### 7"), 0.9, 1), (("b" * 899, "#### 8"), 0.9, 1))
     assert choose(long, "mass").answer == "8"  # type: ignore[union-attr]
     # One without an answer is far likelier, and has no vote.
-    quiet = grown((("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1))
+    quiet = grown(
+        (("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1)
+    )
     assert choose(quiet, "mass").answer == "8"  # type: ignore[union-attr]
 
 
@@ -550,7 +635,9 @@ def test_a_rejected_step_is_no_response() -> None:
         chosen = choose(tree, rule)
         assert chosen is not None and (chosen.answer, chosen.visits) == ("7", 1)
         assert chosen.why.endswith("1 finished responses")
-    chosen = choose(tree, "visits")  # the most visited path ends in the rejected step: then the value decides
+    chosen = choose(
+        tree, "visits"
+    )  # the most visited path ends in the rejected step: then the value decides
     assert chosen is not None and chosen.answer == "7"
     alone = Tree()
     step = alone.attach(ROOT, Step((1,), (-1.0,), "#### 8"))
@@ -560,7 +647,11 @@ def test_a_rejected_step_is_no_response() -> None:
 
 
 def test_answers_in_words_vote_too() -> None:
-    tree = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2), (("#### Paris",), 0.9, 1))
+    tree = grown(
+        (("#### The Eiffel Tower",), 0.5, 2),
+        (("#### eiffel tower",), 0.5, 2),
+        (("#### Paris",), 0.9, 1),
+    )
     reading = reading_of(Problem("p", "q", "hotpotqa"))
     chosen = choose(tree, "vote", reading=reading)
     assert chosen is not None and chosen.why.startswith("69%")  # 2.0 of 2.9
@@ -568,7 +659,8 @@ def test_answers_in_words_vote_too() -> None:
     assert choose(tree, "vote").why.startswith("34%")  # type: ignore[union-attr]  # by the letter they are two answers
 
 
-# -- (h) what counts as an answer --------------------------------------------------------------------------------------
+# -- (h) what counts as an answer
+# --------------------------------------------------------------------------------------
 
 
 ENDS = [  # response, its verdict, whether it states an answer, whether that is 42
@@ -593,8 +685,13 @@ def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
     weights = load_config().rewards
     graded = terminal.make_evaluate(weights, None, {problem.id: Task(problem, "42")})
     assert run(lambda: graded(problem, lines, [], verdict)).hre == float(right)
-    assert run(lambda: terminal.finished_earns_one(problem, lines, [], verdict)).total == float(states)
-    assert source_of(problem).grade(response, Task(problem, "42"), strict=verdict not in WHOLE).correct == right
+    assert run(lambda: terminal.finished_earns_one(problem, lines, [], verdict)).total == float(
+        states
+    )
+    assert (
+        source_of(problem).grade(response, Task(problem, "42"), strict=verdict not in WHOLE).correct
+        == right
+    )
     if verdict in WHOLE:
         assert reading_of(problem)(response) == ("42" if right else None)
 
@@ -602,4 +699,6 @@ def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
 if __name__ == "__main__":  # regenerates the golden trees
     GOLDEN.mkdir(exist_ok=True)
     for rule in ("ucb1", "puct"):
-        (GOLDEN / f"{rule}.json").write_text(json.dumps(golden(rule), indent=1) + "\n", encoding="utf-8")
+        (GOLDEN / f"{rule}.json").write_text(
+            json.dumps(golden(rule), indent=1) + "\n", encoding="utf-8"
+        )

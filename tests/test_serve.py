@@ -1,4 +1,6 @@
-"""The real server process with the real student, asked by the real openai client, by vf-eval and by clients that misbehave."""
+"""The real server process with the real student, asked by the real openai client, by vf-eval and by
+clients that misbehave.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,14 @@ class Served:
 
     def metric(self, name: str, **labels: str) -> float:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
+        lines = [
+            line
+            for line in self.get("/metrics").text.splitlines()
+            if line.startswith((f"{name}{{", f"{name} "))
+        ]
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted)
+        )
 
     def idle(self) -> bool:
         told = self.get("/health").json()
@@ -100,7 +108,9 @@ def served(both: tuple[Served, Served]) -> Served:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="anything", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(
+        base_url=f"{served.url}/v1", api_key="anything", max_retries=0, timeout=60
+    ) as made:
         yield made
 
 
@@ -119,11 +129,14 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-# -- the openai client -------------------------------------------------------------------------------------------------
+# -- the openai client
+# -------------------------------------------------------------------------------------------------
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert {"student", "student@mcts", "student@best-of-8"} <= {model.id for model in client.models.list()}
+    assert {"student", "student@mcts", "student@best-of-8"} <= {
+        model.id for model in client.models.list()
+    }
     assert client.models.retrieve("student@best-of-3").id == "student@best-of-3"
     with pytest.raises(openai.NotFoundError, match="gpt-4"):
         client.chat.completions.create(model="gpt-4", messages=asked("?"))
@@ -144,14 +157,20 @@ def test_a_chat_answer(client: openai.OpenAI) -> None:
     )  # fmt: skip
     [choice] = answer.choices
     assert choice.finish_reason == "stop" and "####" in (choice.message.content or "")
-    assert choice.logprobs is not None and choice.logprobs.content is not None and answer.usage is not None
+    assert (
+        choice.logprobs is not None
+        and choice.logprobs.content is not None
+        and answer.usage is not None
+    )
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content
     for token in tokens:  # greedy: the token is its own likeliest alternative
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].token == token.token
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-6)
     more: Any = choice.model_extra
-    assert len(more["token_ids"]) == len(more["token_logprobs"]) == len(tokens) + 1  # and the end token
+    assert (
+        len(more["token_ids"]) == len(more["token_logprobs"]) == len(tokens) + 1
+    )  # and the end token
     assert answer.usage.completion_tokens == len(tokens) + 1
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0  # type: ignore[union-attr]
 
@@ -159,7 +178,12 @@ def test_a_chat_answer(client: openai.OpenAI) -> None:
 def test_n_choices_have_draws_of_their_own(client: openai.OpenAI) -> None:
     def ask(n: int, seed: int) -> list[str | None]:
         answer = client.chat.completions.create(
-            model="student", messages=asked(QUESTIONS[1]), n=n, seed=seed, temperature=2.0, max_tokens=40
+            model="student",
+            messages=asked(QUESTIONS[1]),
+            n=n,
+            seed=seed,
+            temperature=2.0,
+            max_tokens=40,
         )
         return [choice.message.content for choice in answer.choices]
 
@@ -170,7 +194,12 @@ def test_n_choices_have_draws_of_their_own(client: openai.OpenAI) -> None:
 
 
 def test_stop_strings_cut_exactly(client: openai.OpenAI) -> None:
-    common: dict[str, Any] = {"model": "student", "messages": asked(QUESTIONS[2]), "seed": 3, "temperature": 0}
+    common: dict[str, Any] = {
+        "model": "student",
+        "messages": asked(QUESTIONS[2]),
+        "seed": 3,
+        "temperature": 0,
+    }
     whole = client.chat.completions.create(**common).choices[0].message.content or ""
     spanning = whole[3:9]  # begins and ends inside tokens
     for stops in (["\n"], [spanning], ["no such text", "\n####"], [whole[-1:], whole[:2]]):
@@ -180,7 +209,9 @@ def test_stop_strings_cut_exactly(client: openai.OpenAI) -> None:
         assert choice.model_extra is not None and choice.model_extra["stop_reason"] in stops
         streamed = client.chat.completions.create(**common, stop=stops, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
-        [searched] = client.chat.completions.create(**common | {"model": "student@majority-2"}, stop=stops).choices
+        [searched] = client.chat.completions.create(
+            **common | {"model": "student@majority-2"}, stop=stops
+        ).choices
         assert not any(one in (searched.message.content or "") for one in stops)
 
 
@@ -200,17 +231,33 @@ def test_streaming_tokens(client: openai.OpenAI) -> None:
 
 def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "student", "temperature": 0}
-    first = client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]), stop=["\n"]).choices[0].message.content
-    whole = client.chat.completions.create(**ask, messages=asked(QUESTIONS[5])).choices[0].message.content
+    first = (
+        client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]), stop=["\n"])
+        .choices[0]
+        .message.content
+    )
+    whole = (
+        client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]))
+        .choices[0]
+        .message.content
+    )
     begun = [*asked(QUESTIONS[5]), {"role": "assistant", "content": first}]
     for model in ("student", "student@mcts"):
-        rest = client.chat.completions.create(**ask | {"model": model}, messages=begun).choices[0].message.content
+        rest = (
+            client.chat.completions.create(**ask | {"model": model}, messages=begun)
+            .choices[0]
+            .message.content
+        )
         assert f"{first}\n{rest}" == whole
     # As vLLM's clients ask for the rest of a message, which may end within a line.
     part = first[: first.index(" ")]
     begun[-1] = {"role": "assistant", "content": part}
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
-    rest = client.chat.completions.create(**ask, messages=begun, extra_body=going_on).choices[0].message.content
+    rest = (
+        client.chat.completions.create(**ask, messages=begun, extra_body=going_on)
+        .choices[0]
+        .message.content
+    )
     assert f"{part}{rest}" == whole
 
 
@@ -219,11 +266,25 @@ def test_a_nucleus_of_one_token_is_greedy(client: openai.OpenAI) -> None:
     greedy = client.completions.create(**ask, temperature=0).choices[0].text
     assert client.completions.create(**ask, temperature=2, top_p=1e-6).choices[0].text == greedy
     assert client.completions.create(**ask, temperature=2).choices[0].text != greedy
-    chat: dict[str, Any] = {"model": "student", "messages": asked(OPEN), "temperature": 2, "seed": 5}
-    assert len({client.chat.completions.create(**chat, top_p=p).choices[0].message.content for p in (1e-6, 1.0)}) == 2
+    chat: dict[str, Any] = {
+        "model": "student",
+        "messages": asked(OPEN),
+        "temperature": 2,
+        "seed": 5,
+    }
+    assert (
+        len(
+            {
+                client.chat.completions.create(**chat, top_p=p).choices[0].message.content
+                for p in (1e-6, 1.0)
+            }
+        )
+        == 2
+    )
 
 
-# -- completions -------------------------------------------------------------------------------------------------------
+# -- completions
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) -> None:
@@ -231,30 +292,48 @@ def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) 
     prompt = f"{question}\n"
     ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": 40}
     *chunks, last = list(
-        client.completions.create(**ask, prompt=prompt, echo=True, stream=True, stream_options={"include_usage": True})
+        client.completions.create(
+            **ask, prompt=prompt, echo=True, stream=True, stream_options={"include_usage": True}
+        )
     )
-    chat = client.chat.completions.create(**ask, messages=asked(question)).choices[0].message.content
+    chat = (
+        client.chat.completions.create(**ask, messages=asked(question)).choices[0].message.content
+    )
     answer = client.completions.create(**ask, prompt=prompt)
     assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
     assert "".join(chunk.choices[0].text for chunk in chunks) == prompt + chat
     assert len(chunks) > 5 and last.choices == []
-    assert answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
+    assert (
+        answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
+    )
     default = client.completions.create(model="student", prompt=prompt, temperature=2, seed=1)
     assert default.usage is not None and default.usage.completion_tokens <= 16
 
 
 def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.OpenAI) -> None:
     prompts = [OPEN, *(f"{question}\n" for question in QUESTIONS[:2])]
-    ask: dict[str, Any] = {"model": "student", "seed": 4, "temperature": 2.0, "max_tokens": 12, "n": 2}
+    ask: dict[str, Any] = {
+        "model": "student",
+        "seed": 4,
+        "temperature": 2.0,
+        "max_tokens": 12,
+        "n": 2,
+    }
     answer = client.completions.create(**ask, prompt=[*prompts, prompts[0]], echo=True)
     assert [choice.index for choice in answer.choices] == list(range(8))
     for choice in answer.choices:
         assert choice.text.startswith([*prompts, prompts[0]][choice.index // 2])
-    assert len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4  # one prompt, four draws
+    assert (
+        len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4
+    )  # one prompt, four draws
     alone = client.completions.create(**ask, prompt=prompts[0], echo=True)
-    assert [choice.text for choice in alone.choices] == [choice.text for choice in answer.choices[:2]]
+    assert [choice.text for choice in alone.choices] == [
+        choice.text for choice in answer.choices[:2]
+    ]
     assert answer.usage is not None and alone.usage is not None
-    each = [client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts]  # type: ignore[union-attr]
+    each = [
+        client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts
+    ]  # type: ignore[union-attr]
     assert answer.usage.prompt_tokens == sum(each) + each[0]
 
 
@@ -265,13 +344,24 @@ def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: i
     ids = student.encode(text)
     ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": drawn, "echo": True}
     for logprobs in (0, 1, 3):
-        answer = client.completions.create(**ask, prompt=ids, logprobs=logprobs, extra_body={"return_token_ids": True})
+        answer = client.completions.create(
+            **ask, prompt=ids, logprobs=logprobs, extra_body={"return_token_ids": True}
+        )
         [choice] = answer.choices
         found, extra = choice.logprobs, choice.model_extra
-        assert found is not None and found.tokens and found.token_logprobs and found.text_offset and extra
+        assert (
+            found is not None
+            and found.tokens
+            and found.token_logprobs
+            and found.text_offset
+            and extra
+        )
         whole = [*ids, *extra["token_ids"]]
-        # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever it is.
-        assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
+        # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever
+        # it is.
+        assert (
+            len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
+        )
         table = library_logprobs(student.model, whole)
         assert found.token_logprobs[0] is None
         own = [float(table[at, token]) for at, token in enumerate(whole[1:])]
@@ -283,20 +373,26 @@ def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: i
             assert found.top_logprobs is None
             continue
         assert found.top_logprobs is not None and found.top_logprobs[0] is None
-        for at, (value, top) in enumerate(zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)):
+        for at, (value, top) in enumerate(
+            zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)
+        ):
             # Exactly, as lm-eval compares them.
             assert (value == max(top.values())) == (int(table[at].argmax()) == whole[at + 1])
     assert answer.usage is not None and (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 
-# -- search ------------------------------------------------------------------------------------------------------------
+# -- search
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, method: str) -> None:
     question = QUESTIONS[6]
     by_name = client.chat.completions.create(
-        model=f"student@{method}", messages=asked(question), seed=4, extra_body={"return_tree": True}
+        model=f"student@{method}",
+        messages=asked(question),
+        seed=4,
+        extra_body={"return_tree": True},
     )
     by_body = client.chat.completions.create(
         model="student", messages=asked(question), seed=4, extra_body={"method": method}
@@ -307,7 +403,9 @@ def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, met
     assert about["method"] == method and not about["deadline_hit"] and about["seed"] == 4
     # Hidden tokens are counted: those of the tree and those that were rejected.
     tree = Tree.from_dict(about["tree"])
-    longest = max(sum(len(tree.token_ids[node]) for node in tree.path(leaf)) for leaf in range(len(tree)))
+    longest = max(
+        sum(len(tree.token_ids[node]) for node in tree.path(leaf)) for leaf in range(len(tree))
+    )
     assert by_name.usage.completion_tokens == about["sampled_tokens"] >= longest
     record = served.get(f"/v1/traces/{about['trace_id']}").json()
     assert record["tree"] == about["tree"] and record["problem"]["question"] == question
@@ -315,10 +413,15 @@ def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, met
 
 
 def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
-    answer = client.chat.completions.create(model="student@best-of-8", messages=asked("<script>alert(1)</script>"))
+    answer = client.chat.completions.create(
+        model="student@best-of-8", messages=asked("<script>alert(1)</script>")
+    )
     page = served.get(f"/traces/{details(answer)['trace_id']}")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in page.text and "frame-ancestors" in page.headers["content-security-policy"]
+    assert (
+        "default-src 'none'" in page.text
+        and "frame-ancestors" in page.headers["content-security-policy"]
+    )
     assert "<script>alert(1)" not in page.text
     assert served.get("/traces/tr-none").json()["error"]["code"] == "not_found"
 
@@ -327,18 +430,33 @@ def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
 def test_at_the_deadline_the_best_so_far_comes_back(client: openai.OpenAI, deadline: int) -> None:
     began = time.perf_counter()
     answer = client.chat.completions.create(
-        model="student", messages=asked(next(FRESH)), temperature=2, extra_body=LONG | {"deadline_ms": deadline}
+        model="student",
+        messages=asked(next(FRESH)),
+        temperature=2,
+        extra_body=LONG | {"deadline_ms": deadline},
     )
-    assert time.perf_counter() - began < deadline / 1000 + 0.5  # other tests share two cores with the server
-    assert all(one["deadline_hit"] and one["ended_by"] == "deadline" for one in details(answer)["choices"])
+    assert (
+        time.perf_counter() - began < deadline / 1000 + 0.5
+    )  # other tests share two cores with the server
+    assert all(
+        one["deadline_hit"] and one["ended_by"] == "deadline" for one in details(answer)["choices"]
+    )
     assert deadline == 1 or answer.choices[0].message.content
 
 
 def test_a_seed_gives_the_same_alone_and_beside_others(served: Served) -> None:
-    models = ["student", "student@mcts", "student@best-of-4", "student@majority-4", "student@step-rejection"]
+    models = [
+        "student",
+        "student@mcts",
+        "student@best-of-4",
+        "student@majority-4",
+        "student@step-rejection",
+    ]
     wanted = [(models[i % 5], QUESTIONS[i % 10], i) for i in range(20)]
 
-    async def ask(client: openai.AsyncOpenAI, model: str, question: str, seed: int) -> tuple[Any, ...]:
+    async def ask(
+        client: openai.AsyncOpenAI, model: str, question: str, seed: int
+    ) -> tuple[Any, ...]:
         answer = await client.chat.completions.create(
             model=model, messages=asked(question), seed=seed, temperature=1.5, max_tokens=60
         )
@@ -346,7 +464,9 @@ def test_a_seed_gives_the_same_alone_and_beside_others(served: Served) -> None:
         return answer.choices[0].message.content, answer.usage.completion_tokens
 
     async def everything() -> tuple[list[Any], list[Any]]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="x", max_retries=0
+        ) as client:
             alone = [await ask(client, *one) for one in wanted]
             return alone, await asyncio.gather(*(ask(client, *one) for one in wanted))
 
@@ -354,26 +474,47 @@ def test_a_seed_gives_the_same_alone_and_beside_others(served: Served) -> None:
     assert alone == together
 
 
-def test_vf_eval_answers_through_the_server(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vf_eval_answers_through_the_server(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("PRIME_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     before = served.metric("alphazero_requests_total", model="student@mcts", status="200")
-    words = ["alphazero-llm-trainer", "-n", "3", "-m", "student@mcts", "--client.base-url", f"{served.url}/v1"]
+    words = [
+        "alphazero-llm-trainer",
+        "-n",
+        "3",
+        "-m",
+        "student@mcts",
+        "--client.base-url",
+        f"{served.url}/v1",
+    ]
     assert vf_eval([*words, "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")]) == 0
-    assert served.metric("alphazero_requests_total", model="student@mcts", status="200") == before + 3
+    assert (
+        served.metric("alphazero_requests_total", model="student@mcts", status="200") == before + 3
+    )
 
 
-# -- clients that go, and what is refused ------------------------------------------------------------------------------
+# -- clients that go, and what is refused
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> None:
-    body = LONG | {"model": "student", "messages": asked(next(FRESH)), "temperature": 2, "stream": stream}
+    body = LONG | {
+        "model": "student",
+        "messages": asked(next(FRESH)),
+        "temperature": 2,
+        "stream": stream,
+    }
     before = served.metric("alphazero_requests_total", status="499")
     url = f"{served.url}/v1/chat/completions"
-    with pytest.raises(httpx.ReadTimeout), httpx.stream("POST", url, json=body, timeout=0.4) as response:
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.stream("POST", url, json=body, timeout=0.4) as response,
+    ):
         next(response.iter_raw())
         raise httpx.ReadTimeout("that is enough")
     wait_until(lambda: served.metric("alphazero_requests_total", status="499") == before + 1)
@@ -422,8 +563,14 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
 
 
 def test_wrong_requests_get_openais_errors(served: Served) -> None:
-    with httpx.Client(base_url=f"{served.url}/v1", headers={"Content-Type": "application/json"}) as http:
-        chat: dict[str, Any] = {"model": "student", "messages": asked("What is 1 + 1?"), "stream": True}
+    with httpx.Client(
+        base_url=f"{served.url}/v1", headers={"Content-Type": "application/json"}
+    ) as http:
+        chat: dict[str, Any] = {
+            "model": "student",
+            "messages": asked("What is 1 + 1?"),
+            "stream": True,
+        }
         completion: dict[str, Any] = {"model": "student", "prompt": "x"}
         wrong = [("/chat/completions", chat | more, param) for more, param in WRONG_CHATS]
         wrong += [("/completions", completion | more, param) for more, param in WRONG_COMPLETIONS]
@@ -432,7 +579,16 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, param), (body, error)
             assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
-        for content in (b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b'{"\\ud800": 1}'):
+        for content in (
+            b"",
+            b"{",
+            b"[]",
+            b'"text"',
+            b"\xff\xfe",
+            b"[" * 100_000,
+            b"1" * 5000,
+            b'{"\\ud800": 1}',
+        ):
             response = http.post("/chat/completions", content=content)
             assert response.status_code == 400 and len(response.content) < 1000
         neutral = {
@@ -440,11 +596,25 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
             "repetition_penalty": 1, "presence_penalty": 0.0, "skip_special_tokens": True, "store": False, "user": "u",
             "response_format": {"type": "text"}, "metadata": {"a": "b"}, "stream_options": {"include_usage": False},
         }  # fmt: skip
-        body = chat | {"stream": False, "logit_bias": None, "max_tokens": 2, "temperature": 0} | neutral
+        body = (
+            chat
+            | {"stream": False, "logit_bias": None, "max_tokens": 2, "temperature": 0}
+            | neutral
+        )
         answer = http.post("/chat/completions", json=body).json()
-        assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 2
-        assert http.get("/nothing").status_code == 404 and http.get("/chat/completions").status_code == 405
-        assert httpx.get(f"{served.url}/openapi.json").status_code == httpx.get(f"{served.url}/docs").status_code == 200
+        assert (
+            answer["choices"][0]["finish_reason"] == "length"
+            and answer["usage"]["completion_tokens"] == 2
+        )
+        assert (
+            http.get("/nothing").status_code == 404
+            and http.get("/chat/completions").status_code == 405
+        )
+        assert (
+            httpx.get(f"{served.url}/openapi.json").status_code
+            == httpx.get(f"{served.url}/docs").status_code
+            == 200
+        )
 
 
 def test_who_may_ask(both: tuple[Served, Served]) -> None:
@@ -452,7 +622,10 @@ def test_who_may_ask(both: tuple[Served, Served]) -> None:
     body = {"model": "student", "messages": asked(QUESTIONS[0])}
     with httpx.Client(base_url=small.url, headers={"Authorization": "Bearer second-key"}) as http:
         assert httpx.get(f"{small.url}/health").json()["status"] == "ok"
-        assert http.get("/metrics").status_code == 200 and httpx.get(f"{small.url}/metrics").status_code == 401
+        assert (
+            http.get("/metrics").status_code == 200
+            and httpx.get(f"{small.url}/metrics").status_code == 401
+        )
         assert httpx.get(f"{small.url}/traces/tr-x", auth=("me", "first-key")).status_code == 404
         assert http.get("/health", headers={"Host": "evil.example"}).status_code == 400
         # What a web page may send without leave.
@@ -460,7 +633,12 @@ def test_who_may_ask(both: tuple[Served, Served]) -> None:
         large = http.post("/v1/chat/completions", json=body | {"user": "x" * (1 << 20)})
         assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
         # Without a length, as a stream: the limit holds all the same.
-        assert http.post("/v1/chat/completions", content=(b"x" * 100_000 for _ in range(20))).status_code == 413
+        assert (
+            http.post(
+                "/v1/chat/completions", content=(b"x" * 100_000 for _ in range(20))
+            ).status_code
+            == 413
+        )
 
 
 def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Served]) -> None:
@@ -475,7 +653,11 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
                 return await http.post("/v1/chat/completions", json=body)
 
             async def until(live: int, waiting: int) -> None:
-                while (await http.get("/health")).json() != {"status": "ok", "live": live, "waiting": waiting}:
+                while (await http.get("/health")).json() != {
+                    "status": "ok",
+                    "live": live,
+                    "waiting": waiting,
+                }:
                     await asyncio.sleep(0.01)
 
             running = asyncio.ensure_future(ask(**LONG, temperature=2, deadline_ms=3000))
@@ -487,7 +669,11 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
             full = await ask()
             assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")
             assert int(full.headers["retry-after"]) >= 1
-            assert [one.status_code for one in await asyncio.gather(running, *waiting)] == [200, 200, 200]
+            assert [one.status_code for one in await asyncio.gather(running, *waiting)] == [
+                200,
+                200,
+                200,
+            ]
 
     asyncio.run(asyncio.wait_for(everyone(), 60))
 
@@ -509,7 +695,8 @@ def test_idle_and_half_sent_connections_keep_nobody_out(served: Served) -> None:
         assert endless.recv(12) == b"HTTP/1.1 400"
 
 
-# -- journals, command lines, the end ----------------------------------------------------------------------------------
+# -- journals, command lines, the end
+# ----------------------------------------------------------------------------------
 
 
 def test_served_trees_are_kept_for_export_and_hold_no_gold(served: Served, tmp_path: Path) -> None:
@@ -519,7 +706,15 @@ def test_served_trees_are_kept_for_export_and_hold_no_gold(served: Served, tmp_p
     assert len(lines) > 30 and len({line["key"] for line in lines}) == len(lines)
     assert all(line["split"] == "served" and set(line["tree"]["hre"]) == {None} for line in lines)
     # Nobody graded them, so training doesn't take them by mistake.
-    exported = ["export", "--data", str(journal), "--kind", "policy", "--out", str(tmp_path / "p.parquet")]
+    exported = [
+        "export",
+        "--data",
+        str(journal),
+        "--kind",
+        "policy",
+        "--out",
+        str(tmp_path / "p.parquet"),
+    ]
     assert main(exported) == 2
     assert main([*exported, "--any-split"]) == 0
     assert pyarrow.read_table(tmp_path / "p.parquet").num_rows > 0
@@ -529,7 +724,9 @@ def test_wrong_command_lines_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALPHAZERO_API_KEY", raising=False)
-    judge = str(tmp_path)  # a folder is all that is looked at before flags are held against each other
+    judge = str(
+        tmp_path
+    )  # a folder is all that is looked at before flags are held against each other
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -538,7 +735,10 @@ def test_wrong_command_lines_are_one_sentence(
             (["--port", port], "can't be listened on"),
             (["--host", "0.0.0.0", "--port", "0"], "ALPHAZERO_API_KEY isn't set"),
             (["--port", "70000"], "give one of 0 to 65535"),
-            (["--host", "no.such.host.invalid", "--port", "0", "--insecure"], "can't be listened on"),
+            (
+                ["--host", "no.such.host.invalid", "--port", "0", "--insecure"],
+                "can't be listened on",
+            ),
             (["--port", "0", "--search", "magic"], "--search is 'magic'"),
             (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
             (["--port", "0", "--prm", judge, "--verifier", "calculator"], "which doesn't ask it"),
@@ -549,10 +749,17 @@ def test_wrong_command_lines_are_one_sentence(
 
 
 def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -> None:
-    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no prompts."""
+    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no
+    prompts.
+    """
 
     async def ask(one: Served, number: int) -> httpx.Response:
-        body = LONG | {"model": "student", "messages": asked(next(FRESH)), "temperature": 2, "deadline_ms": 5000}
+        body = LONG | {
+            "model": "student",
+            "messages": asked(next(FRESH)),
+            "temperature": 2,
+            "deadline_ms": 5000,
+        }
         headers = {"Authorization": "Bearer first-key"}
         async with httpx.AsyncClient(base_url=one.url, timeout=30, headers=headers) as http:
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))

@@ -1,4 +1,6 @@
-"""What the server is made of, without one: text as it comes, traces, models, the door, watched engines, answers in time."""
+"""What the server is made of, without one: text as it comes, traces, models, the door, watched
+engines, answers in time.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,22 @@ from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import service as service_module
 from alphazero_llm_trainer.serve.answering import Answerer
-from alphazero_llm_trainer.serve.requests import ApiError, ChatBody, Method, Models, Wanted, chat_request
+from alphazero_llm_trainer.serve.requests import (
+    ApiError,
+    ChatBody,
+    Method,
+    Models,
+    Wanted,
+    chat_request,
+)
 from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
 from tests.support import run, tiny_engine
 
-# -- text --------------------------------------------------------------------------------------------------------------
+# -- text
+# --------------------------------------------------------------------------------------------------
 
 
 def byte_decode(ids: Any) -> str:
@@ -45,7 +55,9 @@ def byte_decode(ids: Any) -> str:
     st.lists(st.text(alphabet="ab=\né", min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=8),
 )
-def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text: str, stops: list[str], sizes: list[int]) -> None:
+def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(
+    text: str, stops: list[str], sizes: list[int]
+) -> None:
     ids = list(text.encode())
     reader, told, at, turn = TextReader(byte_decode, stops), "", 0, 0
     while at < len(ids) and reader.stop is None:
@@ -56,7 +68,9 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text: str, stops:
     reader.end()
     told += reader.delta(final=True)
     # By definition: the text up to where the first stop string is complete, character by character.
-    found = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    found = [
+        end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)
+    ]
     expected = text
     if found:
         whole = text[: found[0]]
@@ -66,7 +80,8 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text: str, stops:
     assert "".join(reader.pieces[: reader.kept()]).startswith(expected)
 
 
-# -- traces and models -------------------------------------------------------------------------------------------------
+# -- traces and models
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_answer(
@@ -98,7 +113,17 @@ def test_models_say_how_an_answer_is_made() -> None:
     assert models.of("student@best-of-64") == Method("best-of-64", "best-of-n", 64)
     assert models.of("student", "majority-3") == Method("majority-3", "majority", 3)
     assert models.of("student@beam", "beam") == Method("beam", "beam")
-    wrong = ["best-of-65", "best-of-0", "best-of-08", "best-of-", "best-of-٣", "", "Mcts", "beam-3", "@mcts"]
+    wrong = [
+        "best-of-65",
+        "best-of-0",
+        "best-of-08",
+        "best-of-",
+        "best-of-٣",
+        "",
+        "Mcts",
+        "beam-3",
+        "@mcts",
+    ]
     for model in ["gpt", *(f"student@{method}" for method in wrong)]:
         with pytest.raises(ApiError) as refused:
             models.of(model)
@@ -111,7 +136,8 @@ def test_models_say_how_an_answer_is_made() -> None:
     assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
-# -- a watched engine --------------------------------------------------------------------------------------------------
+# -- a watched engine
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_watch_sees_the_samples_grow_and_changes_nothing() -> None:
@@ -126,8 +152,12 @@ def test_a_watch_sees_the_samples_grow_and_changes_nothing() -> None:
             engine.generate([request], watch),
             engine.generate([GenerateRequest((7, 8), max_new_tokens=30, seed=1)]),
         )
-        assert [(one.token_ids, one.finish) for one in watched] == [(one.token_ids, one.finish) for one in alone]
-        assert [tuple(sample.tokens) for sample in watch.samples] == [one.token_ids for one in watched]
+        assert [(one.token_ids, one.finish) for one in watched] == [
+            (one.token_ids, one.finish) for one in alone
+        ]
+        assert [tuple(sample.tokens) for sample in watch.samples] == [
+            one.token_ids for one in watched
+        ]
         assert [tuple(sample.top) for sample in watch.samples] == [one.top for one in watched]
         assert counts[0] == [1, 1, 1] and counts == sorted(counts)
         assert other[0].token_ids and not engine._wakes
@@ -135,7 +165,8 @@ def test_a_watch_sees_the_samples_grow_and_changes_nothing() -> None:
     run(main)
 
 
-# -- answering ---------------------------------------------------------------------------------------------------------
+# -- answering
+# --------------------------------------------------------------------------------------------------
 
 QUESTION = build("test", 1, 1).problem.question
 
@@ -151,8 +182,16 @@ def student(config: Config) -> Student:
 
 
 def wanted(student: Student, config: Config, method: str, before: str = "", **more: Any) -> Wanted:
-    messages = [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}] if before else []
-    body = {"model": f"student@{method}", "messages": [*messages, {"role": "user", "content": QUESTION}], **more}
+    messages = (
+        [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}]
+        if before
+        else []
+    )
+    body = {
+        "model": f"student@{method}",
+        "messages": [*messages, {"role": "user", "content": QUESTION}],
+        **more,
+    }
     return chat_request(ChatBody.model_validate(body), student, Models("student"))
 
 
@@ -168,9 +207,14 @@ def prm_over(engine: InProcessEngine) -> CriticVerifier:
 
 
 @pytest.mark.parametrize("method", ["best-of-4", "mcts", "beam"])
-def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
+def test_a_network_judges_each_request_by_its_own_chat(
+    student: Student, config: Config, method: str
+) -> None:
     engine = InProcessEngine(
-        student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
+        student.model,
+        eos_id=student.engine.eos_id,
+        step_ends=student.engine.step_ends,
+        settings=config.engine,
     )
     prm = prm_over(engine)
     answerer = Answerer(student, config, prm)
@@ -185,13 +229,17 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
         together = await asyncio.gather(*(asyncio.ensure_future(ask(chat)) for chat in chats))
         for chat, outcome in zip(chats, together, strict=True):
             alone = await asyncio.ensure_future(ask(chat))
-            assert (alone.text, alone.cost.sampled_tokens) == (outcome.text, outcome.cost.sampled_tokens)
+            assert (alone.text, alone.cost.sampled_tokens) == (
+                outcome.text,
+                outcome.cost.sampled_tokens,
+            )
             prompt = wanted(student, config, method, chat).prompt
             # Such a network reads the prompt once and each judged token once.
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
             assert tree is not None
-            # What the budget's end left unjudged has the reward 0; random numbers may reject all of a tree.
+            # What the budget's end left unjudged has the reward 0; random numbers may reject all of
+            # a tree.
             for leaf in tree.leaves():
                 if tree.verdict[leaf] != "rejected" and tree.reward[leaf]:
                     judged = await prm(build("test", 0, 1).problem, prompt, tree.steps(leaf))
@@ -208,10 +256,18 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     student: Student, config: Config, judge: str, budget: int
 ) -> None:
     engine = InProcessEngine(
-        student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
+        student.model,
+        eos_id=student.engine.eos_id,
+        step_ends=student.engine.step_ends,
+        settings=config.engine,
     )
     verifier: Any = Calculator() if judge == "calculator" else None
-    value, methods = None, ["mcts", "majority-6", "sample"] if verifier is None else ["mcts", "beam", "step-rejection"]
+    value, methods = (
+        None,
+        ["mcts", "majority-6", "sample"]
+        if verifier is None
+        else ["mcts", "beam", "step-rejection"],
+    )
     if judge == "prm":
         verifier = prm_over(engine)
         methods = ["mcts", "best-of-6"]
@@ -231,7 +287,8 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
             sampled, scored = outcome.cost.sampled_tokens, outcome.cost.scored_tokens
             assert sampled == student.engine.cost.sampled_tokens - drawn
             assert sampled + scored <= budget
-            # What a network computed; the last token of a response needs no forward where a PRM scores tokens.
+            # What a network computed; the last token of a response needs no forward where a PRM
+            # scores tokens.
             assert engine.stats.computed_tokens - read <= scored
             assert sampled > 0 and outcome.text
             if budget == 200:
@@ -257,7 +314,9 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
         due = loop.time() + milliseconds / 1000
         outcome = await answered(answerer, one, due)
         assert outcome.finish in ("stop", "length")
-        for _ in range(400):  # an answer that is due waits for no cancellation: the search may still be ending
+        for _ in range(
+            400
+        ):  # an answer that is due waits for no cancellation: the search may still be ending
             if not student.engine.queue and (outcome.tree is None or not any(outcome.tree.virtual)):
                 break
             await asyncio.sleep(0.005)
@@ -281,7 +340,9 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
     answerer = Answerer(several, config)
 
     async def main() -> None:
-        one = wanted(student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1)
+        one = wanted(
+            student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1
+        )
         outcome = await answered(answerer, one)
         assert outcome.finish == "stop" and "\n" not in outcome.text and outcome.text
         assert outcome.tokens is not None

@@ -28,12 +28,18 @@ from alphazero_llm_trainer.training.sft import (
     train_student,
 )
 
-TINY = ModelShape(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64, vocabulary=169)
+TINY = ModelShape(
+    layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64, vocabulary=169
+)
 
 
 def settings(steps: int = 6, **given: Any) -> TrainConfig:
     """Those of a student from scratch, in few updates; `given` are keys of the optimiser."""
-    few = {"sft_steps": steps, "evaluate_every": 3, "optimizer": {"batch_size": 4, "warmup": 2} | given}
+    few = {
+        "sft_steps": steps,
+        "evaluate_every": 3,
+        "optimizer": {"batch_size": 4, "warmup": 2} | given,
+    }
     return settings_of(load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml"), 16)
 
 
@@ -55,13 +61,24 @@ def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
     task = embedded.build("train", 0, 1)
     [row], [bare] = sft_rows([task], student, question_weight=0.1), sft_rows([task], student)
     prompt, worked = student.worked(task)
-    assert (*row.prompt_ids, *row.completion_ids) == (*bare.prompt_ids, *bare.completion_ids) == (*prompt, *worked)
-    assert student.tokenizer.decode([*prompt, *worked]) == f"{task.problem.question}\n{task.solution}<eos>"
-    assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(worked)  # the first token is never predicted
+    assert (
+        (*row.prompt_ids, *row.completion_ids)
+        == (*bare.prompt_ids, *bare.completion_ids)
+        == (*prompt, *worked)
+    )
+    assert (
+        student.tokenizer.decode([*prompt, *worked])
+        == f"{task.problem.question}\n{task.solution}<eos>"
+    )
+    assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(
+        worked
+    )  # the first token is never predicted
     assert bare.prompt_ids == tuple(prompt) and bare.advantages == (1.0,) * len(worked)
 
 
-def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(rows: list[TrainRow]) -> None:
+def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(
+    rows: list[TrainRow],
+) -> None:
     drawn = minibatches(rows, 4, seed=3)
     for _ in range(2):
         epoch = [next(drawn) for _ in range(4)]
@@ -76,19 +93,28 @@ def length(row: TrainRow) -> int:
     return len(row.prompt_ids) + len(row.completion_ids)
 
 
-def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student: Student, rows: list[TrainRow]) -> None:
+def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(
+    student: Student, rows: list[TrainRow]
+) -> None:
     def trained(seed: int, memory: MemoryOptions = MemoryOptions()) -> dict[str, torch.Tensor]:  # noqa: B008
         model = tiny(student, seed)
         train_student(model, rows, settings(), seed, memory)
         return trained_state(model)
 
-    first, same, other, parts = trained(1), trained(1), trained(2), trained(1, MemoryOptions(micro_batch=1))
+    first, same, other, parts = (
+        trained(1),
+        trained(1),
+        trained(2),
+        trained(1, MemoryOptions(micro_batch=1)),
+    )
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
     assert all(torch.allclose(first[name], parts[name], atol=2e-3) for name in first)
 
 
-def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Student, rows: list[TrainRow]) -> None:
+def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
+    student: Student, rows: list[TrainRow]
+) -> None:
     model, seen = tiny(student), []
 
     def evaluate() -> float:
@@ -97,22 +123,33 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Stud
 
     found = train_student(model, rows, settings(steps=8), 0, evaluate=evaluate)
     assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
-    assert all(torch.equal(parameter, seen[1][name]) for name, parameter in trained_state(model).items())
+    assert all(
+        torch.equal(parameter, seen[1][name]) for name, parameter in trained_state(model).items()
+    )
 
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
     rows = sft_rows(embedded.load("train", 200), student, 0.1)
     usual = settings(steps=60, batch_size=16, warmup=50)
-    losses = train_student(student_from_scratch(load_config(), student.tokenizer).model, rows, usual, 0)["losses"]
+    losses = train_student(
+        student_from_scratch(load_config(), student.tokenizer).model, rows, usual, 0
+    )["losses"]
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])
     with pytest.raises(TrainingError, match=r"lower train\.optimizer\.learning_rate"):
-        train_student(tiny(student), rows, settings(steps=60, learning_rate=1e30, max_grad_norm=1e30), 0)
+        train_student(
+            tiny(student), rows, settings(steps=60, learning_rate=1e30, max_grad_norm=1e30), 0
+        )
 
 
 @pytest.mark.parametrize("scratch", [True, False])
 def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: Path) -> None:
     config = load_config(
-        overrides=["student=embedded", "train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
+        overrides=[
+            "student=embedded",
+            "train.demonstrations=20",
+            "train.sft_steps=4",
+            "train.validation_size=8",
+        ]
     )
     manifest = supervise(config, None, tmp_path, 8, scratch)
     assert manifest == json.loads((tmp_path / "manifest.json").read_text())

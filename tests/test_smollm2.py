@@ -1,4 +1,6 @@
-"""A real tokenizer, chat template and model: SmolLM2-135M (see scripts/fetch_smollm2.py), and a cut of it for speed."""
+"""A real tokenizer, chat template and model: SmolLM2-135M (see scripts/fetch_smollm2.py), and a cut
+of it for speed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -
         for step in continuation.steps[:-1]:
             assert student.engine.step_ends.whole(step.token_ids)
         [scores] = asyncio.run(student.engine.score([(prompt, tuple(ids))]))
-        assert scores == pytest.approx([x for step in continuation.steps for x in step.logprobs], abs=1e-4)
+        assert scores == pytest.approx(
+            [x for step in continuation.steps for x in step.logprobs], abs=1e-4
+        )
     assert cost.sampled_tokens <= 6 * 48
 
 
@@ -67,7 +71,11 @@ def test_a_teachers_line_becomes_its_tokens(smollm2_cut: Path) -> None:
     line = "In May she sold 48 / 2 = 24 clips."
     taken, _ = asyncio.run(steps.adopt(problem, [], line, "teacher", Direction.RIGHT))
     [step] = taken.steps
-    assert step.text == line + "\n" and student.engine.step_ends.whole(step.token_ids) and not taken.ended
+    assert (
+        step.text == line + "\n"
+        and student.engine.step_ends.whole(step.token_ids)
+        and not taken.ended
+    )
     final, _ = asyncio.run(steps.adopt(problem, taken.steps, "#### 72", "teacher", Direction.RIGHT))
     assert final.ended and final.steps[0].token_ids[-1] == student.engine.eos_id
 
@@ -77,7 +85,9 @@ def test_the_whole_model_answers_as_transformers_has_it(smollm2: Path) -> None:
     import torch
 
     config = load_config(overrides=["student=smollm2-135m", "engine.dtype=float32"])
-    quick, whole = (load_student(config, path=smollm2, inference=inference) for inference in (True, False))
+    quick, whole = (
+        load_student(config, path=smollm2, inference=inference) for inference in (True, False)
+    )
     prompt = quick.prompt_ids(QUESTION)
     request = GenerateRequest(prompt, max_new_tokens=30, temperature=0.0)
     [[mine]] = asyncio.run(quick.engine.generate([request]))

@@ -1,4 +1,6 @@
-"""Sources: what each gives, how rows of every format become tasks and splits, and what is refused in one sentence."""
+"""Sources: what each gives, how rows of every format become tasks and splits, and what is refused
+in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 def opened(address: object, path: object = None, **settings: object) -> Source:
     folder = None if path is None else str(path)
-    return open_problems(ProblemsConfig.model_validate({"source": str(address), "path": folder, **settings}))
+    return open_problems(
+        ProblemsConfig.model_validate({"source": str(address), "path": folder, **settings})
+    )
 
 
 def everything(source: Source) -> list[Task]:
@@ -61,20 +65,28 @@ def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
     return file
 
 
-# -- generated ---------------------------------------------------------------------------------------------------------
+# -- generated
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["embedded", "numbers", "numbers:24"])
 def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     source = opened(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
-    seen = Counter(question for tasks in by_split.values() for question in {task.problem.question for task in tasks})
+    seen = Counter(
+        question
+        for tasks in by_split.values()
+        for question in {task.problem.question for task in tasks}
+    )
     assert set(seen.values()) == {1}
     for split, tasks in by_split.items():
         assert tasks[40:] == load_tasks(opened(name), split, 20, start=40)
     for task in by_split["train"]:
         assert task.solution is not None and task.problem.source == source.name
-        assert source.grade(task.solution, task).score == 1.0 and source.vote_key(task.solution) == task.gold
+        assert (
+            source.grade(task.solution, task).score == 1.0
+            and source.vote_key(task.solution) == task.gold
+        )
         lines = task.solution.split("\n")
         assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
         assert source.check_step(task.problem, lines) is not False
@@ -87,7 +99,10 @@ GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24
     ("response", "right"),
     [
         ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
-        ("<think>\n6 + 4 = 10\n#### 10\n</think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
+        (
+            "<think>\n6 + 4 = 10\n#### 10\n</think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24",
+            True,
+        ),
         ("6 * 4 = 24, 24 1\n24 / 1 = 24, 24\n#### 24", True),  # the numbers left, in any order
         ("<think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", False),
         ("6 * 4 = 24, 1 24\n#### 24", False),  # 1 is left over
@@ -102,7 +117,9 @@ GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24
 )
 def test_only_legal_play_reaches_the_target(response: str, right: bool) -> None:
     grade = opened("numbers").grade(response, GAME)
-    assert grade.correct is right and (grade.verdict is Verdict.UNPARSED) is (not answers.spoken(response))
+    assert grade.correct is right and (grade.verdict is Verdict.UNPARSED) is (
+        not answers.spoken(response)
+    )
 
 
 def test_steps_of_the_game_are_checked_without_gold() -> None:
@@ -110,18 +127,23 @@ def test_steps_of_the_game_are_checked_without_gold() -> None:
     assert source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
     assert not source.check_step(GAME.problem, ["6 * 4 = 24, 24\n"])
     assert not source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
-    assert not source.check_step(GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"])  # the step before was wrong
+    assert not source.check_step(
+        GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"]
+    )  # the step before was wrong
 
 
 PINNED = {
     "embedded/train/1/0": (
-        "Zoe owns 22 books and Ben owns 9 fewer than that. Mia has 2 fewer books than Ben. How many "
+        "Zoe owns 22 books and Ben owns 9 fewer than that. Mia has 2 fewer books than Ben. How "
+        "many "
         "books does Mia have?",
         "22 - 9 = 13\n13 - 2 = 11\n#### 11",
     ),
     "embedded/test/4/42": (
-        "There are 6 shells in each of the 4 bags of Zoe. She sells half of the shells. Max takes 2 bags "
-        "with 4 shells in each from her. She splits the shells equally into 2 bags and keeps only one "
+        "There are 6 shells in each of the 4 bags of Zoe. She sells half of the shells. Max takes "
+        "2 bags "
+        "with 4 shells in each from her. She splits the shells equally into 2 bags and keeps only "
+        "one "
         "bag. What is the number of shells that Zoe has now?",
         "4 * 6 = 24\n24 / 2 = 12\n2 * 4 = 8\n12 - 8 = 4\n4 / 2 = 2\n#### 2",
     ),
@@ -141,17 +163,23 @@ def test_embedded_solutions_follow_from_their_questions_and_are_in_one_split() -
         assert check_solution(task.solution or "", task.problem.question), task
         assert task.solution is not None and task.solution.endswith(f"\n#### {task.gold}")
         assert task.solution.count("\n") in embedded.LEVELS[task.problem.level]
-    assert set(Counter(s for split in SPLITS for s in {t.solution for t in tasks[split]}).values()) == {1}
+    assert set(
+        Counter(s for split in SPLITS for s in {t.solution for t in tasks[split]}).values()
+    ) == {1}
 
 
 def test_held_out_structures_are_in_one_split_alone() -> None:
     config = load_config(overrides=["problems.hold_out=structures"])
     for split in SPLITS:
         tasks = tasks_of(config, split, 60, 3)
-        assert {embedded.split_of_structure(embedded.structure_of(task.problem.id)) for task in tasks} == {split}
+        assert {
+            embedded.split_of_structure(embedded.structure_of(task.problem.id)) for task in tasks
+        } == {split}
         assert {embedded.split_of(task.solution or "") for task in tasks} == {split}
         assert embedded.from_id(tasks[5].problem.id) == tasks[5]
-    usual = {embedded.structure_of(task.problem.id) for task in tasks_of(load_config(), "test", 120)}
+    usual = {
+        embedded.structure_of(task.problem.id) for task in tasks_of(load_config(), "test", 120)
+    }
     assert {embedded.split_of_structure(structure) for structure in usual} == set(SPLITS)
 
 
@@ -159,7 +187,9 @@ def test_reasoning_gym_grades_by_its_own_rule() -> None:
     pytest.importorskip("reasoning_gym")
     source = opened("reasoning-gym:chain_sum")
     tasks = load_tasks(source, "test", 20)
-    assert not {t.problem.question for t in tasks} & {t.problem.question for t in load_tasks(source, "train", 20)}
+    assert not {t.problem.question for t in tasks} & {
+        t.problem.question for t in load_tasks(source, "train", 20)
+    }
     for task in tasks:
         assert source.grade(f"thinking\n#### {task.gold}", task).score == 1.0
         assert source.grade("#### 123456789", task).score < 1.0
@@ -170,7 +200,9 @@ def test_gsm_symbolic_holds_out_whole_templates() -> None:
     pytest.importorskip("reasoning_gym")
 
     def templates(source: Any, split: str) -> set[str]:
-        numbers = [int(task.problem.id.rpartition("/")[2]) for task in load_tasks(source, split, 60)]
+        numbers = [
+            int(task.problem.id.rpartition("/")[2]) for task in load_tasks(source, split, 60)
+        ]
         return {str(sorted(source.data[number]["metadata"]["variables"])) for number in numbers}
 
     held, shared = opened("gsm-symbolic", hold_out="templates"), opened("gsm-symbolic")
@@ -180,7 +212,8 @@ def test_gsm_symbolic_holds_out_whole_templates() -> None:
     assert task.solution is not None and shared.grade(task.solution, task).correct
 
 
-# -- formats and splits ------------------------------------------------------------------------------------------------
+# -- formats and splits
+# ------------------------------------------------------------------------------------------------
 
 LINES = "".join(json.dumps(row) + "\n" for row in PLAIN)
 TABLE = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in PLAIN)
@@ -212,14 +245,27 @@ def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(
 
 def test_texts_are_read_as_they_are_written(tmp_path: Path) -> None:
     """No date, number or missing value is guessed, in a column of one type or of several."""
-    golds = ["2021-03-04", "NA", "None", "007 Bond", "True", "123456789012345678901234567890", "a\u2028b\u0085c"]
+    golds = [
+        "2021-03-04",
+        "NA",
+        "None",
+        "007 Bond",
+        "True",
+        "123456789012345678901234567890",
+        "a\u2028b\u0085c",
+    ]
     for count in (1, len(golds)):
         table = written(tmp_path, name=f"{count}.csv")
-        table.write_text("question,answer\n" + "".join(f"{i}?,{gold}\n" for i, gold in enumerate(golds[:count])))
+        table.write_text(
+            "question,answer\n" + "".join(f"{i}?,{gold}\n" for i, gold in enumerate(golds[:count]))
+        )
         rows = [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds[:count])]
         for file in (table, written(tmp_path, *rows, name=f"{count}.jsonl")):
             assert sorted(task.gold for task in everything(opened(file))) == sorted(golds[:count])
-    rows = [{"question": "a?", "answer": 123456789012345678901234567890}, {"question": "b?", "answer": "x"}]
+    rows = [
+        {"question": "a?", "answer": 123456789012345678901234567890},
+        {"question": "b?", "answer": "x"},
+    ]
     assert {task.gold for task in everything(opened(written(tmp_path, *rows)))} == {golds[5], "x"}
 
 
@@ -258,15 +304,23 @@ def test_names_of_files_and_folders_keep_their_splits(
     assert [task.problem.question[:3] for task in source.load("validation", 99)] == ["dev"] * 2
     assert len(source.load("test", 99)) == 3
     # Of the rows to train on some are cut off for the arena, which is missing.
-    assert {task.problem.question[:5] for s in ("train", "arena") for task in source.load(s, 99)} == {"train"}
+    assert {
+        task.problem.question[:5] for s in ("train", "arena") for task in source.load(s, 99)
+    } == {"train"}
 
 
 def test_the_one_split_is_a_hash_of_the_question() -> None:
     shares = Counter(split_of(f"question {i}") for i in range(4000))
-    assert all(abs(shares[split] / 40 - share) < 2 for split, share in (("test", 15), ("arena", 5), ("train", 75)))
+    assert all(
+        abs(shares[split] / 40 - share) < 2
+        for split, share in (("test", 15), ("arena", 5), ("train", 75))
+    )
     assert {split_of(f"question {i}", SPLITS[1:]) for i in range(100)} == {"train"}
     tasks = [Task(Problem(str(i), f"question {i}", "x"), "1") for i in range(200)]
-    small, large = TaskList(tasks[:50], "x"), TaskList(tasks, "x")  # more rows move none to another split
+    small, large = (
+        TaskList(tasks[:50], "x"),
+        TaskList(tasks, "x"),
+    )  # more rows move none to another split
     assert all(set(small.tasks[split]) <= set(large.tasks[split]) for split in SPLITS)
 
 
@@ -280,14 +334,29 @@ def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(
     monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
     from_hub = opened("hub:x/rows")
     monkeypatch.undo()
-    own = opened(written(tmp_path, *({"question": f"{n}?", "answer": n, "split": s} for s, n in rows)))
+    own = opened(
+        written(tmp_path, *({"question": f"{n}?", "answer": n, "split": s} for s, n in rows))
+    )
     for source in (own, from_hub):
-        assert [[task.gold for task in source.load(split, 9)] for split in SPLITS] == [["3"], ["1"], ["4"], ["2"]]
+        assert [[task.gold for task in source.load(split, 9)] for split in SPLITS] == [
+            ["3"],
+            ["1"],
+            ["4"],
+            ["2"],
+        ]
     assert "2 of its rows repeat others" in caplog.text
-    assert "train 1, validation 1, arena 1, test 1; question is `question`, answer is `answer`; graded" in caplog.text
+    assert (
+        "train 1, validation 1, arena 1, test 1; question is `question`, answer is `answer`; graded"
+        in caplog.text
+    )
     with pytest.raises(DataError, match="twice, with the answer '4' and with '3'"):
         opened(
-            written(tmp_path, {"question": "3?", "answer": "4"}, {"question": "3?", "answer": "3"}, name="two.jsonl")
+            written(
+                tmp_path,
+                {"question": "3?", "answer": "4"},
+                {"question": "3?", "answer": "3"},
+                name="two.jsonl",
+            )
         )
 
 
@@ -336,31 +405,51 @@ def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path: 
             opened(tmp_path / address)
 
 
-# -- columns, choices, rules -------------------------------------------------------------------------------------------
+# -- columns, choices, rules
+# -------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "1 + 1?"}
 BARKS = "Barks?\nA. cat\nB. dog"
 COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "verl": ({"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}}, "1 + 1?", "2"),
-    "dapo": ({"prompt": json.dumps([USER]), "reward_model": json.dumps({"ground_truth": "2"})}, "1 + 1?", "2"),
+    "verl": (
+        {"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}},
+        "1 + 1?",
+        "2",
+    ),
+    "dapo": (
+        {"prompt": json.dumps([USER]), "reward_model": json.dumps({"ground_truth": "2"})},
+        "1 + 1?",
+        "2",
+    ),
     "trl": (
         {"prompt": [{"role": "system", "content": "Be brief."}, USER], "ground_truth": 2},
         "Be brief.\n\n1 + 1?",
         "2",
     ),
     "trl's chat": (
-        {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 2."}], "answer": "2"},
+        {
+            "prompt": [USER],
+            "completion": [{"role": "assistant", "content": "It is 2."}],
+            "answer": "2",
+        },
         "1 + 1?",
         "2",
     ),
     "openbookqa": (
-        {"question_stem": "Barks?", "choices": {"text": ["cat", "dog"], "label": ["A", "B"]}, "answerKey": "B"},
+        {
+            "question_stem": "Barks?",
+            "choices": {"text": ["cat", "dog"], "label": ["A", "B"]},
+            "answerKey": "B",
+        },
         BARKS,
         "B",
     ),
     "arc": (
         {
-            "question": {"stem": "Barks?", "choices": [{"text": "cat", "label": "1"}, {"text": "dog", "label": "2"}]},
+            "question": {
+                "stem": "Barks?",
+                "choices": [{"text": "cat", "label": "1"}, {"text": "dog", "label": "2"}],
+            },
             "answerKey": "2",
         },
         BARKS,
@@ -368,18 +457,46 @@ COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "math": ({"problem": "1 + 1?", "solution": r"So it is $\boxed{2}$."}, "1 + 1?", "2"),
     "gsm8k": ({"question": "1 + 1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}, "1 + 1?", "2"),
-    "svamp": ({"Body": "Tom has 2.", "Question": "How many?", "Answer": 2.0}, "Tom has 2. How many?", "2"),
+    "svamp": (
+        {"Body": "Tom has 2.", "Question": "How many?", "Answer": 2.0},
+        "Tom has 2. How many?",
+        "2",
+    ),
     "alpaca": ({"instruction": "Add.", "input": "1 and 1", "output": "2"}, "Add.\n1 and 1", "2"),
     "alpaca alone": ({"instruction": "1 + 1?", "input": "", "output": "2"}, "1 + 1?", "2"),
     "list": ({"question": "Who?", "answers": ["Ann", "Anne"]}, "Who?", "Ann"),
-    "squad": ({"question": "Who?", "answers": {"text": ["Ann"], "answer_start": [3]}}, "Who?", "Ann"),
-    "trivia": ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}}, "Who?", "Ann"),
+    "squad": (
+        {"question": "Who?", "answers": {"text": ["Ann"], "answer_start": [3]}},
+        "Who?",
+        "Ann",
+    ),
+    "trivia": (
+        {"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}},
+        "Who?",
+        "Ann",
+    ),
     "mmlu": ({"question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}, BARKS, "B"),
     "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "cop": 1}, BARKS, "B"),
-    "numbered": ({"question": "Barks?", "choices": ["1. cat", "2. dog"], "answer": "2"}, BARKS, "B"),
-    "lettered": ({"question": "Barks?", "choices": ["A) cat", "B) dog"], "answer": "dog"}, BARKS, "B"),
-    "choice columns": ({"Question": "Barks?", "Choice_A": "cat", "Choice_B": "dog", "Answer": "B"}, BARKS, "B"),
-    "option columns": ({"question": "Barks?", "Option A": "cat", "Option B": "dog", "answer": "b"}, BARKS, "B"),
+    "numbered": (
+        {"question": "Barks?", "choices": ["1. cat", "2. dog"], "answer": "2"},
+        BARKS,
+        "B",
+    ),
+    "lettered": (
+        {"question": "Barks?", "choices": ["A) cat", "B) dog"], "answer": "dog"},
+        BARKS,
+        "B",
+    ),
+    "choice columns": (
+        {"Question": "Barks?", "Choice_A": "cat", "Choice_B": "dog", "Answer": "B"},
+        BARKS,
+        "B",
+    ),
+    "option columns": (
+        {"question": "Barks?", "Option A": "cat", "Option B": "dog", "answer": "b"},
+        BARKS,
+        "B",
+    ),
     "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
 }
 
@@ -389,7 +506,9 @@ def test_rows_of_other_trainers_are_read(case: str, tmp_path: Path) -> None:
     row, question, gold = COLUMNS[case]
     [task] = everything(opened(written(tmp_path, row)))
     assert (task.problem.question, task.gold) == (question, gold)
-    assert task.solution is None or (task.solution.endswith(f"#### {gold}") and "<<" not in task.solution)
+    assert task.solution is None or (
+        task.solution.endswith(f"#### {gold}") and "<<" not in task.solution
+    )
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -398,7 +517,9 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     [task] = everything(opened(written(tmp_path, row), **named))
     assert (task.problem.question, task.gold, task.solution) == ("1 + 1?", "2", "1 + 1 = 2\n#### 2")
     for key in named:
-        with pytest.raises(DataError, match=rf"no column 'other', it has task, meta.*problems\.{key}"):
+        with pytest.raises(
+            DataError, match=rf"no column 'other', it has task, meta.*problems\.{key}"
+        ):
             opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
 
 
@@ -429,7 +550,9 @@ def test_a_gold_answer_finds_its_choice_or_is_refused(
         return
     [task] = everything(opened(file))
     lines = task.problem.question.split("\n")[1:]
-    assert task.gold == letter and [line[:2] for line in lines] == [f"{chr(65 + i)}." for i in range(len(lines))]
+    assert task.gold == letter and [line[:2] for line in lines] == [
+        f"{chr(65 + i)}." for i in range(len(lines))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -460,22 +583,29 @@ def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path: Path) -> N
         assert [grade.correct for grade in grades] == [expected] * 4
     assert opened(tmp_path / "rows.jsonl", grade="words").grader == "words"
     for grade in ("numbers", "choice"):
-        with pytest.raises(DataError, match=f"problems.grade is '{grade}' and .* has the gold answer"):
+        with pytest.raises(
+            DataError, match=f"problems.grade is '{grade}' and .* has the gold answer"
+        ):
             opened(tmp_path / "rows.jsonl", grade=grade)
 
 
 def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:
     source = TaskList(
-        [Task(Problem(f"poems/{i}", f"Write {i} lines.", "poems"), "") for i in range(40)], "poems", "words"
+        [Task(Problem(f"poems/{i}", f"Write {i} lines.", "poems"), "") for i in range(40)],
+        "poems",
+        "words",
     )
-    assert len(load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f", hre_weight=0))) == 5
+    assert (
+        len(load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f", hre_weight=0))) == 5
+    )
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.4, a reward that needs gold"):
         load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f"))
     with pytest.raises(DataError, match="source poems has no gold answer for task 'poems/"):
         load_tasks(source, "train", 5)
 
 
-# -- code of one's own, and addresses ----------------------------------------------------------------------------------
+# -- code of one's own, and addresses
+# ----------------------------------------------------------------------------------
 
 CODE = """
 from alphazero_llm_trainer.problems.source import Source
@@ -508,13 +638,22 @@ BROKEN, NUMBER = [("only a question",)], 3
 def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(CODE)
-    golds = [[t.gold for t in everything(opened(f"{file}:{name}"))] for name in ("PAIRS", "tasks", "TASKS")]
+    golds = [
+        [t.gold for t in everything(opened(f"{file}:{name}"))]
+        for name in ("PAIRS", "tasks", "TASKS")
+    ]
     assert golds[0] == golds[1] == golds[2] and len(golds[0]) == 40
     rows = opened(f"{file}:rows")
-    assert [len(rows.load(split, 9)) for split in SPLITS] == [3] * 4 and rows.load("test", 1)[0].solution == "#### 0"
+    assert [len(rows.load(split, 9)) for split in SPLITS] == [3] * 4 and rows.load("test", 1)[
+        0
+    ].solution == "#### 0"
     parity = opened(f"{file}:Parity")
     assert parity.name == "parity" and len(load_tasks(parity, "train", 7)) == 7
-    for name, reason in (("BROKEN", "has no column 'answer'"), ("NUMBER", "is a int"), ("missing", "has no missing")):
+    for name, reason in (
+        ("BROKEN", "has no column 'answer'"),
+        ("NUMBER", "is a int"),
+        ("missing", "has no missing"),
+    ):
         with pytest.raises(AlphaZeroError, match=reason):
             opened(f"{file}:{name}")
     with pytest.raises(DataError, match="loads 'no task', which is no Task"):
@@ -544,7 +683,12 @@ def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path)
 
 
 def test_a_problem_finds_its_source_again() -> None:
-    for name, grader in (("numbers:24", "numbers"), ("hotpotqa", "words"), ("math", "math"), ("nobody's", "any")):
+    for name, grader in (
+        ("numbers:24", "numbers"),
+        ("hotpotqa", "words"),
+        ("math", "math"),
+        ("nobody's", "any"),
+    ):
         assert source_of(Problem("p", "q", name)).grader == grader
     assert source_of(Problem("p", "q", "numbers:24")).name == "numbers:24"
 
@@ -554,7 +698,9 @@ def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
     both = [open_one_of(config, name) for name in ("embedded", "numbers")]
     assert [source.load("test", 4)[0].problem.level for source in both] == [3, 3]
     check_reads(config.problems, both)  # what one of several doesn't read is for the others
-    with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures', which source numbers doesn't know"):
+    with pytest.raises(
+        ConfigError, match=r"problems\.hold_out is 'structures', which source numbers doesn't know"
+    ):
         open_source(config, "numbers")
     rows = str(written(tmp_path, *PLAIN))
     for source, setting in (
@@ -567,7 +713,8 @@ def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
             open_source(load_config(overrides=[{"problems": {"source": source}}, setting]))
 
 
-# -- GSM8K, MATH and HotpotQA ------------------------------------------------------------------------------------------
+# -- GSM8K, MATH and HotpotQA
+# ------------------------------------------------------------------------------------------
 
 
 def gsm8k(n: int = 1, **columns: Any) -> dict[str, Any]:
@@ -579,8 +726,20 @@ def gsm8k(n: int = 1, **columns: Any) -> dict[str, Any]:
 
 def math(n: int = 1, **columns: Any) -> dict[str, Any]:
     answer = rf"\frac{{{n}}}{{2}}"
-    row = {"problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ", "solution": rf"We divide: $\boxed{{{answer}}}$."}
-    return row | {"answer": answer, "subject": "Algebra", "level": n % 5 + 1, "unique_id": f"test/{n}.json"} | columns
+    row = {
+        "problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ",
+        "solution": rf"We divide: $\boxed{{{answer}}}$.",
+    }
+    return (
+        row
+        | {
+            "answer": answer,
+            "subject": "Algebra",
+            "level": n % 5 + 1,
+            "unique_id": f"test/{n}.json",
+        }
+        | columns
+    )
 
 
 def hotpotqa(n: int = 1, **columns: Any) -> dict[str, Any]:
@@ -589,11 +748,16 @@ def hotpotqa(n: int = 1, **columns: Any) -> dict[str, Any]:
         "question": f"Who wrote book {n}?",
         "answer": f"Writer {n}",
         "supporting_facts": {"title": ["Book", "Book", "Play"], "sent_id": [0, 9, 0]},
-        "context": {"title": ["Book", "Film"], "sentences": [["It is a book. ", " By a writer."], ["A film."]]},
+        "context": {
+            "title": ["Book", "Film"],
+            "sentences": [["It is a book. ", " By a writer."], ["A film."]],
+        },
     } | columns
 
 
-DATA_SETS: dict[str, tuple[Any, str, str, Task]] = {  # a row's maker, folder, hub's split, and row number 2 as a task
+DATA_SETS: dict[
+    str, tuple[Any, str, str, Task]
+] = {  # a row's maker, folder, hub's split, and row number 2 as a task
     "gsm8k": (
         gsm8k,
         "gsm8k",
@@ -642,25 +806,50 @@ def test_rows_become_tasks_from_a_folder_and_from_the_hub(
         opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
     monkeypatch.delenv("ALPHAZERO_DATA_DIR")
     asked: list[Any] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows)
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows
+    )
     assert opened(name).load("test", 5)[2] == expected
-    assert [(args[0].lower().rpartition("/")[0] != "", more) for args, more in asked] == [(True, {"split": split})]
+    assert [(args[0].lower().rpartition("/")[0] != "", more) for args, more in asked] == [
+        (True, {"split": split})
+    ]
     assert source_of(expected.problem).grade(expected.solution or "", expected).correct
 
 
 def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
     for split, count in (("train", 200), ("test", 7)):
-        written(tmp_path, *(gsm8k(n, question=f"{split} {n}?") for n in range(count)), name=f"{split}.jsonl")
+        written(
+            tmp_path,
+            *(gsm8k(n, question=f"{split} {n}?") for n in range(count)),
+            name=f"{split}.jsonl",
+        )
     loaded = {split: load_tasks("gsm8k", split, 1000, path=str(tmp_path)) for split in SPLITS}
-    assert len(loaded["test"]) == 7 and len({t.problem.id for split in SPLITS for t in loaded[split]}) == 207
-    assert all(split_of(t.problem.question, ("test",)) == split for split in SPLITS[:3] for t in loaded[split])
+    assert (
+        len(loaded["test"]) == 7
+        and len({t.problem.id for split in SPLITS for t in loaded[split]}) == 207
+    )
+    assert all(
+        split_of(t.problem.question, ("test",)) == split
+        for split in SPLITS[:3]
+        for t in loaded[split]
+    )
     rows = [
-        {"problem": f"Halve {i}.", "level": "Level 2", "solution": rf"It is $\boxed{{\frac{{{i}}}{{2}}}}$."}
+        {
+            "problem": f"Halve {i}.",
+            "level": "Level 2",
+            "solution": rf"It is $\boxed{{\frac{{{i}}}{{2}}}}$.",
+        }
         for i in range(40)
     ]
     written(tmp_path / "old", *rows, name="math500/train.json")
-    tasks = [task for split in SPLITS[:3] for task in opened("math", str(tmp_path / "old")).load(split, 99)]
-    assert {(task.gold, task.problem.level) for task in tasks} == {(rf"\frac{{{i}}}{{2}}", 2) for i in range(40)}
+    tasks = [
+        task
+        for split in SPLITS[:3]
+        for task in opened("math", str(tmp_path / "old")).load(split, 99)
+    ]
+    assert {(task.gold, task.problem.level) for task in tasks} == {
+        (rf"\frac{{{i}}}{{2}}", 2) for i in range(40)
+    }
 
 
 @pytest.mark.parametrize(
@@ -668,20 +857,36 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
     [
         ("gsm8k", gsm8k(answer="so 72"), "line 1: gold answer 'so 72' has no number after '####'"),
         ("math", {"problem": "p"}, "line 1 has None as `solution`"),
-        ("math", math(answer="1" * (LONGEST_ANSWER + 1)), "line 1 has an `answer` of 1001 characters"),
+        (
+            "math",
+            math(answer="1" * (LONGEST_ANSWER + 1)),
+            "line 1 has an `answer` of 1001 characters",
+        ),
         ("hotpotqa", hotpotqa(context=None), "line 1 has no `context` with a list"),
-        ("hotpotqa", hotpotqa(context={"title": ["a", "b"], "sentences": [["c"]]}), "as many lists of texts"),
+        (
+            "hotpotqa",
+            hotpotqa(context={"title": ["a", "b"], "sentences": [["c"]]}),
+            "as many lists of texts",
+        ),
     ],
 )
 def test_broken_rows_name_file_and_line(name: str, row: Any, reason: str, tmp_path: Path) -> None:
     file = written(tmp_path, row, name=f"{DATA_SETS[name][2]}.jsonl")
     with pytest.raises(DataError) as caught:
         load_tasks(name, "test", 9, path=str(tmp_path))
-    assert reason in str(caught.value) and str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        reason in str(caught.value)
+        and str(file) in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
-def test_what_is_missing_says_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point problems\.path"):
+def test_what_is_missing_says_where_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point problems\.path"
+    ):
         load_tasks("math", "arena", 1, path=str(tmp_path))
     with pytest.raises(ConfigError, match="split is 'dev': choose one of train"):
         load_tasks("gsm8k", "dev", 1)
@@ -689,8 +894,12 @@ def test_what_is_missing_says_where_it_belongs(tmp_path: Path, monkeypatch: pyte
         load_tasks(opened(written(tmp_path, *PLAIN)), "train", 1, start=99)
     monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
     for error in (ConnectionError("no route"), ValueError("no such split")):
-        monkeypatch.setattr(datasets, "load_dataset", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-        with pytest.raises(DataError, match=r"openai/gsm8k can't be loaded from the hub .* set ALPHAZERO_DATA_DIR"):
+        monkeypatch.setattr(
+            datasets, "load_dataset", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
+        )
+        with pytest.raises(
+            DataError, match=r"openai/gsm8k can't be loaded from the hub .* set ALPHAZERO_DATA_DIR"
+        ):
             load_tasks("gsm8k", "test", 1)
 
 
@@ -712,31 +921,79 @@ def test_every_real_row_loads(data_dir: Path) -> None:
     assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands
+# --------------------------------------------------------------------------------------------------
 
 
-def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = written(tmp_path, *({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"} for i in range(40)))
-    flags = ["--source", str(file), "--question-column", "text", "--answer-column", "key", "--grade", "exact"]
+def test_the_flags_of_rows_reach_the_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(
+        tmp_path, *({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"} for i in range(40))
+    )
+    flags = [
+        "--source",
+        str(file),
+        "--question-column",
+        "text",
+        "--answer-column",
+        "key",
+        "--grade",
+        "exact",
+    ]
     assert main(["search", "--model", "embedded", *flags, "--simulations", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["question"].startswith("What is")
     assert source_of(Problem("p", "q", str(file))).grader == "exact"
     assert main(["train", *flags[:4], "--answer-column", "keys"]) == 2
     message = capsys.readouterr().err
-    assert "has no column 'keys', it has text, key: name the right one" in message and message.count("\n") == 1
+    assert (
+        "has no column 'keys', it has text, key: name the right one" in message
+        and message.count("\n") == 1
+    )
 
 
-def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_student_is_trained_from_scratch_on_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "student")
-    shape = {"layers": 2, "hidden": 48, "heads": 4, "kv_heads": 2, "head_dim": 12, "intermediate": 64, "vocabulary": 1}
+    shape = {
+        "layers": 2,
+        "hidden": 48,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 12,
+        "intermediate": 64,
+        "vocabulary": 1,
+    }
     sizes = ["train.sft_steps=40", "train.evaluate_every=40", "train.validation_size=4"]
-    small = [part for size in [*sizes, f"models.small.shape={json.dumps(shape)}"] for part in ("--set", size)]
-    base = ["sft", "--source", "numbers", "--model", "small", "--num", "60", "--eval-size", "4", "--out", out]
+    small = [
+        part
+        for size in [*sizes, f"models.small.shape={json.dumps(shape)}"]
+        for part in ("--set", size)
+    ]
+    base = [
+        "sft",
+        "--source",
+        "numbers",
+        "--model",
+        "small",
+        "--num",
+        "60",
+        "--eval-size",
+        "4",
+        "--out",
+        out,
+    ]
     assert main([*base, *small, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["demonstrations"] == "numbers train 0..59"
     student = load_student(load_config(), path=Path(out))
     tokenizer, made = student.tokenizer, student.model.config
-    assert (made.num_hidden_layers, made.hidden_size, made.num_key_value_heads, made.intermediate_size) == (
+    assert (
+        made.num_hidden_layers,
+        made.hidden_size,
+        made.num_key_value_heads,
+        made.intermediate_size,
+    ) == (
         2,
         48,
         2,
@@ -748,11 +1005,14 @@ def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, caps
     assert tokenizer.decode(ids) == f"{task.problem.question}\n{task.solution}"
     assert main(["search", "--model", "small", "--source", "numbers"]) == 2
     assert "student small has no weights yet" in capsys.readouterr().err
-    assert main(["sft", "--model", "small", "--source", "hotpotqa", "--out", str(tmp_path / "s")]) == 2
+    assert (
+        main(["sft", "--model", "small", "--source", "hotpotqa", "--out", str(tmp_path / "s")]) == 2
+    )
     assert "its words don't fit a small vocabulary" in capsys.readouterr().err
 
 
-# -- in the environment ------------------------------------------------------------------------------------------------
+# -- in the environment
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("search", ["none", "mcts"])
@@ -760,7 +1020,10 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
     written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
     taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
-    raw: dict[str, Any] = {"taskset": taskset, "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}}}
+    raw: dict[str, Any] = {
+        "taskset": taskset,
+        "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}},
+    }
     env = vf.load_environment(vf.resolve_env_config(raw))
     ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
@@ -773,14 +1036,18 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     assert fits.traces[0].last_reply and "skipped" not in fits.traces[0].info
     assert too_long.traces[0].info["skipped"] == TOO_LONG
     assert too_long.traces[0].reward == 0.0
-    (tmp_path / "traces.jsonl").write_text("\n".join(one.model_dump_json() for one in (fits, too_long)))
+    (tmp_path / "traces.jsonl").write_text(
+        "\n".join(one.model_dump_json() for one in (fits, too_long))
+    )
     summary = summarise(tmp_path)
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
 def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
     written(tmp_path, hotpotqa(1, answer="The 70 Countries"), name="validation.jsonl")
-    raw: dict[str, Any] = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}}
+    raw: dict[str, Any] = {
+        "taskset": {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
+    }
     [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
     assert (task.data.source, task.data.gold) == ("hotpotqa", "The 70 Countries")
     assert "one line" in task.data.system_prompt and "paragraph" in task.data.system_prompt
@@ -790,14 +1057,24 @@ def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
         trace = type("Trace", (), {"info": {}, "last_reply": reply, "calls": []})()
         return asyncio.run(task.correctness_reward(trace))
 
-    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, pytest.approx(2 / 3), 0.0]
+    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [
+        1.0,
+        pytest.approx(2 / 3),
+        0.0,
+    ]
 
 
 def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path: Path) -> None:
     written(tmp_path, {"question": "another?", "answer": "1"}, name="r1.jsonl")
-    rows = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "4", "solution": "2 + 2 = 4"}]
+    rows = [
+        {"question": "a?", "answer": "1"},
+        {"question": "b?", "answer": "4", "solution": "2 + 2 = 4"},
+    ]
     tasks = everything(opened(written(tmp_path, *rows, name="r[1].jsonl")))
-    assert {task.problem.question: task.solution for task in tasks} == {"a?": None, "b?": "2 + 2 = 4\n#### 4"}
+    assert {task.problem.question: task.solution for task in tasks} == {
+        "a?": None,
+        "b?": "2 + 2 = 4\n#### 4",
+    }
     problems = ProblemsConfig.model_validate({"source": "mine"})
     mine = from_tasks([{"question": "a?", "answer": "1", "split": "dev"}], problems)
     assert [len(mine.load(split, 9)) for split in ("train", "validation")] == [0, 1]

@@ -45,7 +45,9 @@ def one_sentence(text: str) -> str:
 
 
 @NO_CUDA
-def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path, capsys: Any) -> None:
+def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(
+    nowhere: Path, capsys: Any
+) -> None:
     assert train_main([*HUB, "--use-grpo", "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
@@ -64,7 +66,9 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert list(nowhere.iterdir()) == []
 
 
-def test_a_gate_is_opened_by_a_mirror_or_a_token(nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_gate_is_opened_by_a_mirror_or_a_token(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     cpu = "models.llama-3.2-3b.cpu=true"
     for flags in ([], ["--dry-run"]):
         assert train_main([*HUB, "--set", cpu, *flags]) == 2
@@ -107,12 +111,19 @@ def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> No
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapter / name).write_text("{}")
     for flags, word in (([], "CUDA"), (["--set", "models.llama-3.2-3b.cpu=true"], "HF_TOKEN")):
-        assert train_main(["--set", "student=llama-3.2-3b", "--model", str(adapter), "--dry-run", *flags]) == 2
+        assert (
+            train_main(
+                ["--set", "student=llama-3.2-3b", "--model", str(adapter), "--dry-run", *flags]
+            )
+            == 2
+        )
         said = capsys.readouterr()
         assert "6.4 GB" in said.out and word in one_sentence(said.err)
 
 
-def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     config = grpo_config(["student=embedded"])
     monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 18, 1 << 18))
     with pytest.raises(ConfigError, match="weights"):
@@ -141,7 +152,13 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
     ("overrides", "rounds", "questions", "rows", "updates"),
     [
         ([], 50, 96, 40, 8),
-        (["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"], 4, 25, 40, 8),
+        (
+            ["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"],
+            4,
+            25,
+            40,
+            8,
+        ),
         (["train.demonstration_share=0.5", "train.optimizer.batch_size=7"], 50, 96, 70, 40),
         (["train.demonstrations=0", "train.rows_per_round=41"], 50, 96, 60, 12),
         (["train.method=ppo"], 50, 96, 320, 16),
@@ -156,7 +173,8 @@ def test_a_run_has_the_size_that_its_settings_say(
     assert size.updates_per_round == updates
 
 
-# -- what a run begins with --------------------------------------------------------------------------------------------
+# -- what a run begins with
+# --------------------------------------------------------------------------------------------
 
 
 def rows(folder: Path, count: int, gold: str = "4") -> str:
@@ -175,12 +193,21 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
     ("flags", "words"),
     [
         (["--source", "1.jsonl"], ["1.jsonl has no train problems"]),
-        ([*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"], ["or fewer"]),
+        (
+            [*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"],
+            ["or fewer"],
+        ),
         (MISSING_REWARD, ["nowhere.py is not there"]),
         (["--source", "60.jsonl", "--use-grpo", "--reward", "reward.py:other"], ["has no other"]),
-        (["--source", "60.jsonl", "--reward", "reward.py:reward"], ["rewards.custom is set", "--use-grpo"]),
+        (
+            ["--source", "60.jsonl", "--reward", "reward.py:reward"],
+            ["rewards.custom is set", "--use-grpo"],
+        ),
         (["--set", "teachers.tier=embedded"], ["teachers.tier is set", "--use-grpo"]),
-        (["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"], ["no scripted teacher"]),
+        (
+            ["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"],
+            ["no scripted teacher"],
+        ),
         (["--set", "search.rollout=none"], ["needs a value network"]),
         (["--set", "search.value=nowhere", "--use-grpo"], ["search.value nowhere is no folder"]),
         (["--use-grpo", "--set", "train.credit=process"], ["train.prm is null"]),
@@ -213,7 +240,8 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     code = (
         "import sys; from alphazero_llm_trainer.training.start import load_run, prepare\n"
-        "config = load_run(overrides=['problems.source=60.jsonl', 'train.method=grpo', 'rewards.custom=reward.py:reward'])\n"
+        "config = load_run(overrides=['problems.source=60.jsonl', 'train.method=grpo', "
+        "'rewards.custom=reward.py:reward'])\n"
         "prepared = prepare(config)\n"
         "assert config.train.num_examples == len(prepared.questions) < 60\n"
         "assert not {'torch', 'transformers', 'trl'} & sys.modules.keys()"
@@ -230,22 +258,46 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
     few = questions("--source", "60.jsonl")
     assert 40 < few < 60
     assert questions("--source", "60.jsonl", "-n", "20") == 20
-    assert questions() == questions("--source", "numbers") == 4800  # endless sources: what the recipe says
+    assert (
+        questions() == questions("--source", "numbers") == 4800
+    )  # endless sources: what the recipe says
     (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
     assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
 
 
-# -- the pre-flight ----------------------------------------------------------------------------------------------------
+# -- the pre-flight
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> None:
-    flags = ["-n", "8", "--eval-size", "4", "--set", "train.validation_size=4", "--set", "train.questions_per_round=4"]
+    flags = [
+        "-n",
+        "8",
+        "--eval-size",
+        "4",
+        "--set",
+        "train.validation_size=4",
+        "--set",
+        "train.questions_per_round=4",
+    ]
     files = []
     for count in (8, 0):
         out = tmp_path / str(count)
         assert (
-            main(["train", "--model", "embedded", *flags, "--out", str(out), "--set", f"train.preflight={count}"]) == 0
+            main(
+                [
+                    "train",
+                    "--model",
+                    "embedded",
+                    *flags,
+                    "--out",
+                    str(out),
+                    "--set",
+                    f"train.preflight={count}",
+                ]
+            )
+            == 0
         )
         said = capsys.readouterr().err
         assert ("pre-flight, 32 responses: " in said) == (count > 0)
@@ -254,7 +306,13 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
         for record in trees:
             record["cost"].pop("seconds")
         keys = [{k: v for k, v in tree.items() if k not in ("sha256", "hash")} for tree in trees]
-        files.append((keys, (run / "student" / "model.safetensors").read_bytes(), (run / "test.jsonl").read_text()))
+        files.append(
+            (
+                keys,
+                (run / "student" / "model.safetensors").read_bytes(),
+                (run / "test.jsonl").read_text(),
+            )
+        )
     assert files[0] == files[1]
 
 
@@ -284,7 +342,17 @@ def test_a_preflight_stops_what_would_learn_nothing(
 
 
 def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path: Path, capsys: Any) -> None:
-    flags = ["train", "--model", "embedded", "-n", "4", "--eval-size", "2", "--out", str(tmp_path / "out")]
+    flags = [
+        "train",
+        "--model",
+        "embedded",
+        "-n",
+        "4",
+        "--eval-size",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     short = ["--set", "search.max_tokens=2", "--set", "train.validation_size=0"]
     assert main([*flags, *short]) == 2
     said = capsys.readouterr().err

@@ -26,7 +26,9 @@ def bpe() -> Any:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     inner.train_from_iterator([TEXT, "a.\n\nb.\n\nc.\n\n", "x.\ny.\n" * 20, "  \n" * 9], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
@@ -62,14 +64,17 @@ def test_sentences_end_at_their_marks_and_decimal_points_are_none(merging: Any) 
 
 def test_a_thought_is_not_cut_in_a_formula_nor_before_one(merging: Any) -> None:
     thoughts = [
-        "### Step 1\n**Find the distance:**\nShe drives for 2 hours:\n\\[\n2 \\times 60 = 120\n\\]\n\n",
+        "### Step 1\n**Find the distance:**\nShe drives for 2 hours:\n\\[\n2 \\times 60 = "
+        "120\n\\]\n\n",
         "Then code.\n",
         "```python\nx = 3\n\nprint(x)\n```\n",
         "$$\n120 / 30 = 4\n$$\n",
         "#### 4\n",
         "After it.",
     ]
-    assert [piece.strip() for piece in cut(merging, "thought", "".join(thoughts))] == [one.strip() for one in thoughts]
+    assert [piece.strip() for piece in cut(merging, "thought", "".join(thoughts))] == [
+        one.strip() for one in thoughts
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -85,15 +90,22 @@ def test_steps_join_to_the_text_and_each_has_something_in_it(text: str) -> None:
 
 
 def test_an_engine_counts_steps_and_not_line_ends() -> None:
-    """Most tokens are white space here, line end 2 too: it ends a step that has something in it, and no other."""
+    """Most tokens are white space here, line end 2 too: it ends a step that has something in it,
+    and no other.
+    """
     ends = StepEnds(LINE_ENDS, blanks=frozenset({2, *range(5, VOCABULARY - 8)}))
     engine = tiny_engine()
     engine.step_ends = engine.queue.step_ends = ends
     seen = set()
     for seed in range(60):
-        request = GenerateRequest((5, 6, 7), max_new_tokens=30, temperature=2.0, seed=seed, max_steps=2)
+        request = GenerateRequest(
+            (5, 6, 7), max_new_tokens=30, temperature=2.0, seed=seed, max_steps=2
+        )
         [[one]] = run(lambda request=request: engine.generate([request]))
         if one.finish == "stop":
-            assert ends.cut(one.token_ids)[-1] == len(one.token_ids) and len(ends.cut(one.token_ids)) == 2
+            assert (
+                ends.cut(one.token_ids)[-1] == len(one.token_ids)
+                and len(ends.cut(one.token_ids)) == 2
+            )
             seen.add(len(STEP_ENDS.cut(one.token_ids)))
     assert seen - {2}, "no blank line was drawn: the test shows nothing"

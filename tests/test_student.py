@@ -1,4 +1,6 @@
-"""Students: the shipped one, its tokenizer, other architectures and formats, and damaged folders."""
+"""Students: the shipped one, its tokenizer, other architectures and formats, and damaged
+folders.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_it_reproduces_its_recorded_accuracy():
     recorded = MANIFEST["test_greedy"]
     answers = answer(student, load_tasks("embedded", "test", recorded["problems"]), max_tokens=160)
     accuracy = sum(answers.first) / len(answers.first)
-    # Greedy answers are exact; only a tie within rounding error can fall otherwise on another processor.
+    # Greedy answers are exact; only a tie within rounding error can fall otherwise on another
+    # processor.
     assert abs(accuracy - recorded["value"]) <= 0.005
     assert 0.45 <= accuracy <= 0.61
     assert recorded["low"] < accuracy < recorded["high"]
@@ -85,14 +88,27 @@ def test_its_tokenizer_is_the_generators_own():
     assert student.decode(student.prompt_ids(question)) == question + "\n"
 
 
-# -- chat models -------------------------------------------------------------------------------------------------------
+# -- chat models
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_named_student_is_trained_by_lora_on_seven_projections_and_over_4_bits_where_it_needs_a_gpu():
     models = load_config().models
-    assert {"llama-3.2-3b", "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-4b", "mistral-7b"} < models.keys()
+    assert {
+        "llama-3.2-3b",
+        "llama-3.2-1b",
+        "llama-3.1-8b",
+        "qwen2.5-0.5b",
+        "qwen3-4b",
+        "mistral-7b",
+    } < models.keys()
     for name, spec in models.items():
-        if name in ("embedded", "small", "smollm2-135m", "smollm2-360m"):  # small enough to be trained whole
+        if name in (
+            "embedded",
+            "small",
+            "smollm2-135m",
+            "smollm2-360m",
+        ):  # small enough to be trained whole
             continue
         bits = "none" if name.endswith("-0.5b") else "nf4"
         assert (spec.quantization, spec.adapter, spec.dtype) == (bits, "lora", "bfloat16"), name
@@ -110,7 +126,9 @@ def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
     second = whole.token_ids[2]
     first_at = whole.token_ids.index(second)
     student.model.generation_config.eos_token_id = [student.tokenizer.eos_token_id, second]
-    again = make_student("two ends", student.model, student.tokenizer, student.spec, load_config(), Opening())
+    again = make_student(
+        "two ends", student.model, student.tokenizer, student.spec, load_config(), Opening()
+    )
     assert again.engine.eos_ids == {student.tokenizer.eos_token_id, second}
     [[cut]] = asyncio.run(again.engine.generate([request]))
     assert (cut.finish, cut.token_ids) == ("eos", whole.token_ids[: first_at + 1])
@@ -121,7 +139,9 @@ def test_a_tokenizer_without_padding_gets_a_token_that_is_not_the_end():
     tokenizer.pad_token = None
     give_pad(tokenizer)  # nothing of its vocabulary is for padding: only then it is the end
     known = tokenizer.get_vocab()
-    assert tokenizer.pad_token_id == next((known[t] for t in PADS if t in known), tokenizer.eos_token_id)
+    assert tokenizer.pad_token_id == next(
+        (known[t] for t in PADS if t in known), tokenizer.eos_token_id
+    )
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["<|finetune_right_pad_id|>"], special_tokens=True)
     tokenizer.pad_token = None
@@ -132,7 +152,8 @@ def test_a_tokenizer_without_padding_gets_a_token_that_is_not_the_end():
 def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
     student = load_student(load_config(overrides=["student=embedded"]))
     student.tokenizer.chat_template = (
-        "{{ messages[0]['content'] }} {% if enable_thinking is defined and not enable_thinking %}3{% else %}4{% endif %}"
+        "{{ messages[0]['content'] }} {% if enable_thinking is defined and not enable_thinking "
+        "%}3{% else %}4{% endif %}"
         "{% if date_string is defined %} + 3{% endif %}"
     )
     assert student.decode(student.prompt_ids("Ana has 2 pens.")).split()[-2:] == ["+", "3"]
@@ -141,8 +162,13 @@ def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
 @pytest.mark.parametrize("content", ["{{ m['content'] }}", "{{ m['content'] | trim }}"])
 def test_a_chat_that_goes_on_ends_as_its_last_message_does(content):
     student = load_student(load_config(overrides=["student=embedded"]))
-    student.tokenizer.chat_template = f"{{% for m in messages %}}{content}{{{{ '\n' }}}}{{% endfor %}}"
-    begun = [{"role": "user", "content": "Ana has 2 pens."}, {"role": "assistant", "content": "3 + 4 = 7\n"}]
+    student.tokenizer.chat_template = (
+        f"{{% for m in messages %}}{content}{{{{ '\n' }}}}{{% endfor %}}"
+    )
+    begun = [
+        {"role": "user", "content": "Ana has 2 pens."},
+        {"role": "assistant", "content": "3 + 4 = 7\n"},
+    ]
     ids = student.chat_ids(begun, going_on=True)
     assert ids == (*student.encode("Ana has 2 pens.\n"), *student.encode("3 + 4 = 7\n"))
     student.tokenizer.chat_template = "{{ messages[0]['content'] }}"  # the last message is lost
@@ -155,7 +181,11 @@ def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
     tasks = load_tasks("embedded", "test", 120)
     found = answer(student, tasks, max_tokens=9)
     texts = [samples[0] for samples in found.responses]
-    lucky = [i for i, task in enumerate(tasks) if "####" not in texts[i] and extract(texts[i]) == task.gold]
+    lucky = [
+        i
+        for i, task in enumerate(tasks)
+        if "####" not in texts[i] and extract(texts[i]) == task.gold
+    ]
     assert lucky and not any(found.first[i] for i in lucky)
 
 
@@ -198,23 +228,39 @@ USER_MESSAGE = {"role": "user", "content": "How many?"}
     ("messages", "generate", "text"),
     [
         ([USER_MESSAGE], True, "How many?\n"),
-        ([SYSTEM_MESSAGE, USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}], True, "How many?\n1 + 2 = 3\n"),
-        ([USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3\n"}], True, "How many?\n1 + 2 = 3\n"),
         (
-            [USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}, {"role": "assistant", "content": "#### 3"}],
+            [SYSTEM_MESSAGE, USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}],
+            True,
+            "How many?\n1 + 2 = 3\n",
+        ),
+        (
+            [USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3\n"}],
+            True,
+            "How many?\n1 + 2 = 3\n",
+        ),
+        (
+            [
+                USER_MESSAGE,
+                {"role": "assistant", "content": "1 + 2 = 3"},
+                {"role": "assistant", "content": "#### 3"},
+            ],
             False,
             "How many?\n1 + 2 = 3\n#### 3",
         ),
     ],
 )
 def test_chat_template(tokenizer, messages, generate, text):
-    assert tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False) == text
+    assert (
+        tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False)
+        == text
+    )
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=generate, return_dict=False)
     assert ids == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"]
+    "kind",
+    ["Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"],
 )
 def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_path):
     """For training transformers' own class was taken, which made `314?` of a question."""
@@ -225,7 +271,10 @@ def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_pa
     text = "Ana has 314 pens. How many?\n"
     found = load_tokenizer(str(folder))
     assert found(text)["input_ids"] == expected(text)["input_ids"]
-    assert (found.eos_token_id, found.chat_template) == (expected.eos_token_id, expected.chat_template)
+    assert (found.eos_token_id, found.chat_template) == (
+        expected.eos_token_id,
+        expected.chat_template,
+    )
     found.save_pretrained(tmp_path / "again")
     assert load_tokenizer(str(tmp_path / "again"))(text)["input_ids"] == expected(text)["input_ids"]
 
@@ -249,7 +298,9 @@ def gpt2(ids: dict[str, int]) -> Any:
 
 
 def phi3(ids: dict[str, int]) -> Any:
-    return Phi3ForCausalLM(Phi3Config(**SMALL_SHAPE, intermediate_size=48, num_key_value_heads=2, **ids))
+    return Phi3ForCausalLM(
+        Phi3Config(**SMALL_SHAPE, intermediate_size=48, num_key_value_heads=2, **ids)
+    )
 
 
 OTHERS = {
@@ -273,7 +324,9 @@ def unknown(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Config, set
     folder = tmp_path / request.param
     make(ids).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return load_config(overrides=[{"student": "mine", "models": {"mine": {"path": str(folder)}}}]), names
+    return load_config(
+        overrides=[{"student": "mine", "models": {"mine": {"path": str(folder)}}}]
+    ), names
 
 
 def logits(student: Any) -> torch.Tensor:
@@ -305,13 +358,17 @@ def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(
     load_adapter(fresh.model, tmp_path / "adapter", "default")
     activate(fresh.model, "default")
     torch.testing.assert_close(logits(fresh), changed)
-    wrong = {"models": {"mine": {"path": config.models["mine"].path, "lora": {"targets": ["q_porj"]}}}}
+    wrong = {
+        "models": {"mine": {"path": config.models["mine"].path, "lora": {"targets": ["q_porj"]}}}
+    }
     with pytest.raises(ConfigError, match="q_porj") as caught:
         load_student(load_config(overrides=[{"student": "mine"}, wrong]))
     assert min(names) in str(caught.value)
 
 
-def test_a_gguf_file_is_a_model_that_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_a_model_that_transformers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "Tiny.gguf"
     path.write_bytes(b"GGUF")
     found, folder = find_model(str(path), load_config())
@@ -328,24 +385,39 @@ def test_a_gguf_file_is_a_model_that_transformers_reads(tmp_path: Path, monkeypa
 def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path) -> None:
     folder = saved_llama(tmp_path / "student", "float32")
     shape = read_object(folder / "config.json")
-    write_json(folder / "config.json", shape | {"quantization_config": {"quant_method": method, "bits": 4}})
-    config, path = with_model(str(folder), [], lambda overrides: load_config(overrides=list(overrides)))
-    with pytest.raises(ConfigError, match=rf"student {folder} is quantised by {method.upper()}, .*nf4") as caught:
+    write_json(
+        folder / "config.json", shape | {"quantization_config": {"quant_method": method, "bits": 4}}
+    )
+    config, path = with_model(
+        str(folder), [], lambda overrides: load_config(overrides=list(overrides))
+    )
+    with pytest.raises(
+        ConfigError, match=rf"student {folder} is quantised by {method.upper()}, .*nf4"
+    ) as caught:
         load_student(config, path=path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
-    """By the kernels in float32, which holds its numbers; training all of its weights is refused."""
+    """By the kernels in float32, which holds its numbers; training all of its weights is
+    refused.
+    """
     folder = saved_llama(tmp_path / "student", "float16")
     entry = {"path": str(folder), "dtype": "float16", "adapter": "lora"}
     student = load_student(load_config(overrides=[{"student": "mine", "models": {"mine": entry}}]))
     assert student.model.dtype == torch.float16
     prompt = student.prompt_ids(APPLES)
     [scores] = asyncio.run(student.engine.score([(prompt[:5], prompt[5:])]))
-    right = logits(student)[0].float().log_softmax(-1)[4:-1].gather(1, torch.tensor(prompt[5:])[:, None])[:, 0]
+    right = (
+        logits(student)[0]
+        .float()
+        .log_softmax(-1)[4:-1]
+        .gather(1, torch.tensor(prompt[5:])[:, None])[:, 0]
+    )
     torch.testing.assert_close(torch.tensor(scores), right, rtol=0, atol=0.02)
-    with pytest.raises(ConfigError, match="dtype is float16, in which updates are lost: use 'lora'"):
+    with pytest.raises(
+        ConfigError, match="dtype is float16, in which updates are lost: use 'lora'"
+    ):
         make_trainable(student.model, student.spec, "full")
 
 
@@ -354,7 +426,10 @@ def saved_llama(folder: Path, dtype: str) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
     torch.manual_seed(0)
     shape = LlamaConfig(
-        **SMALL_SHAPE, intermediate_size=48, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
+        **SMALL_SHAPE,
+        intermediate_size=48,
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
     )
     LlamaForCausalLM(shape).to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -409,7 +484,9 @@ def lose(weights: Weights) -> None:
 
 FAULTS: dict[str, Callable[[Weights], Any]] = {
     "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files": lose,
-    "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop("model.embed_tokens.weight"),
+    "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop(
+        "model.embed_tokens.weight"
+    ),
     "has another shape than config.json says for model.norm.weight": lambda weights: weights.update(
         {"model.norm.weight": torch.ones(128)}
     ),
@@ -426,14 +503,17 @@ def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
     refused(folder, words)
 
 
-def test_the_command_says_so_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_so_and_nothing_else(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     change_weights(folder, lambda weights: weights.pop("model.norm.weight"))
     assert main(["search", "--set", "student=embedded", "--model", str(folder)]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("error: model ") and err.count("\n") == 1
 
 
-# -- the tokenizer -----------------------------------------------------------------------------------------------------
+# -- the tokenizer
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_placeholder_beyond_the_model_is_refused_where_a_prompt_has_it(folder: Path) -> None:
@@ -443,9 +523,14 @@ def test_a_placeholder_beyond_the_model_is_refused_where_a_prompt_has_it(folder:
     question = "Ana has 3 pens."
     assert student.prompt_ids(question) == plain.prompt_ids(question)
     request = GenerateRequest(student.prompt_ids(question), max_new_tokens=8, temperature=0.0)
-    assert run(lambda: student.engine.generate([request])) == run(lambda: plain.engine.generate([request]))
+    assert run(lambda: student.engine.generate([request])) == run(
+        lambda: plain.engine.generate([request])
+    )
     wrong = GenerateRequest(student.prompt_ids(f"{question} <image>"))
-    with pytest.raises(EngineError, match=f"token id {EMBEDDED_ROWS} is not one of the model's {EMBEDDED_ROWS} tokens"):
+    with pytest.raises(
+        EngineError,
+        match=f"token id {EMBEDDED_ROWS} is not one of the model's {EMBEDDED_ROWS} tokens",
+    ):
         run(lambda: student.engine.generate([wrong]))
 
 
@@ -453,10 +538,15 @@ def test_fetch_says_where_a_model_is_or_why_it_has_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fetch, "from_hub", lambda repository: f"/cache/{repository}")
-    assert main(["fetch", "qwen3-0.6b"]) == 0 and "/cache/Qwen/Qwen3-0.6B" in capsys.readouterr().out
+    assert (
+        main(["fetch", "qwen3-0.6b"]) == 0 and "/cache/Qwen/Qwen3-0.6B" in capsys.readouterr().out
+    )
     monkeypatch.undo()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    for name, words in {"qwen3-0.6b": "can't be fetched from the hub", "embedded": "needs no fetching"}.items():
+    for name, words in {
+        "qwen3-0.6b": "can't be fetched from the hub",
+        "embedded": "needs no fetching",
+    }.items():
         assert main(["fetch", name]) == 2
         [line] = capsys.readouterr().err.strip().splitlines()
         assert words in line

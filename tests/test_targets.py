@@ -1,4 +1,6 @@
-"""Training targets out of trees: closed forms on small trees, and against counting responses one by one."""
+"""Training targets out of trees: closed forms on small trees, and against counting responses one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def grow(tree: Tree, parent: int, *ids: int) -> int:
     return tree.attach(parent, Step(ids, tuple(-0.5 for _ in ids), " ".join(map(str, ids)) + "\n"))
 
 
-def end(tree: Tree, node: int, hre: float | None, visits: int, samples: int = 1, reward: float = 0.25) -> None:
+def end(
+    tree: Tree, node: int, hre: float | None, visits: int, samples: int = 1, reward: float = 0.25
+) -> None:
     tree.finish(node, "answer", RewardParts(reward, hre))
     tree.samples[node] = samples
     for _ in range(visits):
@@ -34,7 +38,9 @@ def end(tree: Tree, node: int, hre: float | None, visits: int, samples: int = 1,
 
 
 def step_tree() -> Tree:
-    """root -> a(10 11) -> a1(20, right, 3 visits), a2(21, wrong, 1); root -> b(10 12) -> b1(20, wrong, 4)."""
+    """root -> a(10 11) -> a1(20, right, 3 visits), a2(21, wrong, 1); root -> b(10 12) -> b1(20,
+    wrong, 4).
+    """
     tree = Tree()
     a, b = grow(tree, ROOT, 10, 11), grow(tree, ROOT, 10, 12)
     a1, a2, b1 = grow(tree, a, 20), grow(tree, a, 21), grow(tree, b, 20)
@@ -46,7 +52,9 @@ def step_tree() -> Tree:
 
 
 def token_tree() -> Tree:
-    """root -> 5, 6 (unvisited); rollouts from 5 (7 8 right twice, nothing wrong once) and from the root (6 9 right)."""
+    """root -> 5, 6 (unvisited); rollouts from 5 (7 8 right twice, nothing wrong once) and from the
+    root (6 9 right).
+    """
     tree = Tree()
     five, _ = grow(tree, ROOT, 5), grow(tree, ROOT, 6)
     tree.rollouts = [
@@ -77,11 +85,21 @@ def test_value_targets_sit_at_nodes_with_finished_responses() -> None:
 
 
 def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> None:
-    found = {t.token_ids: (t.node, t.target, t.weight) for t in value_targets(step_tree(), every_token=True)}
-    assert found[(10,)] == (1, 3 / 8, 8)  # both siblings begin with it: one state, in the first one's node
+    found = {
+        t.token_ids: (t.node, t.target, t.weight)
+        for t in value_targets(step_tree(), every_token=True)
+    }
+    assert found[(10,)] == (
+        1,
+        3 / 8,
+        8,
+    )  # both siblings begin with it: one state, in the first one's node
     assert found[(10, 11)] == (1, 0.75, 4)
     assert len(found) == 7
-    rolled = {t.token_ids: (t.node, t.target, t.weight) for t in value_targets(token_tree(), every_token=True)}
+    rolled = {
+        t.token_ids: (t.node, t.target, t.weight)
+        for t in value_targets(token_tree(), every_token=True)
+    }
     assert rolled == {
         (): (0, 0.75, 4),
         (5,): (1, 2 / 3, 3),
@@ -101,14 +119,25 @@ def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
     whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in graded(tree)]
     for every_token in (False, True):
         targets = value_targets(tree, every_token=every_token)
-        assert targets[0].token_ids == () and targets[0].weight == sum(count for _, count, _ in whole) == tree.N[ROOT]
+        assert (
+            targets[0].token_ids == ()
+            and targets[0].weight == sum(count for _, count, _ in whole) == tree.N[ROOT]
+        )
         for target in targets:
             if every_token:  # a node's responses are told apart by nodes, a state's by tokens
-                through = [(c, o) for ids, c, o in whole if ids[: len(target.token_ids)] == target.token_ids]
+                through = [
+                    (c, o)
+                    for ids, c, o in whole
+                    if ids[: len(target.token_ids)] == target.token_ids
+                ]
                 assert target.weight == sum(c for c, _ in through)
-                assert target.target == pytest.approx(sum(c * o for c, o in through) / target.weight)
+                assert target.target == pytest.approx(
+                    sum(c * o for c, o in through) / target.weight
+                )
             else:
-                assert target.target == pytest.approx(tree.q(target.node))  # the oracle's reward is the outcome here
+                assert target.target == pytest.approx(
+                    tree.q(target.node)
+                )  # the oracle's reward is the outcome here
                 assert target.weight == tree.N[target.node]
 
 
@@ -127,17 +156,29 @@ def test_step_preferences_order_siblings_by_their_outcomes() -> None:
 
 def test_policy_targets_are_the_shares_of_visits() -> None:
     root, a = policy_targets(step_tree())
-    assert root.children_ids == ((10, 11), (10, 12)) and root.probabilities == (0.5, 0.5) and root.visits == 8
-    assert (a.node, a.prefix_ids, a.children_ids, a.probabilities) == (1, (10, 11), ((20,), (21,)), (0.75, 0.25))
+    assert (
+        root.children_ids == ((10, 11), (10, 12))
+        and root.probabilities == (0.5, 0.5)
+        and root.visits == 8
+    )
+    assert (a.node, a.prefix_ids, a.children_ids, a.probabilities) == (
+        1,
+        (10, 11),
+        ((20,), (21,)),
+        (0.75, 0.25),
+    )
     [token] = policy_targets(token_tree())
     assert token.children_ids == ((5,), (6,)) and token.probabilities == (1.0, 0.0)
-    # Nothing is known of the other token: both are worth the same, and the student's even probabilities stay.
+    # Nothing is known of the other token: both are worth the same, and the student's even
+    # probabilities stay.
     assert token.improved == pytest.approx((0.5, 0.5))
     graded = step_tree()
     graded.W[3], graded.W[4] = 3.0, 0.0
     _, a = policy_targets(graded)
     # Three visits of value 1 and one of 0: Q from 1 to 0, times 0.1 * (50 + 3).
-    assert a.improved[0] / a.improved[1] == pytest.approx(math.exp(5.3)) and sum(a.improved) == pytest.approx(1.0)
+    assert a.improved[0] / a.improved[1] == pytest.approx(math.exp(5.3)) and sum(
+        a.improved
+    ) == pytest.approx(1.0)
     tree = Tree()
     tree.expanded[ROOT] = True
     assert policy_targets(tree) == []
@@ -147,6 +188,11 @@ def test_a_rollout_and_a_terminal_node_may_be_one_response() -> None:
     [row] = [one for one in trajectories(step_tree()) if one.right]
     assert (row.token_ids, row.text, row.samples) == ((10, 11, 20), "10 11\n20\n", 2)
     tree = token_tree()
-    tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4, samples=3))
+    tree.rollouts.append(
+        Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4, samples=3)
+    )
     # Samples count, visits don't: a greedy rollout that is read again drew nothing.
-    assert [(r.token_ids, r.samples) for r in trajectories(tree) if r.right] == [((5, 7, 8), 4), ((6, 9), 1)]
+    assert [(r.token_ids, r.samples) for r in trajectories(tree) if r.right] == [
+        ((5, 7, 8), 4),
+        ((6, 9), 1),
+    ]

@@ -36,7 +36,9 @@ OWN, WORDS = f"verifiers:{OUR_ID}?source=embedded", "verifiers:word-length"
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third-party package, as verifiers finds an environment that is worked on: its folder is on the path."""
+    """The third-party package, as verifiers finds an environment that is worked on: its folder is
+    on the path.
+    """
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
@@ -60,11 +62,14 @@ def apple(source: VerifiersTaskset) -> Task:
     return next(task for task in tasks if task.problem.question.endswith(" apple?"))
 
 
-# -- found and loaded --------------------------------------------------------------------------------------------------
+# -- found and loaded
+# --------------------------------------------------------------------------------------------------
 
 
 def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
-    assert names()["verifiers"] == "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
+    assert (
+        names()["verifiers"] == "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
+    )
     code = (
         f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
         "from alphazero_llm_trainer.config.sections import ProblemsConfig\n"
@@ -73,13 +78,18 @@ def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
         "[task] = source.load('train', 1)\n"
         "assert source.grade(f'#### {task.gold}', task).correct\n"
         "assert 'torch' not in sys.modules\n"
-        "print([task.problem.id for split in ('train', 'validation', 'arena', 'test') for task in source.load(split, 99)])"
+        "print([task.problem.id for split in ('train', 'validation', 'arena', 'test') for task in "
+        "source.load(split, 99)])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     source = open_taskset(WORDS)
     # Another process has the same tasks in the same splits.
-    assert done.stdout.strip() == str([task.problem.id for split in SPLITS for task in source.load(split, 99)])
+    assert done.stdout.strip() == str(
+        [task.problem.id for split in SPLITS for task in source.load(split, 99)]
+    )
 
 
 def test_a_taskset_without_splits_is_cut_by_hash() -> None:
@@ -93,7 +103,8 @@ def test_a_taskset_without_splits_is_cut_by_hash() -> None:
     again = VerifiersTaskset("word-length")
     assert {split: again.load(split, 200) for split in SPLITS} == tasks
     assert tasks["train"][3:5] == source.load("train", 2, 3)
-    # The order of the tasks and their number don't matter to a question that comes twice: it is in one split.
+    # The order of the tasks and their number don't matter to a question that comes twice: it is in
+    # one split.
     twice = VerifiersTaskset("word-length?size=12")
     assert sum(len(twice.load(split, 99)) for split in SPLITS) == 12
 
@@ -101,7 +112,11 @@ def test_a_taskset_without_splits_is_cut_by_hash() -> None:
 def test_prompts_become_questions() -> None:
     text, chat = open_taskset(WORDS), open_taskset(f"{WORDS}?messages=true")
     assert text.system_prompt == chat.system_prompt == "Answer with one number."
-    assert apple(chat).problem.question == apple(text).problem.question == "How many letters has apple?"
+    assert (
+        apple(chat).problem.question
+        == apple(text).problem.question
+        == "How many letters has apple?"
+    )
     assert apple(text).gold == "5" and apple(text).problem.source == WORDS
     mixed = open_taskset(f"{WORDS}?two_prompts=true")
     assert mixed.system_prompt is None
@@ -109,7 +124,9 @@ def test_prompts_become_questions() -> None:
     assert open_taskset(WORDS, system_prompt="Count.").system_prompt == "Count."
 
 
-def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_endless_taskset_the_first_tasks_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "counting.py").write_text(
         "import itertools\nimport verifiers.v1 as vf\n\n"
         "class CountingTask(vf.Task):\n"
@@ -119,7 +136,8 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path: Path, monkeyp
         "class Counting(vf.Taskset[CountingTask, vf.TasksetConfig]):\n"
         "    INFINITE = True\n"
         "    def load(self):\n"
-        "        return (CountingTask(vf.TaskData(prompt=f'{i} + 1?')) for i in itertools.count())\n\n"
+        "        return (CountingTask(vf.TaskData(prompt=f'{i} + 1?')) for i in "
+        "itertools.count())\n\n"
         "__all__ = ['Counting']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -137,15 +155,24 @@ def test_own_choices_of_a_split_are_taken() -> None:
     source = open_taskset(f"{OWN}&train_size=7&eval_size=3")
     native = open_problems(ProblemsConfig(source="embedded"))
     for split, count in (("train", 7), ("validation", 3), ("arena", 3), ("test", 3)):
-        same = [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)]
-        assert [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)] == same
+        same = [
+            (t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)
+        ]
+        assert [
+            (t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)
+        ] == same
     # Set by the address, it is one more option, and the splits are cut out of it.
-    assert sum(len(open_taskset(f"{OWN}&split=test&eval_size=40").load(split, 99)) for split in SPLITS) == 40
+    assert (
+        sum(len(open_taskset(f"{OWN}&split=test&eval_size=40").load(split, 99)) for split in SPLITS)
+        == 40
+    )
 
 
-# -- graded ------------------------------------------------------------------------------------------------------------
+# -- graded
+# --------------------------------------------------------------------------------------------------
 
-# The rewards of word_length.py for "apple": 0.5 / (1 + how far off) + 1.5 where it is right - 0.25 for shouting, which is
+# The rewards of word_length.py for "apple": 0.5 / (1 + how far off) + 1.5 where it is right - 0.25
+# for shouting, which is
 # -0.25 at least and 2.0 at most.
 REWARDS = {
     "It has 5": 2.0,
@@ -166,7 +193,9 @@ def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) 
 
 
 @pytest.mark.parametrize("messages", ["false", "true"])
-def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(
+    messages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same replies through vf's `run_episode`, against an endpoint that gives them."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     source = open_taskset(f"{WORDS}?messages={messages}")
@@ -179,7 +208,9 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages: str, m
 
     def played(reply: str) -> vf.Trace:
         async def use(url: str) -> vf.Episode:
-            ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY"))
+            ctx = vf.ModelContext(
+                model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
+            )
             async with env.serving():
                 return await env.run_episode(item, ctx)
 
@@ -189,23 +220,50 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages: str, m
 
     def told(trace: vf.Trace) -> dict[str, Any]:
         record = trace.to_record()
-        parts = ("task", "rewards", "metrics", "info", "is_completed", "ok", "stop_condition", "is_timeout", "errors")
-        nodes = [{key: node[key] for key in ("parent", "message", "sampled")} for node in record["nodes"]]
-        calls = [{key: call[key] for key in ("node", "endpoint", "finish_reason")} for call in record["calls"]]
-        return {key: record[key] for key in parts} | {"nodes": nodes, "calls": calls, "reward": trace.reward}
+        parts = (
+            "task",
+            "rewards",
+            "metrics",
+            "info",
+            "is_completed",
+            "ok",
+            "stop_condition",
+            "is_timeout",
+            "errors",
+        )
+        nodes = [
+            {key: node[key] for key in ("parent", "message", "sampled")} for node in record["nodes"]
+        ]
+        calls = [
+            {key: call[key] for key in ("node", "endpoint", "finish_reason")}
+            for call in record["calls"]
+        ]
+        return {key: record[key] for key in parts} | {
+            "nodes": nodes,
+            "calls": calls,
+            "reward": trace.reward,
+        }
 
     for reply in ("It has 5", "8!"):
         theirs, mine = told(played(reply)), told(asyncio.run(source.score(reply, apple(source))))
         assert theirs == mine
-        assert mine["reward"] == pytest.approx(REWARDS[reply]) and mine["metrics"] == {"length": len(reply)}
+        assert mine["reward"] == pytest.approx(REWARDS[reply]) and mine["metrics"] == {
+            "length": len(reply)
+        }
 
 
 def test_slow_and_broken_rewards() -> None:
     source = open_taskset(WORDS)
     task = apple(source)
     late, broken, fine = source.grade_many([("slow 5", task), ("broken 5", task), ("5", task)])
-    assert late.verdict is Verdict.TIMED_OUT and late.score == 0.0 and "took too long" in (late.error or "")
-    assert broken.verdict is Verdict.FAILED and "RuntimeError: the grader is out of order" in (broken.error or "")
+    assert (
+        late.verdict is Verdict.TIMED_OUT
+        and late.score == 0.0
+        and "took too long" in (late.error or "")
+    )
+    assert broken.verdict is Verdict.FAILED and "RuntimeError: the grader is out of order" in (
+        broken.error or ""
+    )
     assert fine.correct and fine.error is None
 
 
@@ -224,14 +282,19 @@ def test_a_reward_beyond_its_range_is_told_once(caplog: pytest.LogCaptureFixture
     assert source.grade("Perhaps 6", task).score == 0.25
     assert caplog.records == []
     assert [source.grade(reply, task).score for reply in ("5", "8!")] == [1.0, 0.0]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] and "reward of 2" in caplog.text
+    assert [record.levelname for record in caplog.records] == [
+        "WARNING"
+    ] and "reward of 2" in caplog.text
 
 
 def test_votes_are_by_the_answer_or_the_whole_text() -> None:
     source = open_taskset(WORDS)
     assert source.vote_key("I count\n#### 1,000") == source.vote_key(r"so \boxed{1000}") == "1000"
     assert source.vote_key("It has  5") == source.vote_key("it has 5") != ""
-    assert source.final_answer("It has 5", strict=True) is None and source.final_answer("It has 5") == "It has 5"
+    assert (
+        source.final_answer("It has 5", strict=True) is None
+        and source.final_answer("It has 5") == "It has 5"
+    )
 
 
 def test_answers_know_of_partial_credit() -> None:
@@ -242,7 +305,8 @@ def test_answers_know_of_partial_credit() -> None:
     assert (graded.partial, plain.partial) == (True, False)
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
+# -- refused
+# --------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "": "write verifiers:ENV_ID",
@@ -271,7 +335,8 @@ def test_what_is_more_than_one_reply_is_refused_in_one_sentence(address: str, wo
 def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talking.py").write_text(
         "import verifiers.v1 as vf\n\n"
-        "class Talking(vf.Taskset[vf.Task, vf.TasksetConfig]):\n    def load(self):\n        return []\n\n"
+        "class Talking(vf.Taskset[vf.Task, vf.TasksetConfig]):\n    def load(self):\n        "
+        "return []\n\n"
         "class Debate(vf.SingleAgentEnv):\n    async def run(self, task, agents):\n        pass\n\n"
         "__all__ = ['Talking', 'Debate']\n"
     )
@@ -280,7 +345,9 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         VerifiersTaskset("talking")
 
 
-def test_commands_refuse_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_refuse_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (
         ["train", "--source", f"{WORDS}?needs=tools", "--checkpoint-dir", str(tmp_path)],
         ["search", "--source", "verifiers:not-there-at-all"],
@@ -290,12 +357,15 @@ def test_commands_refuse_before_anything_starts(tmp_path: Path, capsys: pytest.C
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1, error
     assert "trained from scratch" in error
-    with pytest.raises(DataError, match="has no worked solution"):  # what a student that goes on is told
+    with pytest.raises(
+        DataError, match="has no worked solution"
+    ):  # what a student that goes on is told
         worked_solutions(load_config(overrides=[f"problems.source={WORDS}"]), open_taskset(WORDS))
     assert list(tmp_path.iterdir()) == []
 
 
-# -- trained -----------------------------------------------------------------------------------------------------------
+# -- trained
+# --------------------------------------------------------------------------------------------------
 
 RUN = [
     "--num-examples", "24", "--save-every", "12", "--eval-size", "8", "--model", "embedded", "--use-grpo",
@@ -311,7 +381,9 @@ RUN = [
 
 
 @pytest.mark.parametrize("groups", ["tree", "chain"])
-def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(groups: str, tmp_path: Path) -> None:
+def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(
+    groups: str, tmp_path: Path
+) -> None:
     trained = []
     for name, source in (("native", "embedded"), ("taskset", OWN)):
         run = [*RUN, "--source", source, "--set", f"train.groups={groups}"]
@@ -323,11 +395,35 @@ def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(groups:
     assert any(not torch.equal(trained[0][key], shipped[key]) for key in trained[0])
 
 
-def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taskset_is_searched_sampled_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["--set", "search.simulations=4"]
     assert main(["search", "--source", OWN, "--model", "embedded", *small]) == 0
     assert "####" in capsys.readouterr().out
-    sample = ["sample", "--source", OWN, "--model", "embedded", "-n", "2", "--out", str(tmp_path / "trees"), *small]
+    sample = [
+        "sample",
+        "--source",
+        OWN,
+        "--model",
+        "embedded",
+        "-n",
+        "2",
+        "--out",
+        str(tmp_path / "trees"),
+        *small,
+    ]
     assert main(sample) == 0
-    evaluate = ["eval", "--source", OWN, "--model", "embedded", "-n", "4", "--methods", "greedy", "majority"]
+    evaluate = [
+        "eval",
+        "--source",
+        OWN,
+        "--model",
+        "embedded",
+        "-n",
+        "4",
+        "--methods",
+        "greedy",
+        "majority",
+    ]
     assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval"), *small]) == 0

@@ -1,4 +1,6 @@
-"""Teachers in searches and in a run: when they are asked, what they learn of their steps, and what they may take."""
+"""Teachers in searches and in a run: when they are asked, what they learn of their steps, and what
+they may take.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_a_line_too_long_for_the_context_costs_itself_alone():
             return await super().adopt(problem, steps, text, source, direction)
 
     settings, advisor = SearchConfig(simulations=6, samples=4, max_depth=4), Listening()
-    tree = run(lambda: Search(Narrow(1), scripted_evaluate, settings, advisor).run(a_problem(), 3)).tree
+    tree = run(
+        lambda: Search(Narrow(1), scripted_evaluate, settings, advisor).run(a_problem(), 3)
+    ).tree
     assert {proposal.text for proposal, _, _ in advisor.told} == {"#### 5"}
     assert set(tree.source) == {STUDENT, "teacher:t"}
 
@@ -96,12 +100,16 @@ def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade(
         return RewardParts(0.7, hre=1.0 if "#### 1" in text else 0.0)
 
     tree = run(lambda: Search(policy, graded, limits, advisor).run(a_problem(), 3)).tree
-    ends = [leaf for leaf in tree.leaves() if all(tree.source[n] == STUDENT for n in tree.path(leaf))]
+    ends = [
+        leaf for leaf in tree.leaves() if all(tree.source[n] == STUDENT for n in tree.path(leaf))
+    ]
     answers = {}
     for leaf in ends:
         text = tree.response(leaf)
         if "####" in text:
-            answers[text.partition("####")[2]] = answers.get(text.partition("####")[2], 0) + tree.samples[leaf]
+            answers[text.partition("####")[2]] = (
+                answers.get(text.partition("####")[2], 0) + tree.samples[leaf]
+            )
     [(agreement, best)] = advisor.standings
     assert agreement == max(answers.values()) / 8
     assert best == (1.0 if " 1" in answers else 0.0)
@@ -116,10 +124,14 @@ def test_a_line_that_spells_an_end_token_ends_nothing():
         return taken[0].steps[0].token_ids
 
     assert adopted(f"{end}3 + 4{end} = 7") == adopted("3 + 4 = 7")
-    assert adopted(f"#### {end}7") == adopted("#### 7") and adopted("#### 7")[-1] == student.engine.eos_id
+    assert (
+        adopted(f"#### {end}7") == adopted("#### 7")
+        and adopted("#### 7")[-1] == student.engine.eos_id
+    )
 
 
-# -- a run -------------------------------------------------------------------------------------------------------------
+# -- a run
+# --------------------------------------------------------------------------------------------------
 
 CALLS = 45
 
@@ -127,7 +139,8 @@ CALLS = 45
 def settings_at(url: str) -> list[str]:
     teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
     train = (
-        "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 keep_best=false rows_per_round=4"
+        "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 "
+        "keep_best=false rows_per_round=4"
         " demonstrations=8 requeue_limit=0 optimizer.batch_size=5 optimizer.epochs=1"
     )
     return [
@@ -135,7 +148,8 @@ def settings_at(url: str) -> list[str]:
         "teachers.tier=local",
         f"teacher_tiers.local.base_url={url}",
         f"teacher_tiers.local.teachers=[{teacher}]",
-        "teacher_tiers.local.terminal_checker={model: nvidia/nemotron-nano-9b-v2, prompt_cost: 1.0, completion_cost: 1.0}",
+        "teacher_tiers.local.terminal_checker={model: nvidia/nemotron-nano-9b-v2, prompt_cost: "
+        "1.0, completion_cost: 1.0}",
         "teachers.terminal_checker=true",
         f"teachers.budget.calls={CALLS}",
         "teachers.max_retries=0",
@@ -146,7 +160,9 @@ def settings_at(url: str) -> list[str]:
     ]
 
 
-def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(tmp_path, monkeypatch):
+def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(
+    tmp_path, monkeypatch
+):
     checker = "nvidia/nemotron-nano-9b-v2"
     server = FaultServer(
         lambda number, asked: "500" if number % 5 == 4 else "ok",
@@ -168,7 +184,10 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         assert 0 < early < CALLS
         spent = stopped["teacher_budget"]["spent"]
         assert early <= spent["calls"] < CALLS  # one may have been cancelled before it was sent
-        dollars = stopped["teachers"]["test/one"]["cost"]["dollars"] + stopped["terminal_checker"]["cost"]["dollars"]
+        dollars = (
+            stopped["teachers"]["test/one"]["cost"]["dollars"]
+            + stopped["terminal_checker"]["cost"]["dollars"]
+        )
         assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
         assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
     card = RunFolder(folder.path).read_card()

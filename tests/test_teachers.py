@@ -1,4 +1,6 @@
-"""What teachers are asked, who is asked, and what becomes of it where a server misbehaves in every known way."""
+"""What teachers are asked, who is asked, and what becomes of it where a server misbehaves in every
+known way.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem
 
 KEY = "sk-secret-0123456789"
 PRICES = {"test/one": (2.0, 10.0), "test/two": (0.5, 1.0)}
-ONE, TWO = (TeacherModel(model=name, prompt_cost=a, completion_cost=b) for name, (a, b) in PRICES.items())
+ONE, TWO = (
+    TeacherModel(model=name, prompt_cost=a, completion_cost=b) for name, (a, b) in PRICES.items()
+)
 PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")
 QUESTION = [{"role": "user", "content": "What next?"}]
 
 
 def play(server, use, *, key=KEY, **changes):
     """`use(endpoint)` against a running server."""
-    wanted = TeachersConfig(**{"timeout_seconds": 20.0, "max_retries": 0, "max_tokens": 64, **changes})
+    wanted = TeachersConfig(
+        **{"timeout_seconds": 20.0, "max_retries": 0, "max_tokens": 64, **changes}
+    )
 
     async def main(url):
         endpoint = Endpoint(url, key, wanted)
@@ -56,7 +62,8 @@ def warm():
     play(always("ok"), complete)
 
 
-# -- a call ------------------------------------------------------------------------------------------------------------
+# -- a call
+# --------------------------------------------------------------------------------------------------
 
 KINDS = {
     **{status: f"http {status}" for status in ("307", "400", "401", "404", "429", "500")},
@@ -89,7 +96,11 @@ def test_a_fault_that_lasts(fault):
     assert error.kind == KINDS[fault]
     assert "test/one" in str(error) and KEY not in str(error) and "\n" not in str(error)
     tokens, dollars = server.charged(told=True)
-    assert ledgers.spent() == {"dollars": pytest.approx(dollars), "tokens": tokens, "calls": len(server.served)}
+    assert ledgers.spent() == {
+        "dollars": pytest.approx(dollars),
+        "tokens": tokens,
+        "calls": len(server.served),
+    }
     assert {*KINDS, *GOOD} == set(FAULTS)
 
 
@@ -101,7 +112,10 @@ def test_an_answer_in_any_dress(fault):
     server = always(fault)
     text, spent = play(server, use)
     assert text.strip() == "3 + 4 = 7"
-    assert (spent["tokens"], spent["dollars"]) == (server.charged()[0], pytest.approx(server.charged()[1]))
+    assert (spent["tokens"], spent["dollars"]) == (
+        server.charged()[0],
+        pytest.approx(server.charged()[1]),
+    )
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "close"])
@@ -140,7 +154,9 @@ def test_the_key_is_nowhere(tmp_path, caplog):
     server = FaultServer(lambda number, asked: wanted.choice(faults), prices=PRICES, echo=KEY)
     shown = play(server, use)
     assert server.keys == {f"Bearer {KEY}"} and len(errors) > 5
-    assert KEY not in shown + "".join(errors) + (tmp_path / "ledgers.json").read_text() + caplog.text
+    assert (
+        KEY not in shown + "".join(errors) + (tmp_path / "ledgers.json").read_text() + caplog.text
+    )
 
 
 def test_no_key_of_another_service_is_sent(monkeypatch):
@@ -156,8 +172,10 @@ def test_no_key_of_another_service_is_sent(monkeypatch):
     [
         "[1, 2]", "{}", '{"choices": ["x"]}', '{"choices": [{"message": {"content": 7}}]}', '{"error": {"code": "x"}}',
         "[" * 9999,
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": true, "completion_tokens": -1}}',
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1e999}}',
+        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": true, '
+        '"completion_tokens": -1}}',
+        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, '
+        '"completion_tokens": 1e999}}',
     ],
 )  # fmt: skip
 def test_any_json_is_an_answer_or_a_failure(body):
@@ -169,7 +187,8 @@ def test_any_json_is_an_answer_or_a_failure(body):
         assert answer.usage is None and (answer.failure is not None or answer.text == "a")
 
 
-# -- the budget --------------------------------------------------------------------------------------------------------
+# -- the budget
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", ["dollars", "tokens", "calls"])
@@ -210,7 +229,9 @@ def test_a_model_that_tells_no_usage_is_asked_where_calls_alone_are_limited():
         return kinds
 
     server = always("ok-no-usage")
-    assert play(server, use, budget={"dollars": 1.0}) == ["no usage"] * 3 and len(server.served) == 1
+    assert (
+        play(server, use, budget={"dollars": 1.0}) == ["no usage"] * 3 and len(server.served) == 1
+    )
     assert play(always("ok-no-usage"), use, budget={"dollars": None}) == ["3 + 4 = 7"] * 3
 
 
@@ -226,7 +247,11 @@ def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):
     again = Ledgers(BudgetConfig(calls=3))
     again.open(path)
     assert again.spent() == {"dollars": 0.25, "tokens": 7, "calls": 2} and again.session == {}
-    assert again.of("a") == first.of("a") == TeacherLedger(2, 1, 0.75, {"http 500": 1}, first.of("a").cost)
+    assert (
+        again.of("a")
+        == first.of("a")
+        == TeacherLedger(2, 1, 0.75, {"http 500": 1}, first.of("a").cost)
+    )
     again.begin("a")
     with pytest.raises(CallError, match=r"teachers\.budget\.calls is spent: 3 of 3"):
         again.begin("a")
@@ -236,7 +261,9 @@ def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):
 
 
 class Fake:
-    """FAKE teacher: what it says names the direction and the seed; `fails` says which of its calls fail."""
+    """FAKE teacher: what it says names the direction and the seed; `fails` says which of its calls
+    fail.
+    """
 
     def __init__(self, name, fails=lambda call: False, says=None):
         self.name, self.fails, self.says, self.ledger = name, fails, says, TeacherLedger()
@@ -245,7 +272,9 @@ class Fake:
         self.ledger.calls += 1
         if self.fails(self.ledger.calls):
             raise CallError("http 500", f"{self.name} is down")
-        return TeacherProposal(self.says or f"{direction} {seed}", f"teacher:{self.name}", direction)
+        return TeacherProposal(
+            self.says or f"{direction} {seed}", f"teacher:{self.name}", direction
+        )
 
 
 def ensemble_of(teachers, *, seed=0, **settings):
@@ -256,7 +285,8 @@ def ask(ensemble, seed=0):
     return asyncio.run(ensemble.propose(PROBLEM, [], seed))
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- what is asked
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,9 +314,14 @@ def test_a_teacher_proposes_one_line():
     async def use(endpoint):
         teacher = OpenAITeacher(ChatClient(endpoint, ONE))
         asks = (Direction.RIGHT, Direction.WRONG)
-        written = [await teacher.propose(PROBLEM, ["3 + 4 = 7"], direction, seed=2**40) for direction in asks]
+        written = [
+            await teacher.propose(PROBLEM, ["3 + 4 = 7"], direction, seed=2**40)
+            for direction in asks
+        ]
         with pytest.raises(CallError, match="no line that is a next step"):
-            await teacher.propose(PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0)  # the last step again
+            await teacher.propose(
+                PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0
+            )  # the last step again
         return written, teacher
 
     said = iter(["<think>hm</think>#### 7", "#### 8", "3 + 4 = 7"])
@@ -304,11 +339,15 @@ def test_a_teacher_proposes_one_line():
 
 def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     opening = Opening("Think step by step.", (("What is 1 + 1?", "1 + 1 = 2\n#### 2"),), shots=1)
-    config = load_config(overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.prompt=continue"])
+    config = load_config(
+        overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.prompt=continue"]
+    )
 
     async def use(endpoint):
         ensemble = build_teachers(config, lambda: Fake("x"), endpoint, opening)
-        return [await ensemble.propose(PROBLEM, steps, 1) for steps in ([], ["3 + 4 = 7", "7 + 1 = 8"])]
+        return [
+            await ensemble.propose(PROBLEM, steps, 1) for steps in ([], ["3 + 4 = 7", "7 + 1 = 8"])
+        ]
 
     lines = iter(["3 + 4 = 7", "", "#### 8 ", "two\nlines"])
     server = FaultServer(lambda number, asked: "ok", lambda asked: next(lines))
@@ -320,38 +359,56 @@ def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     assert len(server.requests) == 4  # none for a wrong step: the default asks for one
     beginning = [*opening.messages(PROBLEM.question), {"role": "user", "content": PROBLEM.question}]
     assert [request["messages"] for request in server.requests[:2]] == [beginning] * 2
-    # A chat model may begin with an empty line: it is told no place to stop, and its first words count.
+    # A chat model may begin with an empty line: it is told no place to stop, and its first words
+    # count.
     chatty = FaultServer(lambda number, asked: "ok", lambda asked: "\n\n7 + 1 = 8\n\n#### 8")
     config = load_config(
-        overrides=[{"search": {"step": "thought"}}, config.model_dump(include={"teachers", "teacher_tiers"})]
+        overrides=[
+            {"search": {"step": "thought"}},
+            config.model_dump(include={"teachers", "teacher_tiers"}),
+        ]
     )
     [found, _] = play(chatty, use)
     assert [proposal.text for proposal in found] == ["7 + 1 = 8"] and not any(
         "stop" in request for request in chatty.requests
     )
     with pytest.raises(ConfigError, match=r"teachers\.right is 0 and a teacher that continues"):
-        config = load_config(overrides=[config.model_dump(include={"teachers", "teacher_tiers"}), "teachers.right=0"])
+        config = load_config(
+            overrides=[config.model_dump(include={"teachers", "teacher_tiers"}), "teachers.right=0"]
+        )
         play(chatty, use)
     for request in server.requests[2:]:
-        assert request["messages"] == [*beginning, {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"}]
-        assert request["continue_final_message"] and not request["add_generation_prompt"] and request["stop"] == ["\n"]
+        assert request["messages"] == [
+            *beginning,
+            {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"},
+        ]
+        assert (
+            request["continue_final_message"]
+            and not request["add_generation_prompt"]
+            and request["stop"] == ["\n"]
+        )
 
 
 def test_the_terminal_checker():
     async def use(endpoint):
         checker = TerminalChecker(ChatClient(endpoint, ONE, "terminal checker"))
         rules = [True, True, False, False, True]
-        return [await checker.finished(PROBLEM, f"3 + {i} = 7", rule) for i, rule in enumerate(rules)], checker
+        return [
+            await checker.finished(PROBLEM, f"3 + {i} = 7", rule) for i, rule in enumerate(rules)
+        ], checker
 
     said = iter(["FINISHED", "unfinished.", "<think>unfinished?</think> Finished", "maybe"])
-    server = FaultServer(lambda number, asked: "400" if number == 4 else "ok", lambda asked: next(said, ""))
+    server = FaultServer(
+        lambda number, asked: "400" if number == 4 else "ok", lambda asked: next(said, "")
+    )
     verdicts, checker = play(server, use)
     #                  agrees, disagrees, disagrees, unreadable, failed
     assert verdicts == [True, False, True, False, True]
     assert checker.ledger.failures == {"unusable": 1, "http 400": 1} and checker.ledger.calls == 5
 
 
-# -- who is asked, and when --------------------------------------------------------------------------------------------
+# -- who is asked, and when
+# --------------------------------------------------------------------------------------------
 
 
 def test_the_ensemble_asks_for_both_directions():
@@ -382,19 +439,26 @@ def test_when_teachers_are_asked():
 def test_where_one_fails_the_next_is_asked_and_it_is_said_once(caplog):
     bad = Fake("bad", lambda call: True)
     ensemble = ensemble_of([bad, Fake("good")])
-    assert [[one.source for one in ask(ensemble, seed)] for seed in range(5)] == [["teacher:good"] * 2] * 5
+    assert [[one.source for one in ask(ensemble, seed)] for seed in range(5)] == [
+        ["teacher:good"] * 2
+    ] * 5
     assert bad.ledger.failures == {"http 500": bad.ledger.calls}
-    assert [record.getMessage() for record in caplog.records] == ["a call of bad failed: bad is down"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a call of bad failed: bad is down"
+    ]
     assert ask(ensemble_of([bad])) == []
 
 
-# -- tiers -------------------------------------------------------------------------------------------------------------
+# -- tiers
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_key_is_one_sentence(monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     config = load_config(overrides=["teachers.tier=free"])
-    with pytest.raises(ConfigError, match=r"teachers\.tier free needs a key: set OPENROUTER_API_KEY"):
+    with pytest.raises(
+        ConfigError, match=r"teachers\.tier free needs a key: set OPENROUTER_API_KEY"
+    ):
         open_remote(config)
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-one\nsk-two")
     with pytest.raises(ConfigError, match=r"OPENROUTER_API_KEY has a space or another") as caught:
@@ -408,7 +472,11 @@ def test_shipped_tiers(tier, monkeypatch):
     config = load_config(overrides=[f"teachers.tier={tier}", "teachers.terminal_checker=true"])
     shipped = config.teacher_tiers[tier]
     endpoint = open_remote(config)
-    assert len(build_teachers(config, lambda: Fake("x"), endpoint).teachers) == len(shipped.teachers) >= 1
+    assert (
+        len(build_teachers(config, lambda: Fake("x"), endpoint).teachers)
+        == len(shipped.teachers)
+        >= 1
+    )
     for model in shipped.teachers:
         assert model.model.endswith(":free") is (tier == "free")
         assert (model.prompt_cost > 0) is (tier == "production")
@@ -427,5 +495,7 @@ def test_tiers_that_need_nothing():
     assert build_terminal_checker(load_config(), None) is None
     config = load_config(overrides=["teachers.tier=embedded"])
     assert build_teachers(config, lambda: Fake("x"), None).teachers[0].name == "x"
-    with pytest.raises(ConfigError, match="which has no models: choose one of embedded, free, production, local"):
+    with pytest.raises(
+        ConfigError, match="which has no models: choose one of embedded, free, production, local"
+    ):
         open_remote(load_config(overrides=["teachers.terminal_checker=true"]))

@@ -1,4 +1,6 @@
-"""Token-level search: equal to a recursive reference, virtual loss, mixing, data generation, inference."""
+"""Token-level search: equal to a recursive reference, virtual loss, mixing, data generation,
+inference.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,23 @@ def token_search(
     return run(lambda: one.run(a_problem() if problem is None else problem, seed))
 
 
-# -- (a) the reference -------------------------------------------------------------------------------------------------
+# -- (a) the reference
+# -------------------------------------------------------------------------------------------------
 
 
 class Reference:
     """Recursive token-level PUCT with linked nodes and no memory of any rollout."""
 
-    def __init__(self, policy: ScriptedTokens, config: SearchConfig, seed: int, value: Any, prompt: tuple) -> None:
-        self.policy, self.config, self.seed, self.value, self.prompt = policy, config, seed, value, prompt
+    def __init__(
+        self, policy: ScriptedTokens, config: SearchConfig, seed: int, value: Any, prompt: tuple
+    ) -> None:
+        self.policy, self.config, self.seed, self.value, self.prompt = (
+            policy,
+            config,
+            seed,
+            value,
+            prompt,
+        )
         self.made: list[dict[str, Any]] = []
         self.root = self.node((), 1.0)
         for _ in range(config.simulations):
@@ -78,7 +89,9 @@ class Reference:
 
             def score(child: dict[str, Any]) -> float:
                 q = child["W"] / child["N"] if child["N"] else 0.0
-                return q + self.config.exploration * child["P"] * math.sqrt(parent) / (1 + child["N"])
+                return q + self.config.exploration * child["P"] * math.sqrt(parent) / (
+                    1 + child["N"]
+                )
 
             found = self.simulate(max(node["children"], key=score))
         else:
@@ -95,11 +108,15 @@ class Reference:
         seed = derive_seed(self.seed, self.made.index(node), node["N"])
         top = self.policy.ranked(self.prompt + ids, self.config.top_k)
         total = math.fsum(math.exp(logprob - top[0][1]) for _, logprob in top)
-        node["children"] = [self.node((*ids, t), math.exp(logprob - top[0][1]) / total) for t, logprob in top]
+        node["children"] = [
+            self.node((*ids, t), math.exp(logprob - top[0][1]) / total) for t, logprob in top
+        ]
         estimate = None if self.value is None else asyncio.run(self.value(self.prompt + ids))
         if self.config.rollout == "none":
             return estimate
-        rolled, _ = asyncio.run(self.policy.rollout(self.prompt, ids, self.config.rollout, limit, seed, 1))
+        rolled, _ = asyncio.run(
+            self.policy.rollout(self.prompt, ids, self.config.rollout, limit, seed, 1)
+        )
         reward = hashed_reward(self.policy.text(ids + rolled.token_ids))
         return reward if estimate is None else mix(estimate, reward, self.config.rollout_weight)
 
@@ -131,23 +148,35 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
         policy, problem = ScriptedTokens(seed, close=rng.choice([0.2, 1.0])), a_problem(f"p{seed}")
         tree = token_search(policy, problem, seed, **{**config.model_dump(), "value": value}).tree
         found = [
-            (tuple(t for i in tree.path(n) for t in tree.token_ids[i]), tree.N[n], tree.W[n], tree.reward[n])
+            (
+                tuple(t for i in tree.path(n) for t in tree.token_ids[i]),
+                tree.N[n],
+                tree.W[n],
+                tree.reward[n],
+            )
             for n in range(len(tree))
         ]
         reference = Reference(policy, config, seed, value, policy.prompt_ids(problem))
-        assert found == [(node["ids"], node["N"], node["W"], node["reward"]) for node in reference.made], seed
-        assert [tree.prior[n] for n in range(1, len(tree))] == [node["P"] for node in reference.made[1:]]
+        assert found == [
+            (node["ids"], node["N"], node["W"], node["reward"]) for node in reference.made
+        ], seed
+        assert [tree.prior[n] for n in range(1, len(tree))] == [
+            node["P"] for node in reference.made[1:]
+        ]
         deepest = max(deepest, *(len(ids) for ids, *_ in found))
         ended += sum(tree.verdict[n] == "ended" and tree.N[n] > 1 for n in range(len(tree)))
     # The comparison saw deep trees and terminal re-visits.
     assert deepest >= 6 and ended >= 5
 
 
-def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample() -> None:
+def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample() -> (
+    None
+):
     policy = ScriptedTokens(3)
     tree = token_search(policy, simulations=60, rollout="greedy").tree
     expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))
-    # Nodes on a known rollout's path asked for nothing: every rollout brings the top-k of each step.
+    # Nodes on a known rollout's path asked for nothing: every rollout brings the top-k of each
+    # step.
     assert policy.calls["rollout"] < expanded < 60 and policy.calls["topk"] == 0
     visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
     assert samples == policy.calls["rollout"] < visits
@@ -159,11 +188,14 @@ def test_the_golden_token_tree() -> None:
 
 
 def golden() -> dict[str, Any]:
-    tree = token_search(ScriptedTokens(2024), a_problem("golden"), 17, simulations=20, top_k=3, exploration=2.0).tree
+    tree = token_search(
+        ScriptedTokens(2024), a_problem("golden"), 17, simulations=20, top_k=3, exploration=2.0
+    ).tree
     return {**tree.to_dict(), "W": [round(w, 9) for w in tree.W]}
 
 
-# -- (b) virtual loss --------------------------------------------------------------------------------------------------
+# -- (b) virtual loss
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -181,7 +213,9 @@ def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
     )
 
     def searched() -> Tree:
-        policy: Any = ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
+        policy: Any = (
+            ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
+        )
         return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed)).tree
 
     tree = searched()
@@ -203,7 +237,9 @@ def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> Non
     assert [leaf.node for leaf in leaves] == [1, 2, 3, 4]
     assert tree.virtual == [4, 1, 1, 1, 1] and tree.N == [1, 0, 0, 0, 0]
     assert mcts.ask(8) == leaves
-    for leaf, value in zip(reversed(leaves), (0.1, 0.2, 0.3, 0.4), strict=True):  # told in another order
+    for leaf, value in zip(
+        reversed(leaves), (0.1, 0.2, 0.3, 0.4), strict=True
+    ):  # told in another order
         mcts.tell(leaf, Evaluation(value=value))
         mcts.tell(leaf, Evaluation(value=1.0))  # told again: nothing changes
     assert not any(tree.virtual) and tree.N == [5, 1, 1, 1, 1]
@@ -223,15 +259,22 @@ def test_virtual_loss_by_hand() -> None:
     assert tree.virtual == [0, 0, 0] and puct(tree, ROOT, 1.0) == 1
 
 
-# -- (d) values and rollouts -------------------------------------------------------------------------------------------
+# -- (d) values and rollouts
+# -------------------------------------------------------------------------------------------
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
     policy = ScriptedTokens(8, close=0.1)
-    result = token_search(policy, simulations=30, rollout="none", value=hashed_value, exploration=1.0)
+    result = token_search(
+        policy, simulations=30, rollout="none", value=hashed_value, exploration=1.0
+    )
     tree = result.tree
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
-    assert all(tree.V[node] is not None for node in range(len(tree)) if tree.expanded[node] and not tree.verdict[node])
+    assert all(
+        tree.V[node] is not None
+        for node in range(len(tree))
+        if tree.expanded[node] and not tree.verdict[node]
+    )
     assert result.choice is not None and "most visited path" in result.choice.why
     path = tree.path(result.choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
@@ -262,7 +305,8 @@ def test_values_without_a_value_network_are_refused(change: dict[str, Any]) -> N
         token_search(ScriptedTokens(0), **change)
 
 
-# -- (e) data generation -----------------------------------------------------------------------------------------------
+# -- (e) data generation
+# -----------------------------------------------------------------------------------------------
 
 
 async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
@@ -282,25 +326,39 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
         lengths.append(len(prefix))
         assert tree.N[ROOT] == 8 == (tree.N[1] if prefix else 8)
         first, _ = asyncio.run(
-            policy.rollout(policy.prompt_ids(a_problem()), (), "sample", 20, derive_seed(seed, "first"), 5)
+            policy.rollout(
+                policy.prompt_ids(a_problem()), (), "sample", 20, derive_seed(seed, "first"), 5
+            )
         )
         assert first.token_ids[: len(prefix)] == prefix
         # The first rollout is the first simulation's, wherever the root went.
-        whole = [tuple(t for i in tree.path(r.node) for t in tree.token_ids[i]) + r.token_ids for r in tree.rollouts]
+        whole = [
+            tuple(t for i in tree.path(r.node) for t in tree.token_ids[i]) + r.token_ids
+            for r in tree.rollouts
+        ]
         assert first.token_ids in whole
         # Nothing was chosen where the prefix was forced.
         assert (ROOT in [target.node for target in policy_targets(tree)]) == (not prefix)
     assert 12 <= moved <= 40 and set(lengths) <= set(range(16))
-    assert len(token_search(ScriptedTokens(1), simulations=8).tree.children[ROOT]) == 5  # not `generating`
+    assert (
+        len(token_search(ScriptedTokens(1), simulations=8).tree.children[ROOT]) == 5
+    )  # not `generating`
 
 
 def test_a_tree_ends_after_enough_right_rollouts() -> None:
-    result = token_search(ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, enough_correct=3)
+    result = token_search(
+        ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, enough_correct=3
+    )
     right = sum(r.count for r in result.tree.rollouts if r.hre == 1.0)
-    assert result.ended_by == "enough" and right >= 3 and result.saved == 100 - result.tree.N[ROOT] > 50
+    assert (
+        result.ended_by == "enough"
+        and right >= 3
+        and result.saved == 100 - result.tree.N[ROOT] > 50
+    )
 
 
-# -- (f) budgets -------------------------------------------------------------------------------------------------------
+# -- (f) budgets
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
@@ -319,14 +377,17 @@ def test_a_response_never_outgrows_the_context() -> None:
     problem = a_problem("p" * 20)
     for rollout in ("greedy", "sample", "beam"):
         policy = engine_tokens(max_context=32)
-        result = token_search(policy, problem, simulations=30, top_k=3, rollout=rollout, max_tokens=200)
+        result = token_search(
+            policy, problem, simulations=30, top_k=3, rollout=rollout, max_tokens=200
+        )
         prompt = len(policy.prompt_ids(problem))
         assert result.tree.N[ROOT] == 30 and prompt < 32
         lengths = {prompt + len(t.token_ids) for t in trajectories(result.tree)}
         assert max(lengths) == 32
 
 
-# -- (g) rollouts as data ----------------------------------------------------------------------------------------------
+# -- (g) rollouts as data
+# ----------------------------------------------------------------------------------------------
 
 
 def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
@@ -346,13 +407,18 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
     tree.N[:] = [4, 3, 0, 3]
     tree.W[:] = [3.0, 3.0, 0.0, 3.0]
     first, second = trajectories(tree)
-    assert first.token_ids == (1, 3, 4) and first.nodes == (1, 3, OUTSIDE) and first.lengths == (1, 1, 1)
+    assert (
+        first.token_ids == (1, 3, 4)
+        and first.nodes == (1, 3, OUTSIDE)
+        and first.lengths == (1, 1, 1)
+    )
     assert first.samples == 2 and second.token_ids == (5,) and second.reward == 0.0
     assert step_values(first, 1.0, tree.N, tree.W) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
     assert step_values(second, 0.0, tree.N, tree.W) == [(0.0, 0.75)]
 
 
-# -- (h) on a real engine ----------------------------------------------------------------------------------------------
+# -- (h) on a real engine
+# ----------------------------------------------------------------------------------------------
 
 
 class TinyStudent:
@@ -382,18 +448,24 @@ def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
 
     async def all_at_once(policy: EngineTokens) -> list[SearchResult]:
         one = Search(policy, scripted_evaluate, config)
-        return list(await asyncio.gather(*(one.run(problem, i) for i, problem in enumerate(problems))))
+        return list(
+            await asyncio.gather(*(one.run(problem, i) for i, problem in enumerate(problems)))
+        )
 
     together = run(lambda: all_at_once(engine_tokens()))
     crowded = run(lambda: all_at_once(engine_tokens(max_batch=3)))
     for i in (0, 7, 31):
         policy = engine_tokens()
-        alone = run(lambda policy=policy, i=i: Search(policy, scripted_evaluate, config).run(problems[i], i))
+        alone = run(
+            lambda policy=policy, i=i: Search(policy, scripted_evaluate, config).run(problems[i], i)
+        )
         for other in (together[i].tree, crowded[i].tree):
             for name in ("parent", "token_ids", "N", "reward"):
                 assert getattr(other, name) == getattr(alone.tree, name), name
             assert pytest.approx(alone.tree.W) == other.W
-            assert [r.token_ids for r in other.rollouts] == [r.token_ids for r in alone.tree.rollouts]
+            assert [r.token_ids for r in other.rollouts] == [
+                r.token_ids for r in alone.tree.rollouts
+            ]
             for mine, theirs in zip(alone.tree.logprobs, other.logprobs, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-5)
 
@@ -412,20 +484,29 @@ def test_priors_and_logprobs_are_the_librarys() -> None:
         children = tree.children[node]
         assert [tree.token_ids[c][0] for c in children] == best.tolist()
         assert [tree.logprobs[c][0] for c in children] == pytest.approx(values.tolist(), abs=1e-5)
-        assert [tree.prior[c] for c in children] == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
+        assert [tree.prior[c] for c in children] == pytest.approx(
+            values.softmax(0).tolist(), abs=1e-5
+        )
 
 
 def test_beam_rollouts_find_what_enumeration_finds() -> None:
     model = tiny_llama(3)
     engine, prefix, width, limit = tiny_engine(model), (7, 8, 9), 60, 3
-    found, computed = run(lambda: beam_search(engine, prefix, width, limit, 4, lambda ids: ids[-1] == EOS))
-    # With a beam as wide as the vocabulary, two steps are exhaustive; the third keeps the best 60 prefixes of two.
+    found, computed = run(
+        lambda: beam_search(engine, prefix, width, limit, 4, lambda ids: ids[-1] == EOS)
+    )
+    # With a beam as wide as the vocabulary, two steps are exhaustive; the third keeps the best 60
+    # prefixes of two.
     first = library_logprobs(model, prefix)[-1]
     best = -math.inf
     scored = []
     for a in range(60):
         second = library_logprobs(model, [*prefix, a])[-1]
-        scored += [((a, b), float(first[a] + second[b])) for b in range(60)] if a != EOS else [((a,), float(first[a]))]
+        scored += (
+            [((a, b), float(first[a] + second[b])) for b in range(60)]
+            if a != EOS
+            else [((a,), float(first[a]))]
+        )
     scored.sort(key=lambda pair: -pair[1])
     for ids, total in scored[:60]:
         if ids[-1] == EOS:
@@ -434,7 +515,9 @@ def test_beam_rollouts_find_what_enumeration_finds() -> None:
         best = max(best, total + float(library_logprobs(model, [*prefix, *ids])[-1].max()))
     assert math.fsum(found.logprobs) == pytest.approx(best, abs=1e-4)
     assert len(found.top or ()) == len(found.token_ids) and computed > 60
-    narrow, _ = run(lambda: beam_search(tiny_engine(model), prefix, 1, 5, 4, lambda ids: ids[-1] == EOS))
+    narrow, _ = run(
+        lambda: beam_search(tiny_engine(model), prefix, 1, 5, 4, lambda ids: ids[-1] == EOS)
+    )
     greedy = list(prefix)
     for _ in narrow.token_ids:
         greedy.append(int(library_logprobs(model, greedy)[-1].argmax()))

@@ -1,4 +1,6 @@
-"""A run's figures in the trackers' own offline stores, written by the real libraries and read back."""
+"""A run's figures in the trackers' own offline stores, written by the real libraries and read
+back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty home folder, and none of the trackers' variables set: nothing may be written outside the run."""
+    """An empty home folder, and none of the trackers' variables set: nothing may be written outside
+    the run.
+    """
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -47,8 +51,22 @@ def tracked(kind: str, path: Path) -> RunFolder:
     config = grpo_config(
         [
             {"student": "embedded", "rewards": {"use_student_model": False}},
-            {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 10}},
-            {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16, "track": kind}},
+            {
+                "train": {
+                    "num_examples": 16,
+                    "questions_per_round": 8,
+                    "save_every": 8,
+                    "eval_size": 10,
+                }
+            },
+            {
+                "train": {
+                    "validation_size": 10,
+                    "demonstrations": 20,
+                    "rows_per_round": 16,
+                    "track": kind,
+                }
+            },
         ]
     )
     run, folder = Run(prepare(config)), RunFolder(path)
@@ -77,8 +95,13 @@ def test_mlflow_has_the_run(tmp_path: Path, home: Path) -> None:
     assert not any(name.startswith("teacher_tiers") for name in found.data.params)
     for name in ("mean_reward", "simulations", "nodes_per_tree", "cost.sampled_tokens"):
         outer, _, inner = name.partition(".")
-        logged = {(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)}
-        kept = {(8 * (i + 1), line[outer][inner] if inner else line[outer]) for i, line in enumerate(rounds(folder))}
+        logged = {
+            (one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)
+        }
+        kept = {
+            (8 * (i + 1), line[outer][inner] if inner else line[outer])
+            for i, line in enumerate(rounds(folder))
+        }
         assert kept <= logged
     assert found.data.metrics["test.after"] == folder.read_card()["after"]["accuracy"]["value"]
     assert strays(home) == []
@@ -98,27 +121,42 @@ def test_wandb_offline_and_tensorboard_have_the_run(tmp_path: Path, home: Path) 
     events = EventAccumulator(str(folder.path / "track" / "tensorboard"))
     events.Reload()
     rewards = [(one.step, one.value) for one in events.Scalars("mean_reward")]
-    assert rewards == [(8 * (i + 1), pytest.approx(line["mean_reward"])) for i, line in enumerate(rounds(folder))]
+    assert rewards == [
+        (8 * (i + 1), pytest.approx(line["mean_reward"])) for i, line in enumerate(rounds(folder))
+    ]
     assert strays(home) == []
 
 
 @pytest.mark.slow
 def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
-    """In a process of its own: the library reads its folder's variable when it is first imported."""
-    script = (
-        "import sys; from pathlib import Path; from test_tracking import tracked; tracked('trackio', Path(sys.argv[1]))"
+    """In a process of its own: the library reads its folder's variable when it is first
+    imported.
+    """
+    script = "import sys; from pathlib import Path; from test_tracking import tracked; tracked('trackio', Path(sys.argv[1]))"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "run-001"],
+        check=True,
+        env=environment,
+        timeout=300,
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run-001"], check=True, env=environment, timeout=300)
     folder = RunFolder(tmp_path / "run-001")
     with sqlite3.connect(folder.path / "track" / "trackio" / f"{tracking.PROJECT}.db") as store:
-        logged = [(step, json.loads(values)) for step, values in store.execute("select step, metrics from metrics")]
+        logged = [
+            (step, json.loads(values))
+            for step, values in store.execute("select step, metrics from metrics")
+        ]
     losses = [(step, values["loss"]) for step, values in logged if "loss" in values]
     assert losses == [(8 * (i + 1), line["loss"]) for i, line in enumerate(rounds(folder))]
     assert strays(home) == []
 
 
-def test_a_missing_library_is_named_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train\.track is mlflow, which is not installed"):
         check_start(grpo_config([{"student": "embedded", "train": {"track": "mlflow"}}]))

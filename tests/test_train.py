@@ -76,14 +76,29 @@ def test_a_run_reports_what_it_did(whole_run):
     run, method = whole_run
     card, rounds = card_of(run), rounds_of(run)
     assert card["method"] == method
-    assert card["before"]["problems"] == card["after"]["problems"] == len(card["after"]["correct"]) == 12
+    assert (
+        card["before"]["problems"]
+        == card["after"]["problems"]
+        == len(card["after"]["correct"])
+        == 12
+    )
     assert card["gain"]["low"] <= card["gain"]["value"] <= card["gain"]["high"]
-    assert [line["round"] for line in rounds] == [0, 1, 2] and all("loss" in line for line in rounds)
+    assert [line["round"] for line in rounds] == [0, 1, 2] and all(
+        "loss" in line for line in rounds
+    )
     assert sum("validation_accuracy" in line for line in RunFolder(run).read_metrics()) == 3
-    # Supervised rounds make two passes over their own rows, in batches of 5 of which one is a demonstration.
+    # Supervised rounds make two passes over their own rows, in batches of 5 of which one is a
+    # demonstration.
     supervised = method in ("rft", "legacy")
-    assert all(line["updates"] == (min(4, -(-2 * line["rows"] // 4)) if supervised else 4) for line in rounds)
-    assert card["search_cost"]["sampled_tokens"] == sum(line["cost"]["sampled_tokens"] for line in rounds) > 0
+    assert all(
+        line["updates"] == (min(4, -(-2 * line["rows"] // 4)) if supervised else 4)
+        for line in rounds
+    )
+    assert (
+        card["search_cost"]["sampled_tokens"]
+        == sum(line["cost"]["sampled_tokens"] for line in rounds)
+        > 0
+    )
     answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
     for when in ("before", "after"):
         assert [line[when]["correct"] for line in answers] == card[when]["correct"]
@@ -95,15 +110,28 @@ def test_a_run_reports_what_it_did(whole_run):
     records = list(read(run / "journal.jsonl"))
     assert len(records) == len({record["key"] for record in records}) == 24
     for record in records:
-        assert Tree.from_dict(record["tree"]).N[0] > 0 and "gold" not in json.dumps(record["problem"])
+        assert Tree.from_dict(record["tree"]).N[0] > 0 and "gold" not in json.dumps(
+            record["problem"]
+        )
     # The weights have moved, and the student's folder loads.
     config = grpo_config(["student=embedded"])
-    trained, shipped = (load_student(config, path=path).model.parameters() for path in (run / "student", None))
+    trained, shipped = (
+        load_student(config, path=path).model.parameters() for path in (run / "student", None)
+    )
     assert max((a - b).abs().max().item() for a, b in zip(trained, shipped, strict=True)) > 1e-5
 
 
 def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path, capsys):
-    limited = [*SMALL, "--use-rft", "--tokens", "5000", "--num", "2000", "--checkpoint-dir", str(tmp_path)]
+    limited = [
+        *SMALL,
+        "--use-rft",
+        "--tokens",
+        "5000",
+        "--num",
+        "2000",
+        "--checkpoint-dir",
+        str(tmp_path),
+    ]
     assert train_main(limited) == 0
     told = capsys.readouterr()
     assert "5,000 sampled tokens, of 2,000 embedded questions at most" in told.out + told.err
@@ -126,11 +154,22 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
     indirect=True, scope="module",
 )  # fmt: skip
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
-    """A second process is killed with SIGKILL while it searches; nothing is lost, searched twice or trained otherwise."""
+    """A second process is killed with SIGKILL while it searches; nothing is lost, searched twice or
+    trained otherwise.
+    """
     run, method = whole_run
-    command = [sys.executable, str(ROOT / "train_vllm.py"), *SMALL, METHODS[method], "--checkpoint-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "train_vllm.py"),
+        *SMALL,
+        METHODS[method],
+        "--checkpoint-dir",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     journal = tmp_path / "run-001" / "journal.jsonl"
     deadline = time.monotonic() + 600  # a busy machine starts slowly
     # The 18th tree is in the middle of the third round, behind two checkpoints.
@@ -140,7 +179,10 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept, died = journal.read_bytes(), RunFolder(tmp_path / "run-001").newest_checkpoint(pytest.fail)[1]
+    kept, died = (
+        journal.read_bytes(),
+        RunFolder(tmp_path / "run-001").newest_checkpoint(pytest.fail)[1],
+    )
     # What a crash in the middle of a write leaves behind.
     with journal.open("ab") as file:
         file.write(b'{"key": "2/half')
@@ -151,9 +193,12 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     whole = {record["key"]: record["tree"] for record in read(run / "journal.jsonl")}
     assert mine.keys() == whole.keys()
     for key, tree in mine.items():
-        # The rest of a round is searched in a smaller batch: sums may round otherwise, the trees may not differ.
+        # The rest of a round is searched in a smaller batch: sums may round otherwise, the trees
+        # may not differ.
         logprobs = [value for step in tree.pop("logprobs") for value in step]
-        assert logprobs == pytest.approx([v for step in whole[key]["logprobs"] for v in step], abs=1e-4)
+        assert logprobs == pytest.approx(
+            [v for step in whole[key]["logprobs"] for v in step], abs=1e-4
+        )
         for column in ("W", "reward", "pre"):
             assert tree.pop(column) == pytest.approx(whole[key][column], abs=1e-4)
         assert tree == {column: whole[key][column] for column in tree}
@@ -161,27 +206,44 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     for name, tensor in weights(run).items():
         assert torch.allclose(tensor, weights(resumed)[name], atol=1e-4), name
     if method == "ppo":
-        critics = [load_file(path / "checkpoint-12" / "model.safetensors") for path in (run, resumed)]
-        assert any(tensor.abs().max() > 0 for name, tensor in critics[0].items() if name.startswith("critic.score"))
+        critics = [
+            load_file(path / "checkpoint-12" / "model.safetensors") for path in (run, resumed)
+        ]
+        assert any(
+            tensor.abs().max() > 0
+            for name, tensor in critics[0].items()
+            if name.startswith("critic.score")
+        )
         for name, tensor in critics[0].items():
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     assert [line["round"] for line in rounds_of(resumed)] == [0, 1, 2]
-    # The seconds go on from the killed process's last checkpoint: those of both count, and what was done twice counts once.
-    seconds, facts = card_of(resumed)["seconds"], RunFolder(resumed).newest_checkpoint(pytest.fail)[1]
+    # The seconds go on from the killed process's last checkpoint: those of both count, and what was
+    # done twice counts once.
+    seconds, facts = (
+        card_of(resumed)["seconds"],
+        RunFolder(resumed).newest_checkpoint(pytest.fail)[1],
+    )
     assert died["total_seconds"] < facts["total_seconds"] <= seconds["total"] + 0.1
     assert died["training_seconds"] < seconds["training"]
     spent, undisturbed = (card_of(folder)["search_cost"] for folder in (resumed, run))
     for cost in (spent, undisturbed):
-        # How much of a prompt is cached depends on what else is searched at the time; the sum doesn't.
+        # How much of a prompt is cached depends on what else is searched at the time; the sum
+        # doesn't.
         cost["prompt_tokens"] += cost.pop("cached_tokens")
         assert cost.pop("seconds") > 0
     assert spent == undisturbed
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
-    config = grpo_config(["student=embedded", *[SMALL[i + 1] for i, a in enumerate(SMALL) if a == "--set"]])
+    config = grpo_config(
+        ["student=embedded", *[SMALL[i + 1] for i, a in enumerate(SMALL) if a == "--set"]]
+    )
     config = config.model_copy(
-        update={"train": config.train.model_copy(update={"num_examples": 16, "eval_size": 4, "save_every": 8})}
+        update={
+            "train": config.train.model_copy(
+                update={"num_examples": 16, "eval_size": 4, "save_every": 8}
+            )
+        }
     )
     folder = RunFolder(tmp_path / "run-001")
     folder.path.mkdir()
@@ -216,7 +278,16 @@ def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     sets = ("validation_size", "demonstrations", "preflight")
     flags = [word for name in sets for word in ("--set", f"train.{name}=0")]
-    flags += ["--source", str(rows), "--num-examples", "8", "--eval-size", "4", "--out", str(run.parent)]
+    flags += [
+        "--source",
+        str(rows),
+        "--num-examples",
+        "8",
+        "--eval-size",
+        "4",
+        "--out",
+        str(run.parent),
+    ]
     assert train_main(["--model", "embedded", "--use-grpo", *flags, "-q"]) == 0
     card = json.loads((run / "run.json").read_text())
     del card["after"]  # as where it ended before its end
@@ -232,9 +303,22 @@ def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
 
 
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
-    flags = [*SMALL, "--num-examples", "8", "--set", "engine.max_context=48", "--set", "search.max_tokens=20"]
+    flags = [
+        *SMALL,
+        "--num-examples",
+        "8",
+        "--set",
+        "engine.max_context=48",
+        "--set",
+        "search.max_tokens=20",
+    ]
     flags += ["--set", "train.preflight=0"]  # so few tokens cut every response
-    assert train_main([*flags, "--set", "train.demonstration_share=0", "--checkpoint-dir", str(tmp_path)]) == 0
+    assert (
+        train_main(
+            [*flags, "--set", "train.demonstration_share=0", "--checkpoint-dir", str(tmp_path)]
+        )
+        == 0
+    )
     ended = [r["ended_by"] for r in read(tmp_path / "run-001" / "journal.jsonl")]
     assert len(ended) == 8
     assert any(reason.startswith("failed: prompt has") for reason in ended)
@@ -242,7 +326,14 @@ def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
 
 
 def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
-    flags = ["--set", "train.keep_best=true", "--set", "train.optimizer.learning_rate=0.5", "--num-examples", "8"]
+    flags = [
+        "--set",
+        "train.keep_best=true",
+        "--set",
+        "train.optimizer.learning_rate=0.5",
+        "--num-examples",
+        "8",
+    ]
     assert train_main([*SMALL, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
     card = card_of(tmp_path / "run-001")
     assert card["kept"].startswith("best checkpoint: the untrained student (validation")
@@ -280,16 +371,26 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
         ["--use-grpo", "--set", "train.credit=step", "--set", "train.negative_weight=1.0"],
         ["--use-grpo", "--set", "train.reward=combined", "--set", "train.kl_coefficient=0.02"],
         ["--use-grpo", "--set", "teachers.tier=embedded"],
-        ["--use-grpo", "--set", "rewards.use_student_model=false", "--set", "train.demonstration_share=0"],
+        [
+            "--use-grpo",
+            "--set",
+            "rewards.use_student_model=false",
+            "--set",
+            "train.demonstration_share=0",
+        ],
     ],
 )
 def test_variants_train(flags, tmp_path):
-    assert train_main([*SMALL, "--num-examples", "8", "--checkpoint-dir", str(tmp_path), *flags]) == 0
+    assert (
+        train_main([*SMALL, "--num-examples", "8", "--checkpoint-dir", str(tmp_path), *flags]) == 0
+    )
     record = card_of(tmp_path / "run-001")
     assert record["search_cost"]["sampled_tokens"] > 0
     if "teachers.tier=embedded" in flags:
         assert record["teachers"]["scripted"]["calls"] > 0
-        sources = {s for r in read(tmp_path / "run-001" / "journal.jsonl") for s in r["tree"]["source"]}
+        sources = {
+            s for r in read(tmp_path / "run-001" / "journal.jsonl") for s in r["tree"]["source"]
+        }
         assert "teacher:scripted" in sources
 
 
@@ -299,7 +400,12 @@ def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
     flags += ["--set", "train.optimizer.batch_size=10"]  # all rows of the round in a minibatch
     found = {}
     for pack in ("on", "off"):
-        assert train_main([*flags, "--set", f"train.pack={pack}", "--checkpoint-dir", str(tmp_path / pack)]) == 0
+        assert (
+            train_main(
+                [*flags, "--set", f"train.pack={pack}", "--checkpoint-dir", str(tmp_path / pack)]
+            )
+            == 0
+        )
         found[pack] = weights(tmp_path / pack / "run-001")
         [line] = [m for m in RunFolder(tmp_path / pack / "run-001").read_metrics() if "loss" in m]
         # Chains of one question share its prompt.
@@ -308,20 +414,38 @@ def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
         assert torch.allclose(tensor, found["off"][name], atol=1e-4), name
 
 
-def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(whole_run, tmp_path, capsys):
+def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
+    whole_run, tmp_path, capsys
+):
     run, _ = whole_run
-    flags = [*SMALL, "--num-examples", "8", "--model", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
+    flags = [
+        *SMALL,
+        "--num-examples",
+        "8",
+        "--model",
+        str(run / "student"),
+        "--checkpoint-dir",
+        str(tmp_path),
+    ]
     assert train_main(flags) == 0
     assert f"student {run / 'student'} (" in capsys.readouterr().err
     card = card_of(tmp_path / "run-001")
     assert card["started_from"] == str(run / "student")
     assert card["before"]["correct"] == card_of(run)["after"]["correct"]
     assert train_main([*flags, "--eval-size", "0", "--set", "train.validation_size=0"]) == 0
-    assert "nan" not in capsys.readouterr().out and "NaN" not in (tmp_path / "run-002" / "run.json").read_text()
+    assert (
+        "nan" not in capsys.readouterr().out
+        and "NaN" not in (tmp_path / "run-002" / "run.json").read_text()
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsys):
-    flags = ["--set", "train.optimizer.learning_rate=1e30", "--set", "train.optimizer.max_grad_norm=1e30"]
+    flags = [
+        "--set",
+        "train.optimizer.learning_rate=1e30",
+        "--set",
+        "train.optimizer.max_grad_norm=1e30",
+    ]
     assert train_main([*SMALL, "--use-grpo", *flags, "--checkpoint-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith(("error: loss is", "error: grad_norm is"))
@@ -343,7 +467,9 @@ def unfinished(run: Path, to: Path) -> Path:
 
 
 def test_what_a_disk_broke_is_made_again(whole_run, tmp_path, capsys):
-    """A truncated checkpoint is passed over for the one before it, and the run ends in the undisturbed one's weights."""
+    """A truncated checkpoint is passed over for the one before it, and the run ends in the
+    undisturbed one's weights.
+    """
     run, _ = whole_run
     copy = unfinished(run, tmp_path / "run-001")
     broken = copy / "checkpoint-12" / "model.safetensors"
@@ -358,12 +484,26 @@ def test_what_a_disk_broke_is_made_again(whole_run, tmp_path, capsys):
 def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypatch, tmp_path):
     scores = iter(number / 10 for number in range(10))
     monkeypatch.setattr(Recorder, "score", lambda recorder, answers: next(scores))
-    flags = [*SMALL, "--use-rft", "--set", "train.keep_best=true", "--checkpoint-dir", str(tmp_path / "whole")]
+    flags = [
+        *SMALL,
+        "--use-rft",
+        "--set",
+        "train.keep_best=true",
+        "--checkpoint-dir",
+        str(tmp_path / "whole"),
+    ]
     assert train_main(flags) == 0
     run = RunFolder(tmp_path / "whole" / "run-001")
     copy = RunFolder(unfinished(run.path, tmp_path / "run-001"))
     copy.best.write_bytes(b"of an earlier round")
     assert train_main(["--resume", str(copy.path)]) == 0
-    best, undisturbed = load_file(copy.best), load_file(run.best)  # the order of their metadata is nobody's
-    assert best.keys() == undisturbed.keys() and all(torch.equal(best[name], undisturbed[name]) for name in best)
-    assert all(torch.equal(one, weights(run.path)[name]) for name, one in weights(copy.path).items())
+    best, undisturbed = (
+        load_file(copy.best),
+        load_file(run.best),
+    )  # the order of their metadata is nobody's
+    assert best.keys() == undisturbed.keys() and all(
+        torch.equal(best[name], undisturbed[name]) for name in best
+    )
+    assert all(
+        torch.equal(one, weights(run.path)[name]) for name, one in weights(copy.path).items()
+    )

@@ -44,7 +44,9 @@ class Rule:
     def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
         self.good, self.computes = good, computes
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         scores = tuple(self.good(step.text) for step in steps)
         return Judgement(scores, min(scores, default=1.0))
 
@@ -64,7 +66,8 @@ def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: objec
     return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
 
 
-# -- the rule ----------------------------------------------------------------------------------------------------------
+# -- the rule
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
@@ -80,17 +83,22 @@ def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
 
 
 def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
-    """A step of forty tokens has next to no probability: with that as its prior, no child would ever be visited again."""
+    """A step of forty tokens has next to no probability: with that as its prior, no child would
+    ever be visited again.
+    """
     tree = Tree()
     first = tree.attach(ROOT, step("a", 1e-9))
     tree.backup(first, 1.0)
-    assert open_puct(tree, ROOT, 2.0, [first]) == first  # c*1/2 on both sides, equal means: what holds goes on
+    assert (
+        open_puct(tree, ROOT, 2.0, [first]) == first
+    )  # c*1/2 on both sides, equal means: what holds goes on
     tree.backup(first, 0.0)
     # N = 2, k = 1: c*sqrt(2)/3 against c*sqrt(2)/2, equal means
     assert open_puct(tree, ROOT, 2.0, [first]) == ROOT
     second = tree.attach(ROOT, step("b", 1e-9))
     tree.backup(second, 0.0)
-    # N = 3, mean 1/3: the first has 0.5 + c*0.577, the second 0 + c*0.866, a third step 0.333 + c*0.577.
+    # N = 3, mean 1/3: the first has 0.5 + c*0.577, the second 0 + c*0.866, a third step 0.333 +
+    # c*0.577.
     assert open_puct(tree, ROOT, 0.5, [first, second]) == first
     assert open_puct(tree, ROOT, 8.0, [first, second]) == second
 
@@ -114,7 +122,8 @@ def test_where_no_rule_is_named_it_is_puct_with_its_own_constant() -> None:
     assert constant("puct", None) == 2.0 and constant("puct", 0.5) == 0.5
 
 
-# -- repair ------------------------------------------------------------------------------------------------------------
+# -- repair
+# --------------------------------------------------------------------------------------------------
 
 
 def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -> None:
@@ -122,14 +131,21 @@ def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -
     mcts.tell(leaf, Evaluation([playout], scores=[1.0] * (len(steps) - 1) + [0.0], estimate=before))
 
 
-def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> None:
+def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> (
+    None
+):
     tree = Tree()
     live = Live(tree, 2)
     mcts = Mcts(tree, opened(open_puct, 0.0, live), 100)
     [leaf] = mcts.ask()
     refuse(mcts, leaf, [step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)])
     a, b, bad = tree.path(3)
-    assert tree.verdict[bad] == REJECTED and tree.reward[bad] == 0.0 and tree.prm[bad] == 0.0 and tree.prm[a] == 1.0
+    assert (
+        tree.verdict[bad] == REJECTED
+        and tree.reward[bad] == 0.0
+        and tree.prm[bad] == 0.0
+        and tree.prm[a] == 1.0
+    )
     assert tree.W[bad] == 0.0 and tree.W[b] == tree.W[a] == tree.W[ROOT] == 0.5
     [leaf] = mcts.ask()
     assert leaf.node == b
@@ -138,14 +154,18 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     assert b in live.dead and leaf.node == a  # b was drawn from twice in vain
     refuse(mcts, leaf, [step("c\n", 0.1)])
     assert mcts.ask()[0].node == ROOT and live.dead == {a, b}
-    assert Live(tree, 2).dead == live.dead, "a search that goes on with a tree knows what was rejected"
+    assert Live(tree, 2).dead == live.dead, (
+        "a search that goes on with a tree knows what was rejected"
+    )
 
 
 def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None:
     """Steps of one text and other tokens are one node; neither way to write it is drawn again."""
 
     class Spelling(ScriptedPolicy):
-        """FAKE policy: one text, written with other tokens each time. It notes what it is asked to leave out."""
+        """FAKE policy: one text, written with other tokens each time. It notes what it is asked to
+        leave out.
+        """
 
         def __init__(self) -> None:
             super().__init__(0)
@@ -164,13 +184,16 @@ def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None
     policy = Spelling()
     policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
     settings_ = SearchConfig.model_validate({"simulations": 4})
-    found = asyncio.run(Search(policy, unasked, settings_, verifier=Rule(lambda text: 0.0)).run(PROBLEM, 0))
+    found = asyncio.run(
+        Search(policy, unasked, settings_, verifier=Rule(lambda text: 0.0)).run(PROBLEM, 0)
+    )
     assert len(found.tree) == 2, "one node below the root"
     drawn = [(100 + turn, 10) for turn in range(1, 5)]
     assert [set(one) for one in policy.asked[:4]] == [set(drawn[:turn]) for turn in range(4)]
 
 
-# -- golden trees ------------------------------------------------------------------------------------------------------
+# -- golden trees
+# --------------------------------------------------------------------------------------------------
 
 GOLDEN = Path(__file__).parent / "golden" / "verified.json"
 
@@ -179,21 +202,43 @@ def golden() -> list[dict[str, Any]]:
     trees = []
     for select, tokens in itertools.product(("puct", "ucb1", "gumbel"), (25, 160)):
         verify = {"accept_above": 1.0, "reject_below": 0.3, "patience": 2}
-        result = search(Rule(hashed_reward), 5, 5, select=select, simulations=20, max_tokens=tokens, verify=verify)
+        result = search(
+            Rule(hashed_reward),
+            5,
+            5,
+            select=select,
+            simulations=20,
+            max_tokens=tokens,
+            verify=verify,
+        )
         tree = result.tree.to_dict()
         keep = {name: tree[name] for name in ("parent", "text", "N", "prm", "verdict")}
-        trees.append({**keep, "W": [round(w, 9) for w in tree["W"]], "sampled_tokens": result.cost.sampled_tokens})
+        trees.append(
+            {
+                **keep,
+                "W": [round(w, 9) for w in tree["W"]],
+                "sampled_tokens": result.cost.sampled_tokens,
+            }
+        )
     return trees
 
 
 def test_the_golden_trees() -> None:
-    """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the difference."""
+    """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the
+    difference.
+    """
     pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert golden() == pinned
-    assert {verdict for tree in pinned for verdict in tree["verdict"]} >= {REJECTED, "answer", "ended", "length"}
+    assert {verdict for tree in pinned for verdict in tree["verdict"]} >= {
+        REJECTED,
+        "answer",
+        "ended",
+        "length",
+    }
 
 
-# -- whole searches ----------------------------------------------------------------------------------------------------
+# -- whole searches
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None:
@@ -220,7 +265,8 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
     early, late = search(fine, 3), search(fine, 3, verify={"accept_above": 0.7})
     assert early.ended_by == "accepted" and late.ended_by == "simulations"
     assert late.cost.sampled_tokens > early.cost.sampled_tokens
-    # No step was drawn twice: how often an answer was found says nothing, and the vote goes by probability.
+    # No step was drawn twice: how often an answer was found says nothing, and the vote goes by
+    # probability.
     assert late.choice is not None and "probability-weighted vote" in late.choice.why
     asked = search(fine, 3, verify={"accept_above": 0.7}, choose="visits").choice
     assert asked is not None and "most visited path" in asked.why
@@ -293,7 +339,8 @@ def test_token_search_takes_no_verifier() -> None:
         search(Rule(lambda text: 1.0), mode="token")
 
 
-# -- what the verifier could not check ---------------------------------------------------------------------------------
+# -- what the verifier could not check
+# ---------------------------------------------------------------------------------
 
 
 def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked() -> None:
@@ -310,9 +357,16 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     assert grown(bare).ended_by == "simulations" and grown(worked).ended_by == "enough"
     found = grown(bare, bare, bare, worked)
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
-    assert found.tree.prm[1:] == [None, None, 1.0, None]  # the bare answer, and the worked one's lines
+    assert found.tree.prm[1:] == [
+        None,
+        None,
+        1.0,
+        None,
+    ]  # the bare answer, and the worked one's lines
     source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
-    right = RowBuilder.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
+    right = RowBuilder.right(
+        source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
+    )
     assert [one.text for one in right] == ["".join(worked), *bare]
 
 

@@ -44,7 +44,9 @@ def test_log_probability_is_what_the_policy_gave() -> None:
 
 
 def test_the_calculator_rejects_false_arithmetic_alone() -> None:
-    assert judged(Calculator(), RIGHT, WRONG, END) == Judgement((1.0, 0.0, 1.0), 0.0, frozenset({2}))
+    assert judged(Calculator(), RIGHT, WRONG, END) == Judgement(
+        (1.0, 0.0, 1.0), 0.0, frozenset({2})
+    )
     assert judged(Calculator(), RIGHT, END) == Judgement((1.0, 1.0), 1.0, frozenset({1}))
     assert judged(NoVerifier(), WRONG) == Judgement((1.0,), 1.0)
 
@@ -54,7 +56,9 @@ def test_a_response_in_which_nothing_was_checked_is_unjudged() -> None:
     words = Step((6,), (math.log(0.99),), "She has some eggs left.\n")
     assert judged(Calculator(), END) == Judgement((1.0,), UNJUDGED, frozenset({0}))
     for verifier in (Calculator(), Product([Calculator(), LogProbability()])):
-        passed, failed, bare = (judged(verifier, *steps) for steps in ((RIGHT, END), (RIGHT, WRONG), (words, END)))
+        passed, failed, bare = (
+            judged(verifier, *steps) for steps in ((RIGHT, END), (RIGHT, WRONG), (words, END))
+        )
         assert passed.checked and failed.checked and not bare.checked
         assert passed.rank > bare.rank > failed.rank
     # What another part of a product scores was checked; what merely ranks checks nothing.
@@ -112,6 +116,8 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
         ("prm+value", Path("a"), Path("b"), "two networks"),
     ],
 )
-def test_a_verifier_that_cannot_be_is_one_sentence(name: str, prm: Path | None, value: Path | None, word: str) -> None:
+def test_a_verifier_that_cannot_be_is_one_sentence(
+    name: str, prm: Path | None, value: Path | None, word: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)):
         check_name(name, prm, value)

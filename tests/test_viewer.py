@@ -1,4 +1,6 @@
-"""The viewer: what a page holds, that no text in it can act, the command's errors, and a real click-through in Chromium."""
+"""The viewer: what a page holds, that no text in it can act, the command's errors, and a real
+click-through in Chromium.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ScriptedAdvisor, ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, run, scripted_evaluate
+from support import (
+    ScriptedAdvisor,
+    ScriptedPolicy,
+    ScriptedTokens,
+    a_problem,
+    hashed_reward,
+    run,
+    scripted_evaluate,
+)
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -34,22 +44,34 @@ HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.h
 async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
     """A reward with a correctness part, as in training."""
     text = "".join(step.text for step in steps)
-    return RewardParts(hashed_reward(text), hre=float(verdict == "answer" and text.endswith("1")), pre=0.5)
+    return RewardParts(
+        hashed_reward(text), hre=float(verdict == "answer" and text.endswith("1")), pre=0.5
+    )
 
 
 def search(
-    policy: Any, seed: int = 0, evaluate: Any = scripted_evaluate, tree: Tree | None = None, **more: Any
+    policy: Any,
+    seed: int = 0,
+    evaluate: Any = scripted_evaluate,
+    tree: Tree | None = None,
+    **more: Any,
 ) -> SearchResult:
     advisor = more.pop("advisor", None)
-    one = Search(policy, evaluate, SearchConfig(**{"max_tokens": 60, "max_depth": 6, **more}), advisor)
+    one = Search(
+        policy, evaluate, SearchConfig(**{"max_tokens": 60, "max_depth": 6, **more}), advisor
+    )
     return run(lambda: one.run(a_problem(), seed, tree))
 
 
 def taught(seed: int = 3, iterations: int = 40) -> SearchResult:
     """A graded step tree with a teacher's right and wrong steps."""
     steps = [("w0\n", Direction.RIGHT), ("w9 is wrong\n", Direction.WRONG)]
-    advisor = ScriptedAdvisor([TeacherProposal(text.strip(), "teacher:t", asked) for text, asked in steps])
-    return search(ScriptedPolicy(seed), seed, graded, advisor=advisor, simulations=iterations, samples=3)
+    advisor = ScriptedAdvisor(
+        [TeacherProposal(text.strip(), "teacher:t", asked) for text, asked in steps]
+    )
+    return search(
+        ScriptedPolicy(seed), seed, graded, advisor=advisor, simulations=iterations, samples=3
+    )
 
 
 def record_of(result: SearchResult, key: str = "k1", **more: Any) -> dict[str, Any]:
@@ -83,8 +105,14 @@ class Data(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = dict(attrs)
-        self.fetching += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        self.fetching += [tag] if tag in ("link", "iframe", "img", "object", "embed", "base") else []
+        self.fetching += [
+            f"{tag} {name}={value}"
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data")
+        ]
+        self.fetching += (
+            [tag] if tag in ("link", "iframe", "img", "object", "embed", "base") else []
+        )
         self._id = ""
         if tag == "script":
             self.scripts += named.get("type") != "application/json"
@@ -98,13 +126,18 @@ class Data(HTMLParser):
         return json.loads(self.blocks[f"tree-{number}"])
 
 
-# -- the history -------------------------------------------------------------------------------------------------------
+# -- the history
+# --------------------------------------------------------------------------------------------------
 
 
 def replay(tree: Tree, simulations: int | None = None) -> tuple[list[int], list[float]]:
     """N and W after so many simulations (None: all)."""
     visits, sums = [0] * len(tree), [0.0] * len(tree)
-    upto = len(tree.backups) if simulations is None else ([0] + [end for *_, end in tree.simulations])[simulations]
+    upto = (
+        len(tree.backups)
+        if simulations is None
+        else ([0] + [end for *_, end in tree.simulations])[simulations]
+    )
     for start, reward, above in tree.backups[:upto]:
         node = start
         while node != above:
@@ -122,14 +155,20 @@ def test_a_trees_history_replays_to_its_visits_and_values_exactly(kind: str, wid
     else:
         tree = search(ScriptedPolicy(4), select=kind, simulations=50, samples=3, width=width).tree
     assert replay(tree) == (tree.N, tree.W)
-    assert len(tree.simulations) == 50 and tree.simulations[-1][1:] == (len(tree), len(tree.backups))
-    assert [nodes for _, nodes, _ in tree.simulations] == sorted(nodes for _, nodes, _ in tree.simulations)
+    assert len(tree.simulations) == 50 and tree.simulations[-1][1:] == (
+        len(tree),
+        len(tree.backups),
+    )
+    assert [nodes for _, nodes, _ in tree.simulations] == sorted(
+        nodes for _, nodes, _ in tree.simulations
+    )
     for number, (leaf, nodes, _) in enumerate(tree.simulations, 1):
         visits, _ = replay(tree, number)
         assert not any(visits[nodes:]) and leaf < nodes  # what isn't there yet isn't visited
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+# -- pages
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_page_needs_nothing_else_and_no_text_in_it_can_act() -> None:
@@ -149,10 +188,14 @@ def test_a_page_needs_nothing_else_and_no_text_in_it_can_act() -> None:
 def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
     for name in page_module.SCRIPTS:
         script = (ASSETS / name).read_text(encoding="utf-8")
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script), (
-            name
-        )
-    assert {path.name for path in ASSETS.iterdir()} == {*page_module.SCRIPTS, "page.html", "page.css"}
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script
+        ), name
+    assert {path.name for path in ASSETS.iterdir()} == {
+        *page_module.SCRIPTS,
+        "page.html",
+        "page.css",
+    }
 
 
 def test_a_page_holds_the_trees_own_numbers() -> None:
@@ -183,7 +226,10 @@ def test_a_row_says_what_came_of_a_question() -> None:
     assert counts[one.answer] == max(counts.values())  # type: ignore[index]
     assert one.answer_right is (one.answer == "1")
     assert row(record_of(search(ScriptedPolicy(4), simulations=5))).outcome == "ungraded"
-    assert row({"key": "f", "ended_by": "failed: too long", "tree": Tree().to_dict()}).outcome == "failed"
+    assert (
+        row({"key": "f", "ended_by": "failed: too long", "tree": Tree().to_dict()}).outcome
+        == "failed"
+    )
     assert row({"key": "n", "tree": Tree().to_dict()}).outcome == "none"
 
 
@@ -191,7 +237,12 @@ def many(count: int) -> Iterator[dict[str, Any]]:
     """Every third one has mixed outcomes, the others are failures."""
     mixed = record_of(taught(iterations=4))
     for i in range(count):
-        failed = {"key": f"k{i}", "problem": {"id": f"q-k{i}"}, "ended_by": "failed: x", "tree": Tree().to_dict()}
+        failed = {
+            "key": f"k{i}",
+            "problem": {"id": f"q-k{i}"},
+            "ended_by": "failed: x",
+            "tree": Tree().to_dict(),
+        }
         yield {**mixed, "key": f"k{i}"} if i % 3 == 0 else failed
 
 
@@ -199,7 +250,12 @@ def test_a_run_page_lists_everything_and_embeds_the_most_interesting_trees() -> 
     page = Data(run_page(many(30), title="run", limit=4))
     facts = json.loads(page.blocks["facts"])
     assert len(facts["rows"]) == 30 and facts["left_out"] == 26
-    assert [name for name in page.blocks if name != "facts"] == ["tree-0", "tree-3", "tree-6", "tree-9"]
+    assert [name for name in page.blocks if name != "facts"] == [
+        "tree-0",
+        "tree-3",
+        "tree-6",
+        "tree-9",
+    ]
     assert page.tree(3)["key"] == "k3"
     whole = Data(run_page(many(3), title="run", limit=200))
     assert json.loads(whole.blocks["facts"])["left_out"] == 0 and len(whole.blocks) == 4
@@ -213,7 +269,16 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch: pytest.Monkey
     facts = json.loads(page.blocks["facts"])
     embedded = [len(text) for name, text in page.blocks.items() if name != "facts"]
     assert 2 * one < sum(embedded) <= 3 * one and facts["left_out"] == 30 - len(embedded)
-    assert [one["number"] for one in facts["rows"]] == [0, 3, 6, 9, 12, 15, 18, 21]  # the mixed ones, the first of them
+    assert [one["number"] for one in facts["rows"]] == [
+        0,
+        3,
+        6,
+        9,
+        12,
+        15,
+        18,
+        21,
+    ]  # the mixed ones, the first of them
     assert facts["questions"] == 30 and facts["outcomes"] == {"mixed": 10, "failed": 20}
     assert facts["sums"]["nodes"] == 10 * row(next(iter(many(1)))).nodes + 20
 
@@ -224,14 +289,22 @@ def test_a_record_without_a_tree_is_a_sentence(broken: dict[str, Any]) -> None:
         tree_page({"key": "k", **broken}, title="t")
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real sample folder: the embedded student and its scripted teacher, harder problems, and a half-written line."""
+    """A real sample folder: the embedded student and its scripted teacher, harder problems, and a
+    half-written line.
+    """
     folder = tmp_path_factory.mktemp("view") / "sample"
-    settings = ("problems.levels=[3,4]", "search.simulations=12", "search.temperature=1.3", "teachers.tier=embedded")
+    settings = (
+        "problems.levels=[3,4]",
+        "search.simulations=12",
+        "search.temperature=1.3",
+        "teachers.tier=embedded",
+    )
     more = [part for setting in settings for part in ("--set", setting)]
     assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
     with (folder / "journal.jsonl").open("ab") as file:
@@ -243,7 +316,9 @@ def view(*arguments: Any) -> int:
     return main(["view", *map(str, arguments)])
 
 
-def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_a_list_and_a_question_is_a_tree(
+    sampled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert view(sampled) == 0
     assert "6 questions in" in capsys.readouterr().out
     assert [path.name for path in sampled.glob("*.html")] == ["trees.html"]
@@ -253,30 +328,54 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
     records = {record["key"]: record for record in records_of(sampled / "journal.jsonl")}
     for number, one in enumerate(rows):
         record, drawn = records[one["key"]], page.tree(number)
-        assert one["tokens"] == record["cost"]["sampled_tokens"] and one["nodes"] == len(record["tree"]["parent"])
+        assert one["tokens"] == record["cost"]["sampled_tokens"] and one["nodes"] == len(
+            record["tree"]["parent"]
+        )
         assert one["simulations"] == len(record["tree"]["history"]["simulations"])
-        assert drawn["tree"]["N"] == record["tree"]["N"] and drawn["search"] == {"rule": "ucb1", "exploration": 2**0.5}
+        assert drawn["tree"]["N"] == record["tree"]["N"] and drawn["search"] == {
+            "rule": "ucb1",
+            "exploration": 2**0.5,
+        }
         # The student's tokens read as its text.
         for ids, text in zip(drawn["tree"]["token_ids"], drawn["tree"]["text"], strict=True):
-            assert "".join(drawn["pieces"][str(token)] for token in ids).replace("<eos>", "") == text
+            assert (
+                "".join(drawn["pieces"][str(token)] for token in ids).replace("<eos>", "") == text
+            )
     assert view(sampled, "--question", rows[2]["id"], "--out", sampled / "one.html") == 0
     single = Data((sampled / "one.html").read_text(encoding="utf-8"))
     assert single.tree()["key"] == rows[2]["key"] and json.loads(single.blocks["facts"])["single"]
     # As the page numbers it, which counts from 1.
-    assert view(sampled, "--question", str(rows[2]["number"] + 1), "--out", sampled / "third.html") == 0
-    assert Data((sampled / "third.html").read_text(encoding="utf-8")).tree()["key"] == rows[2]["key"]
+    assert (
+        view(sampled, "--question", str(rows[2]["number"] + 1), "--out", sampled / "third.html")
+        == 0
+    )
+    assert (
+        Data((sampled / "third.html").read_text(encoding="utf-8")).tree()["key"] == rows[2]["key"]
+    )
     (sampled / "few.jsonl").write_bytes((sampled / "journal.jsonl").read_bytes())
     assert view(sampled / "few.jsonl", "--trees", "2") == 0
-    assert json.loads(Data((sampled / "few.html").read_text(encoding="utf-8")).blocks["facts"])["left_out"] == 4
+    assert (
+        json.loads(Data((sampled / "few.html").read_text(encoding="utf-8")).blocks["facts"])[
+            "left_out"
+        ]
+        == 4
+    )
 
 
-def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "--model", "embedded", "--mode", "token", "--simulations", "20", "--json"]) == 0
+def test_a_search_printed_as_json_is_a_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["search", "--model", "embedded", "--mode", "token", "--simulations", "20", "--json"])
+        == 0
+    )
     (tmp_path / "one.json").write_text(capsys.readouterr().out, encoding="utf-8")
     assert view(tmp_path / "one.json") == 0
     drawn = Data((tmp_path / "one.html").read_text(encoding="utf-8")).tree()
     raw = json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))
-    assert drawn["chosen"] == raw["chosen"] and drawn["search"]["rule"] == "puct" and drawn["pieces"]
+    assert (
+        drawn["chosen"] == raw["chosen"] and drawn["search"]["rule"] == "puct" and drawn["pieces"]
+    )
     # An older file names no choice: it is made again from the tree.
     for name in ("chosen", "search", "response"):
         raw.pop(name)
@@ -286,7 +385,9 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.Captu
     assert record["chosen"] == drawn["chosen"] and "search" not in record
 
 
-def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(
+    sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty, text = tmp_path / "empty.jsonl", tmp_path / "text.json"
     empty.write_text('{"key": "half')
     text.write_text("[1]")
@@ -304,11 +405,16 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
         assert error.startswith("error: ") and error.count("\n") == 1 and said in error, error
 
 
-# -- in Chromium -------------------------------------------------------------------------------------------------------
+# -- in Chromium
+# --------------------------------------------------------------------------------------------------
 
 
 def chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +422,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver = shutil.which("chromedriver")
     if chromium() is None or driver is None:
         pytest.skip(
-            "NOT TESTED in a browser: chromium or chromedriver is missing; apt-get install chromium chromium-driver"
+            "NOT TESTED in a browser: chromium or chromedriver is missing; apt-get install "
+            "chromium chromium-driver"
         )
     from selenium import webdriver
 
@@ -338,7 +445,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 class Screen:
     """A page in the browser, and what a person does with it."""
 
-    def __init__(self, browser: Any, path: Path, text: str | None = None, size: tuple[int, int] = (1400, 900)) -> None:
+    def __init__(
+        self, browser: Any, path: Path, text: str | None = None, size: tuple[int, int] = (1400, 900)
+    ) -> None:
         self.browser = browser
         if text is not None:
             path.write_text(text, encoding="utf-8")
@@ -369,13 +478,20 @@ class Screen:
     def quiet(self) -> None:
         """Nothing was logged, nothing was fetched, no text acted."""
         assert [entry["message"] for entry in self.browser.get_log("browser")] == []
-        assert self.browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+        assert (
+            self.browser.execute_script("return performance.getEntriesByType('resource').length")
+            == 0
+        )
         assert self.browser.execute_script("return window.hacked === undefined")
 
 
 def visited(tree: dict[str, Any]) -> set[int]:
-    """The nodes that are drawn at first: those that a simulation went to, or that ended a response."""
-    return {node for node, visits in enumerate(tree["N"]) if visits or tree["verdict"][node] is not None}
+    """The nodes that are drawn at first: those that a simulation went to, or that ended a
+    response.
+    """
+    return {
+        node for node, visits in enumerate(tree["N"]) if visits or tree["verdict"][node] is not None
+    }
 
 
 def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser: Any, tmp_path: Path) -> None:
@@ -385,7 +501,11 @@ def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser: Any, tmp_pat
     screen.one("#unfold").click()
     tree = record["tree"]
     assert screen.cards() == visited(tree)
-    for node in (1, max(range(1, len(tree["N"])), key=lambda one: tree["N"][one]), record["chosen"]):
+    for node in (
+        1,
+        max(range(1, len(tree["N"])), key=lambda one: tree["N"][one]),
+        record["chosen"],
+    ):
         screen.card(node).find_element("css selector", ".label").click()
         assert screen.one("#panel-title").text == f"Node {node}"
         assert screen.one("#panel-text").get_attribute("textContent") == tree["text"][node]
@@ -402,12 +522,18 @@ def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser: Any, tmp_pat
     screen.quiet()
 
 
-def test_a_list_filters_sorts_and_opens_its_trees(browser: Any, sampled: Path, tmp_path: Path) -> None:
+def test_a_list_filters_sorts_and_opens_its_trees(
+    browser: Any, sampled: Path, tmp_path: Path
+) -> None:
     assert view(sampled, "--out", tmp_path / "run.html") == 0
     screen = Screen(browser, tmp_path / "run.html")
-    rows = json.loads(Data((tmp_path / "run.html").read_text(encoding="utf-8")).blocks["facts"])["rows"]
+    rows = json.loads(Data((tmp_path / "run.html").read_text(encoding="utf-8")).blocks["facts"])[
+        "rows"
+    ]
     assert len(screen.all("#list-table tbody tr")) == 6
-    [nodes] = [head for head in screen.all("#list-table th button") if head.text.startswith("Nodes")]
+    [nodes] = [
+        head for head in screen.all("#list-table th button") if head.text.startswith("Nodes")
+    ]
     nodes.click()
     shown = [int(cell.text) for cell in screen.all("#list-table td.nodes")]
     assert shown == sorted((one["nodes"] for one in rows), reverse=True)
@@ -430,4 +556,6 @@ def test_a_step_of_several_lines_is_one_line_of_the_printed_tree() -> None:
     text = "\n\nSo it costs:\n\\[\n2 + 3 = 5\n\\]\n\n"
     node = tree.attach(0, Step((1, 2), (-0.1, -0.1), text))
     tree.backup(node, 0.5)
-    assert draw_tree(tree).splitlines()[1] == "    So it costs: / \\[ / 2 + 3 = 5 / \\]  N=1 Q=0.500"
+    assert (
+        draw_tree(tree).splitlines()[1] == "    So it costs: / \\[ / 2 + 3 = 5 / \\]  N=1 Q=0.500"
+    )

@@ -1,7 +1,9 @@
-"""The vLLM backends against the in-process engine, with the real vLLM: in process, and as a server on loopback.
+"""The vLLM backends against the in-process engine, with the real vLLM: in process, and as a server
+on loopback.
 
-Marked `vllm`: `scripts/vllm_cpu.py` runs them in an environment that has vLLM's CPU build. Where ALPHAZERO_VLLM_ROWS names a
-file, each comparison leaves a line of JSON there for the script's table.
+Marked `vllm`: `scripts/vllm_cpu.py` runs them in an environment that has vLLM's CPU build. Where
+ALPHAZERO_VLLM_ROWS names a file, each comparison leaves a line of JSON there for the script's
+table.
 """
 
 from __future__ import annotations
@@ -55,13 +57,21 @@ READY_SECONDS = 240
 def note(backend: str, what: str, ours: Any, theirs: Any, difference: Any) -> None:
     """A line for the script's table."""
     if "ALPHAZERO_VLLM_ROWS" in os.environ:
-        row = {"backend": backend, "what": what, "inprocess": ours, "vllm": theirs, "difference": difference}
+        row = {
+            "backend": backend,
+            "what": what,
+            "inprocess": ours,
+            "vllm": theirs,
+            "difference": difference,
+        }
         with open(os.environ["ALPHAZERO_VLLM_ROWS"], "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
 def student_of(*overrides: str) -> Student:
-    return load_student(load_config(overrides=[*COMMON, *overrides]), opening=Opening(SYSTEM_PROMPT))
+    return load_student(
+        load_config(overrides=[*COMMON, *overrides]), opening=Opening(SYSTEM_PROMPT)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +99,57 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PACKAGED)]
-    command += ["--served-model-name", "student", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--enforce-eager", "--block-size", "32", "--max-model-len", "1024", "--no-enable-chunked-prefill"]
-    command += ["--max-num-batched-tokens", "4096", "--kv-cache-memory-bytes", str(1 << 28), "--max-logprobs", "200"]
-    command += ["--enable-prompt-tokens-details", "--enable-lora", "--max-loras", "1", "--max-lora-rank", "32"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(PACKAGED),
+    ]
+    command += [
+        "--served-model-name",
+        "student",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+    ]
+    command += [
+        "--enforce-eager",
+        "--block-size",
+        "32",
+        "--max-model-len",
+        "1024",
+        "--no-enable-chunked-prefill",
+    ]
+    command += [
+        "--max-num-batched-tokens",
+        "4096",
+        "--kv-cache-memory-bytes",
+        str(1 << 28),
+        "--max-logprobs",
+        "200",
+    ]
+    command += [
+        "--enable-prompt-tokens-details",
+        "--enable-lora",
+        "--max-loras",
+        "1",
+        "--max-lora-rank",
+        "32",
+    ]
     command += ["--lora-target-modules", *LoraConfig().targets]
     settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     settings |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("server") / "log"
     with (
         log.open("w") as out,
-        subprocess.Popen(command, env={**os.environ, **settings}, stdout=out, stderr=out, cwd="/") as process,
+        subprocess.Popen(
+            command, env={**os.environ, **settings}, stdout=out, stderr=out, cwd="/"
+        ) as process,
     ):
         began = time.monotonic()
         while process.poll() is None and time.monotonic() - began < READY_SECONDS:
@@ -122,14 +171,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(served: str) -> Iterator[Student]:
-    student = student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "train.adapter=lora")
+    student = student_of(
+        "engine.backend=vllm-server", f"engine.vllm.base_url={served}", "train.adapter=lora"
+    )
     yield student
     student.engine.close()
 
 
 @pytest.fixture(params=[IN_PROCESS, SERVER])
 def backend(request: pytest.FixtureRequest) -> tuple[str, Student]:
-    return request.param, request.getfixturevalue("in_process" if request.param == IN_PROCESS else "server")
+    return request.param, request.getfixturevalue(
+        "in_process" if request.param == IN_PROCESS else "server"
+    )
 
 
 def generate(engine: Any, *requests: GenerateRequest) -> list[list[Generated]]:
@@ -141,7 +194,9 @@ def prompts(student: Student, count: int) -> list[tuple[int, ...]]:
 
 
 def greedy(student: Student, engine: Any, count: int = 32) -> list[Generated]:
-    requests = [GenerateRequest(p, temperature=0.0, max_new_tokens=120) for p in prompts(student, count)]
+    requests = [
+        GenerateRequest(p, temperature=0.0, max_new_tokens=120) for p in prompts(student, count)
+    ]
     return [one for [one] in generate(engine, *requests)]
 
 
@@ -149,7 +204,9 @@ def greedy(student: Student, engine: Any, count: int = 32) -> list[Generated]:
 def open_prompt(ours: Student) -> tuple[int, ...]:
     """A prompt that the student answers in many ways at temperature 2."""
     for prompt in prompts(ours, 64):
-        [group] = generate(ours.engine, GenerateRequest(prompt, n=12, max_new_tokens=60, temperature=2.0, seed=3))
+        [group] = generate(
+            ours.engine, GenerateRequest(prompt, n=12, max_new_tokens=60, temperature=2.0, seed=3)
+        )
         if len({one.token_ids for one in group}) >= 10:
             return prompt
     pytest.fail("no prompt has 10 different answers: take more of them")
@@ -159,7 +216,8 @@ def gap(a: list[float] | tuple[float, ...], b: list[float] | tuple[float, ...]) 
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-# -- the same numbers ---------------------------------------------------------------------------------------------------
+# -- the same numbers
+# --------------------------------------------------------------------------------------------------
 
 
 def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str, Student]) -> None:
@@ -167,13 +225,23 @@ def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str
     assert isinstance(student.engine, Engine) and student.engine.capabilities.trainable
     found = student.engine.facts["numerics"]
     assert found["tokens"] > 50 and found["sampled_max"] < CLOSE and found["scored_max"] < CLOSE
-    note(name, "trainer's forward: largest difference (nats)", 0.0, found["sampled_max"], found["sampled_max"])
+    note(
+        name,
+        "trainer's forward: largest difference (nats)",
+        0.0,
+        found["sampled_max"],
+        found["sampled_max"],
+    )
 
 
-def test_greedy_tokens_and_their_logprobs_are_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+def test_greedy_tokens_and_their_logprobs_are_the_same(
+    ours: Student, backend: tuple[str, Student]
+) -> None:
     name, student = backend
     mine, theirs = greedy(ours, ours.engine), greedy(ours, student.engine)
-    assert [(one.token_ids, one.finish) for one in theirs] == [(one.token_ids, one.finish) for one in mine]
+    assert [(one.token_ids, one.finish) for one in theirs] == [
+        (one.token_ids, one.finish) for one in mine
+    ]
     most = max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True))
     assert most < CLOSE
     tokens = [sum(len(one.token_ids) for one in side) for side in (mine, theirs)]
@@ -197,7 +265,9 @@ def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
     prefixes = [p[: len(p) - i] for i, p in enumerate(prompts(ours, 8))]
     mine = asyncio.run(ours.engine.next_token_topk(prefixes, 5))
     theirs = asyncio.run(student.engine.next_token_topk(prefixes, 5))
-    assert [[token for token, _ in row] for row in theirs] == [[token for token, _ in row] for row in mine]
+    assert [[token for token, _ in row] for row in theirs] == [
+        [token for token, _ in row] for row in mine
+    ]
     most = max(gap([v for _, v in a], [v for _, v in b]) for a, b in zip(mine, theirs, strict=True))
     request = GenerateRequest(prefixes[0], max_new_tokens=6, temperature=0.0, top_k=4)
     [[a]], [[b]] = generate(ours.engine, request), generate(student.engine, request)
@@ -209,10 +279,13 @@ def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
     note(name, "next-token top 5: log-probabilities (nats)", None, None, most)
 
 
-# -- draws and ends -----------------------------------------------------------------------------------------------------
+# -- draws and ends
+# --------------------------------------------------------------------------------------------------
 
 
-def test_samples_depend_on_seed_and_index_alone(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> None:
+def test_samples_depend_on_seed_and_index_alone(
+    backend: tuple[str, Student], open_prompt: tuple[int, ...]
+) -> None:
     name, student = backend
     prompt = open_prompt
 
@@ -229,10 +302,14 @@ def test_samples_depend_on_seed_and_index_alone(backend: tuple[str, Student], op
     note(name, "6 samples, alone and beside 36 others: different tokens", 0, 0, 0)
 
 
-def test_sampled_logprobs_are_those_of_temperature_1(ours: Student, backend: tuple[str, Student]) -> None:
+def test_sampled_logprobs_are_those_of_temperature_1(
+    ours: Student, backend: tuple[str, Student]
+) -> None:
     name, student = backend
     prompt = prompts(ours, 1)[0]
-    [group] = generate(student.engine, GenerateRequest(prompt, n=8, max_new_tokens=40, temperature=1.7, seed=2))
+    [group] = generate(
+        student.engine, GenerateRequest(prompt, n=8, max_new_tokens=40, temperature=1.7, seed=2)
+    )
     scores = asyncio.run(ours.engine.score([(prompt, one.token_ids) for one in group]))
     most = max(gap(one.logprobs, own) for one, own in zip(group, scores, strict=True))
     assert most < CLOSE
@@ -244,7 +321,9 @@ def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> Non
     engine, prompt = student.engine, open_prompt
     seen = set()
     for limit in (None, 1, 2, 5):
-        request = GenerateRequest(prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_steps=limit)
+        request = GenerateRequest(
+            prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_steps=limit
+        )
         [group] = generate(engine, request)
         if limit is None:
             free = group
@@ -263,7 +342,10 @@ def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> Non
     assert seen == {"eos", "stop", "length"}
     stop = next(token for token in free[0].token_ids if token not in engine.eos_ids)
     [[cut]] = generate(
-        engine, GenerateRequest(prompt, max_new_tokens=25, temperature=1.5, seed=5, stop_ids=frozenset({stop}))
+        engine,
+        GenerateRequest(
+            prompt, max_new_tokens=25, temperature=1.5, seed=5, stop_ids=frozenset({stop})
+        ),
     )
     assert (cut.token_ids[-1], cut.finish) == (stop, "stop") and stop not in cut.token_ids[:-1]
 
@@ -280,28 +362,47 @@ def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     [again] = generate(engine, GenerateRequest(prompt, max_new_tokens=6, seed=1))
     scored = asyncio.run(engine.score([(prompt, (5, 6, 7))]))
     cost = engine.cost
-    assert cost.calls - before.calls == 3 and cost.scored_tokens - before.scored_tokens == len(scored[0]) == 3
-    assert cost.sampled_tokens - before.sampled_tokens == sum(len(one.token_ids) for one in first + again)
+    assert (
+        cost.calls - before.calls == 3
+        and cost.scored_tokens - before.scored_tokens == len(scored[0]) == 3
+    )
+    assert cost.sampled_tokens - before.sampled_tokens == sum(
+        len(one.token_ids) for one in first + again
+    )
     assert (first[0].cached_tokens, again[0].cached_tokens) == (0, 96)  # whole blocks of 32
     assert cost.cached_tokens - before.cached_tokens == 96
-    note(name, "the same prompt of 100 tokens again: cached tokens", 100, again[0].cached_tokens, None)
+    note(
+        name,
+        "the same prompt of 100 tokens again: cached tokens",
+        100,
+        again[0].cached_tokens,
+        None,
+    )
 
 
 def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
     """The program ends at its next safe place, and needs its engine until then."""
     for child in multiprocessing.active_children():
-        [line] = [x for x in Path(f"/proc/{child.pid}/status").read_text().splitlines() if x.startswith("SigBlk")]
+        [line] = [
+            x
+            for x in Path(f"/proc/{child.pid}/status").read_text().splitlines()
+            if x.startswith("SigBlk")
+        ]
         assert int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1, child
     assert multiprocessing.active_children()
     prompt = prompts(in_process, 1)[0]
     for child in multiprocessing.active_children():
         os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
-    [[one]] = generate(in_process.engine, GenerateRequest(prompt, temperature=0.0, max_new_tokens=5))
+    [[one]] = generate(
+        in_process.engine, GenerateRequest(prompt, temperature=0.0, max_new_tokens=5)
+    )
     assert len(one.token_ids) == 5
 
 
 def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
-    """Requests and other calls alike: vLLM itself leaves a call waiting whose process ends before it answers."""
+    """Requests and other calls alike: vLLM itself leaves a call waiting whose process ends before
+    it answers.
+    """
     before = {child.pid for child in multiprocessing.active_children()}
     student = student_of("engine.backend=vllm")
     engine: Any = student.engine
@@ -312,14 +413,18 @@ def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
     with pytest.raises(EngineError, match="vLLM failed"):
         engine.set_policy(None, 1)
     assert time.perf_counter() - began < 20
-    for call in (lambda: generate(engine, GenerateRequest(prompts(student, 1)[0])), engine.reset_prefix_cache):
+    for call in (
+        lambda: generate(engine, GenerateRequest(prompts(student, 1)[0])),
+        engine.reset_prefix_cache,
+    ):
         with pytest.raises(EngineError, match="vLLM failed"):
             call()
     engine.close()
     assert not engine.versions.root.exists()
 
 
-# -- weights ------------------------------------------------------------------------------------------------------------
+# -- weights
+# --------------------------------------------------------------------------------------------------
 
 
 def perturb(parameters: Any, scale: float, seed: int) -> None:
@@ -337,7 +442,9 @@ def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Stud
     engine.set_policy(None, 1)
     changed = greedy(ours, engine, 16)
     settings = load_config(overrides=list(COMMON)).engine
-    own = InProcessEngine(copy.deepcopy(model), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
+    own = InProcessEngine(
+        copy.deepcopy(model), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
+    )
     mine = greedy(ours, own, 16)
     assert [one.token_ids for one in changed] == [one.token_ids for one in mine]
     assert [one.token_ids for one in changed] != [one.token_ids for one in before]
@@ -350,8 +457,12 @@ def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Stud
 
 
 @pytest.mark.parametrize("where", [LORA, SERVER])
-def test_adapters_are_swapped(ours: Student, where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Two versions of an adapter: each is what the merged model says, and the base's engine stays what it was."""
+def test_adapters_are_swapped(
+    ours: Student, where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Two versions of an adapter: each is what the merged model says, and the base's engine stays
+    what it was.
+    """
     student = request.getfixturevalue("lora" if where == LORA else "server")
     engine = student.engine
     base = greedy(ours, engine, 16)
@@ -365,37 +476,61 @@ def test_adapters_are_swapped(ours: Student, where: str, request: pytest.Fixture
         theirs = greedy(ours, engine, 16)
         save_adapter(student.model, tmp_path / str(version))
         plain = merged(bare(trained), tmp_path / str(version))
-        own = InProcessEngine(plain, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
+        own = InProcessEngine(
+            plain, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
+        )
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
         most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))
-        assert all([one.token_ids for one in theirs] != [one.token_ids for one in other] for other in seen)
+        assert all(
+            [one.token_ids for one in theirs] != [one.token_ids for one in other] for other in seen
+        )
         seen.append(theirs)
     assert most < CLOSE
     # Old versions' folders are gone.
-    assert sorted(path.name for path in engine.versions.root.iterdir()) == [engine.versions.newest.name]
+    assert sorted(path.name for path in engine.versions.root.iterdir()) == [
+        engine.versions.newest.name
+    ]
     unchanged = greedy(ours, BaseModelEngine(engine), 16)
     assert [one.token_ids for one in unchanged] == [one.token_ids for one in base]
     note(where, "adapter of 2 versions against the merged model (nats)", None, None, most)
 
 
-# -- searches -----------------------------------------------------------------------------------------------------------
+# -- searches
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("where", "adapter"), [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")])
-def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Two rounds through the command line, in a process of its own; the numbers at sampling are the trainer's."""
+@pytest.mark.parametrize(
+    ("where", "adapter"), [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")]
+)
+def test_the_train_command(
+    where: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Two rounds through the command line, in a process of its own; the numbers at sampling are the
+    trainer's.
+    """
     overrides = [f"engine.backend={where}", "engine.cache_tokens=40000", f"train.adapter={adapter}"]
     if where == "vllm-server":
         overrides.append(f"engine.vllm.base_url={request.getfixturevalue('served')}")
-    overrides += ["train.num_examples=32", "train.questions_per_round=16", "train.save_every=16", "train.eval_size=16"]
+    overrides += [
+        "train.num_examples=32",
+        "train.questions_per_round=16",
+        "train.save_every=16",
+        "train.eval_size=16",
+    ]
     overrides += ["train.validation_size=16", "train.demonstrations=50", "train.rows_per_round=32"]
-    overrides += ["train.optimizer.epochs=1", "train.keep_best=false", "rewards.use_student_model=false"]
+    overrides += [
+        "train.optimizer.epochs=1",
+        "train.keep_best=false",
+        "rewards.use_student_model=false",
+    ]
     command = [sys.executable, str(ROOT / "train_vllm.py"), "--model", "embedded", "--use-grpo"]
     command += ["--checkpoint-dir", str(tmp_path)]
     for override in overrides:
         command += ["--set", override]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     [folder] = tmp_path.glob("run-*")
     card = json.loads((folder / "run.json").read_text())
@@ -406,19 +541,28 @@ def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: py
     gaps = [line["engine_logprob_gap"] for line in rounds if "engine_logprob_gap" in line]
     assert gaps and max(gaps) < CLOSE
     name = IN_PROCESS if where == "vllm" else SERVER
-    note(name, f"train, {adapter}, 2 rounds: vLLM against the trainer (nats)", None, None, max(gaps))
+    note(
+        name, f"train, {adapter}, 2 rounds: vLLM against the trainer (nats)", None, None, max(gaps)
+    )
 
 
-# -- starts that fail -----------------------------------------------------------------------------------------------------
+# -- starts that fail
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_server_of_another_model_is_refused(served: str) -> None:
     with pytest.raises(EngineError, match="name one of them"):
-        student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "engine.vllm.model=other")
+        student_of(
+            "engine.backend=vllm-server",
+            f"engine.vllm.base_url={served}",
+            "engine.vllm.model=other",
+        )
 
 
 def test_a_server_takes_no_whole_weights(served: str) -> None:
     overrides = ["engine.backend=vllm-server", f"engine.vllm.base_url={served}"]
-    config = load_config(overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"])
+    config = load_config(
+        overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"]
+    )
     with pytest.raises(ConfigError, match=r"set train\.adapter=lora"):
         Run(prepare(config)).load()

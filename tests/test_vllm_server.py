@@ -1,6 +1,8 @@
-"""What the vLLM backends do without vLLM: requests and answers, folders of weights, starts and refusals.
+"""What the vLLM backends do without vLLM: requests and answers, folders of weights, starts and
+refusals.
 
-What they promise as engines is in tests/test_engine.py, their contract with the real vLLM in tests/test_vllm.py.
+What they promise as engines is in tests/test_engine.py, their contract with the real vLLM in
+tests/test_vllm.py.
 """
 
 from __future__ import annotations
@@ -51,15 +53,29 @@ def test_the_thread_takes_no_interrupts() -> None:
     thread.close()
 
 
-# -- requests and answers -------------------------------------------------------------------------------------------------
+# -- requests and answers
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_request_says_everything_that_defaults_could_change() -> None:
     ask = Ask(PROMPT, 12, 0.7, sample_seed(3, 0), (1, 2), top_k=4)
     sent = body(ask, "student")
-    assert sent["prompt"] == list(PROMPT) and sent["stop_token_ids"] == [1, 2] and sent["logprobs"] == 4
-    assert (sent["top_p"], sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
-    assert (sent["presence_penalty"], sent["frequency_penalty"], sent["ignore_eos"]) == (0.0, 0.0, True)
+    assert (
+        sent["prompt"] == list(PROMPT)
+        and sent["stop_token_ids"] == [1, 2]
+        and sent["logprobs"] == 4
+    )
+    assert (sent["top_p"], sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (
+        1.0,
+        0,
+        0.0,
+        1.0,
+    )
+    assert (sent["presence_penalty"], sent["frequency_penalty"], sent["ignore_eos"]) == (
+        0.0,
+        0.0,
+        True,
+    )
     assert sent["seed"] == ask.seed and "prompt_logprobs" not in sent
     assert json.loads(json.dumps(sent)) == sent
     assert body(Ask(PROMPT, 12, 0.7, 1, top_p=0.9), "student")["top_p"] == 0.9
@@ -93,14 +109,19 @@ RECORDED = {
             "token_ids": [11, 1],
         }
     ],
-    "usage": {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
+    "usage": {
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    },
 }
 
 
 def test_an_answer_is_read() -> None:
     answer = parse(RECORDED, Ask(PROMPT, 12, 1.0, 0, top_k=2, scored=True))
     assert (answer.token_ids, answer.logprobs, answer.cached) == ((11, 1), (-0.5, -1.25), 3)
-    # Likeliest first, of equal ones the lower token; the drawn one is not among them where it is less likely.
+    # Likeliest first, of equal ones the lower token; the drawn one is not among them where it is
+    # less likely.
     assert answer.top == (((11, -0.5), (12, -1.5)), ((9, -0.75), (12, -0.75)))
     assert answer.scores == (None, -3.0, -0.25, -1.0)
     broken = copy.deepcopy(RECORDED)
@@ -109,7 +130,8 @@ def test_an_answer_is_read() -> None:
         parse(broken, Ask(PROMPT, 12, 1.0, 0))
 
 
-# -- weights --------------------------------------------------------------------------------------------------------------
+# -- weights
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_adapters_folder_is_pefts(tmp_path: Path) -> None:
@@ -141,7 +163,8 @@ def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
-# -- starts ---------------------------------------------------------------------------------------------------------------
+# -- starts
+# --------------------------------------------------------------------------------------------------
 
 
 def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") -> Launch:
@@ -151,7 +174,11 @@ def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") ->
 
 def test_how_vllm_is_started() -> None:
     lora = launch("engine.max_context=100", adapter="lora").arguments
-    assert lora["max_lora_rank"] == 8 and lora["enable_lora"] and "lm_head" not in lora["lora_target_modules"]
+    assert (
+        lora["max_lora_rank"] == 8
+        and lora["enable_lora"]
+        and "lm_head" not in lora["lora_target_modules"]
+    )
     full = launch("engine.max_context=100").arguments
     assert "enable_lora" not in full and full["max_model_len"] == 101 and full["model"] == "tiny"
     assert full["generation_config"] == "vllm" and full["logprobs_mode"] == "raw_logprobs"
@@ -168,7 +195,11 @@ def test_how_vllm_is_started() -> None:
 
 
 def test_a_server_that_is_not_there() -> None:
-    common = ["student=embedded", "engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"]
+    common = [
+        "student=embedded",
+        "engine.backend=vllm-server",
+        "engine.vllm.base_url=http://127.0.0.1:9/v1",
+    ]
     with pytest.raises(EngineError, match=r"can't be reached.*engine\.vllm\.base_url"):
         load_student(load_config(overrides=common))
     with pytest.raises(ConfigError, match="adapter_dir"):
@@ -183,7 +214,11 @@ def server() -> Iterator[CompletionServer]:
 
 
 def test_what_is_no_vllm_server_is_one_sentence(server: CompletionServer) -> None:
-    overrides = ["student=embedded", "engine.backend=vllm-server", f"engine.vllm.base_url={server.url}/other"]
+    overrides = [
+        "student=embedded",
+        "engine.backend=vllm-server",
+        f"engine.vllm.base_url={server.url}/other",
+    ]
     with pytest.raises(EngineError, match="with 404") as caught:
         load_student(load_config(overrides=overrides))
     assert "\n" not in str(caught.value)
@@ -193,15 +228,32 @@ def test_what_is_no_vllm_server_is_one_sentence(server: CompletionServer) -> Non
 def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
     server: CompletionServer, tmp_path: Path
 ) -> None:
-    """Three rounds of GRPO with an adapter, then `eval` in a process of its own, which doesn't close its engine."""
-    overrides = [*CONFIG, "engine.backend=vllm-server", f"engine.vllm.base_url={server.url}", "train.adapter=lora"]
+    """Three rounds of GRPO with an adapter, then `eval` in a process of its own, which doesn't
+    close its engine.
+    """
+    overrides = [
+        *CONFIG,
+        "engine.backend=vllm-server",
+        f"engine.vllm.base_url={server.url}",
+        "train.adapter=lora",
+    ]
     # Two minibatches a round: the trainer recomputes what was sampled.
-    rounds = ["models.embedded.lora.dropout=0.0", "train.questions_per_round=12", "train.demonstrations=50"]
-    rounds += ["train.optimizer.epochs=1", "train.optimizer.warmup=1", "train.optimizer.learning_rate=0.01"]
+    rounds = [
+        "models.embedded.lora.dropout=0.0",
+        "train.questions_per_round=12",
+        "train.demonstrations=50",
+    ]
+    rounds += [
+        "train.optimizer.epochs=1",
+        "train.optimizer.warmup=1",
+        "train.optimizer.learning_rate=0.01",
+    ]
     rounds += ["train.keep_best=false", "train.validation_size=12"]
     command = ["train", "--use-grpo", "-n", "36", "--save-every", "12", "--eval-size", "12", "-q"]
     command += ["--checkpoint-dir", str(tmp_path)]
-    assert main([*command, *(word for key in (*overrides, *rounds) for word in ("--set", key))]) == 0
+    assert (
+        main([*command, *(word for key in (*overrides, *rounds) for word in ("--set", key))]) == 0
+    )
     assert len(set(server.answered) - {"student"}) >= 3 and set(server.students) == {"student"}
     run = tmp_path / "run-001"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -209,23 +261,42 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 3 and max(gaps) < 1e-4
     [adapter] = run.glob("adapter*")
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "eval", "--model", str(adapter), "--num", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "alphazero_llm_trainer",
+        "eval",
+        "--model",
+        str(adapter),
+        "--num",
+        "4",
+    ]
     command += ["--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
     command += [word for key in overrides for word in ("--set", key)]
     assert subprocess.run(command, check=False).returncode == 0
     assert set(server.students) == {"student"}
 
 
-# -- numerics -------------------------------------------------------------------------------------------------------------
+# -- numerics
+# --------------------------------------------------------------------------------------------------
 
 
 def test_numerics_are_measured_and_refused() -> None:
     student: Any = load_student(load_config(overrides=["student=embedded"]))
     facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), SERVED)
-    assert facts["tokens"] > 50 and 0 < facts["sampled_max"] < 1e-4 and facts["scored_mean"] <= facts["scored_max"]
+    assert (
+        facts["tokens"] > 50
+        and 0 < facts["sampled_max"] < 1e-4
+        and facts["scored_mean"] <= facts["scored_max"]
+    )
     student.engine.facts = {"backend": "inprocess"}
     with pytest.raises(EngineError, match="differ from the trainer's forward"):
-        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), replace(SERVED, gap_mean=1e-12))
+        check_numerics(
+            student.engine,
+            student.model,
+            student.prompt_ids(QUESTION),
+            replace(SERVED, gap_mean=1e-12),
+        )
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))

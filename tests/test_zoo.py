@@ -1,5 +1,6 @@
-"""Tiny random models of the architectures that the field uses: each is computed as transformers computes it, in the engine and
-in training, past every window; or it is refused by its name."""
+"""Tiny random models of the architectures that the field uses: each is computed as transformers
+computes it, in the engine and in training, past every window; or it is refused by its name.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ EXPERTS = {
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 GPT2 = {**WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 48}
-EYE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+EYE = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
 
 
 def longrope(length: int) -> dict[str, Any]:
@@ -90,7 +97,8 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", SHAPE),
     "gemma3 with eyes": ("gemma3", {"text_config": {**SHAPE, **MIXED}, "vision_config": EYE}),
 }  # fmt: skip
-# Right in the engine, and in training row by row alone: a token's place in a packed row says how far it is from another.
+# Right in the engine, and in training row by row alone: a token's place in a packed row says how
+# far it is from another.
 FLAT = {"mpt": ("mpt", {**WORDS, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64})}
 LATENT = {
     "q_lora_rank": 16,
@@ -110,8 +118,19 @@ DEEPSEEK = {
 }
 MAMBA = {**WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4}
 MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2, "chunk_size": 8}
-BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "attn_layer_indices": [1]}
-LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+BAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "attn_layer_indices": [1],
+}
+LINEAR = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 HYBRID = {
     "attn_layer_period": 2,
     "attn_layer_offset": 1,
@@ -119,7 +138,14 @@ HYBRID = {
     "use_mamba_kernels": False,
     "mamba_d_state": 8,
 }
-NEO = {**WORDS, "window_size": 8, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
+NEO = {
+    **WORDS,
+    "window_size": 8,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "max_position_embeddings": 64,
+}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", OLDER),
     "bloom": ("bloom", {**WORDS, "hidden_size": 32, "n_head": 4, "n_layer": 2}),
@@ -155,18 +181,31 @@ def words() -> list[tuple[int, ...]]:
     some = torch.randint(1, 60, (3, LENGTH), generator=torch.Generator().manual_seed(3))
     some[1, : PROMPT + 6] = some[0, : PROMPT + 6]
     some[2, :PROMPT] = some[0, :PROMPT]
-    return [tuple(some[0].tolist()), tuple(some[1, : LENGTH - 3].tolist()), tuple(some[2, :12].tolist())]
+    return [
+        tuple(some[0].tolist()),
+        tuple(some[1, : LENGTH - 3].tolist()),
+        tuple(some[2, :12].tolist()),
+    ]
 
 
 @torch.no_grad()
 def own(model: Any, tokens: tuple[int, ...], start: int = PROMPT) -> torch.Tensor:
-    """Log-probabilities of the tokens from `start` on by the model's own forward and nothing else."""
-    rows = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
+    """Log-probabilities of the tokens from `start` on by the model's own forward and nothing
+    else.
+    """
+    rows = (
+        model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
+    )
     return rows[start - 1 : -1].gather(1, torch.tensor(tokens[start:])[:, None])[:, 0]
 
 
 def engine_of(model: Any) -> InProcessEngine:
-    limits: dict[str, Any] = {"max_batch": 8, "max_context": CONTEXT, "cache_tokens": 4096, "native": "off"}
+    limits: dict[str, Any] = {
+        "max_batch": 8,
+        "max_context": CONTEXT,
+        "cache_tokens": 4096,
+        "native": "off",
+    }
     return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
@@ -175,7 +214,9 @@ def check_engine(model: Any) -> None:
 
     async def ask() -> Any:
         scored = await engine.score([(row[:PROMPT], row[PROMPT:]) for row in rows])
-        return scored, await engine.generate([GenerateRequest(rows[0][:9], n=3, max_new_tokens=30, seed=1)])
+        return scored, await engine.generate(
+            [GenerateRequest(rows[0][:9], n=3, max_new_tokens=30, seed=1)]
+        )
 
     scored, [drawn] = asyncio.run(ask())
     for row, got in zip(rows, scored, strict=True):
@@ -185,7 +226,9 @@ def check_engine(model: Any) -> None:
         torch.testing.assert_close(torch.tensor(sample.logprobs), right, rtol=0, atol=CLOSE)
 
 
-def trained_logprobs(model: Any, rows: list[tuple[int, ...]], pack: bool, dtype: Any = torch.float32) -> torch.Tensor:
+def trained_logprobs(
+    model: Any, rows: list[tuple[int, ...]], pack: bool, dtype: Any = torch.float32
+) -> torch.Tensor:
     """Log-probabilities `[B, T]` of the rows' responses as training computes them."""
     some = [TrainRow(row[:PROMPT], row[PROMPT:], (), ()) for row in rows]
     apart, made = plan(some, None), plan(some, TOGETHER if pack else None)
@@ -215,7 +258,9 @@ def test_what_cannot_be_packed_is_trained_row_by_row(name: str) -> None:
     check_engine(model)
     check_training(model, pack=False)
     assert not packs(model)
-    with pytest.raises(ConfigError, match=f"PPO's critic needs packed rows.*{type(model).__name__}"):
+    with pytest.raises(
+        ConfigError, match=f"PPO's critic needs packed rows.*{type(model).__name__}"
+    ):
         check_packs(model, "PPO's critic", "set train.method=grpo")
 
 
@@ -235,7 +280,9 @@ def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None:
-    """To what its own forward loses against fp32: windows past the least number of float16 are windows still."""
+    """To what its own forward loses against fp32: windows past the least number of float16 are
+    windows still.
+    """
     model = made(name, RIGHT).to(dtype)
     exact, rows = made(name, RIGHT), words()
     engine = engine_of(model)
@@ -249,7 +296,8 @@ def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None
             assert (found - right).abs().mean() <= 2 * lost + 1e-3
 
 
-# -- that the start-up check sees what it is for ------------------------------------------------------------------------
+# -- that the start-up check sees what it is for
+# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2", "gpt_oss"])
@@ -257,17 +305,23 @@ def test_a_window_that_is_ignored_is_seen(name: str, monkeypatch: pytest.MonkeyP
     model = made(name, RIGHT)
     monkeypatch.setattr(masks, "spans", lambda config: {FULL: None})
     monkeypatch.setattr(miniature, "_tried", {})
-    with pytest.raises(EngineError, match=f"a {type(model).__name__} .*nats from transformers' own"):
+    with pytest.raises(
+        EngineError, match=f"a {type(model).__name__} .*nats from transformers' own"
+    ):
         check_forward(model, CONTEXT)
     assert not packs(model)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
-def test_a_scale_of_logits_that_is_left_out_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_of_logits_that_is_left_out_is_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made(name, RIGHT)
     monkeypatch.setattr(LastLayer, "__call__", lambda self, hidden: self.model.lm_head(hidden))
     monkeypatch.setattr(miniature, "_tried", {})
-    with pytest.raises(EngineError, match=f"a {type(model).__name__} .*nats from transformers' own"):
+    with pytest.raises(
+        EngineError, match=f"a {type(model).__name__} .*nats from transformers' own"
+    ):
         check_forward(model, CONTEXT)
     assert not packs(model)
 
@@ -297,9 +351,13 @@ def test_critics_see_states_past_the_window(name: str) -> None:
     for row in rows:
         hidden = policy.base_model(torch.tensor([row])).last_hidden_state[0, -1]
         expected = (hidden @ critic.score.weight[0]).detach()
-        torch.testing.assert_close(numbers[places[tuple(row[PROMPT:])]], expected, rtol=0, atol=CLOSE)
+        torch.testing.assert_close(
+            numbers[places[tuple(row[PROMPT:])]], expected, rtol=0, atol=CLOSE
+        )
 
 
 def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm() -> None:
-    with pytest.raises(ConfigError, match="no sequence classifier of granite models: use another student"):
+    with pytest.raises(
+        ConfigError, match="no sequence classifier of granite models: use another student"
+    ):
         sequence_classifier(Critic(made("granite", RIGHT)))

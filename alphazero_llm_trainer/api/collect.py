@@ -40,8 +40,8 @@ def collect(
 
     Returns:
         Trees in the order of the questions. `responses` are a tree's finished responses, with
-        `token_ids` and `logprobs` `[T]`, `reward`, `right` and `samples`; its prompt is `prompt_ids`.
-        Perplexity (PRE) has no part in their rewards.
+        `token_ids` and `logprobs` `[T]`, `reward`, `right` and `samples`; its prompt is
+        `prompt_ids`. Perplexity (PRE) has no part in their rewards.
 
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.

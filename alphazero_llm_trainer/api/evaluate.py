@@ -17,7 +17,16 @@ from ..problems.source import Source
 from ..report.evaluation import result_text, results_markdown, silent
 from ..report.folder import write_report
 from ..report.page import framed
-from .settings import Display, Problems, Reward, address_of, configured, outside_loops, progress_of, reward_address
+from .settings import (
+    Display,
+    Problems,
+    Reward,
+    address_of,
+    configured,
+    outside_loops,
+    progress_of,
+    reward_address,
+)
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -32,7 +41,9 @@ class Table:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One a source, budget and method: accuracy with its 95% interval, tokens, calls and outcomes of its problems."""
+        """One a source, budget and method: accuracy with its 95% interval, tokens, calls and
+        outcomes of its problems.
+        """
         return list(self.facts["rows"])
 
     def to_markdown(self) -> str:
@@ -40,7 +51,9 @@ class Table:
         return results_markdown(self.facts)
 
     def plot(self) -> str:
-        """The charts of accuracy as one HTML page, report.html; a notebook shows it where a cell ends in a table."""
+        """The charts of accuracy as one HTML page, report.html; a notebook shows it where a cell
+        ends in a table.
+        """
         return (self.folder / "report.html").read_text(encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -74,16 +87,17 @@ def evaluate(
     """Compare ways of answering problems at equal tokens; what the command `eval` runs.
 
     Args:
-        problems: an address of `--source` or several, a source, or tasks, of which `split` is answered.
+        problems: an address of `--source` or several, a source, or tasks, of which `split` is
+            answered.
         model: see `load`; a loaded student is used as it is.
         reward: your own, see `train`: its mean stands beside accuracy.
         methods: ways of answering, or one.
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
-        verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...; None takes the
-            network of `prm` or `value`, else the calculator.
+        verifier: who judges: "none", "calculator", "prm", "value", a product such as
+            "calculator+prm", ...; None takes the network of `prm` or `value`, else the calculator.
         prm, value: folders of the commands `prm` and `value`.
-        num, start, split: how many problems of each source, the number of the first, and their split: choose on
-            "validation", report "test".
+        num, start, split: how many problems of each source, the number of the first, and their
+            split: choose on "validation", report "test".
         samples: also pass@k and maj@k of so many samples.
         out: the folder; None takes the next `eval-NNN` in `train.checkpoint_dir`.
         resume: go on with the finished cells of `out`, or of the newest folder.
@@ -96,7 +110,9 @@ def evaluate(
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
     resolved, folder = configured(model, config, arguments, load_answering)
-    several = not isinstance(problems, str | Source) and all(isinstance(address, str) for address in problems)
+    several = not isinstance(problems, str | Source) and all(
+        isinstance(address, str) for address in problems
+    )
     work = Evaluation.of(
         str,
         source=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]
@@ -135,7 +151,8 @@ def execute(
     progress: Progress,
     stop: Callable[[], bool],
 ) -> Table:
-    """`evaluate` with a whole configuration: the cells, then results.json, the tables and the page, in `out`.
+    """`evaluate` with a whole configuration: the cells, then results.json, the tables and the page,
+    in `out`.
 
     Raises:
         StoppedError: the user asked to stop; it names the folder, and finished cells are kept.
@@ -143,7 +160,10 @@ def execute(
     out = out or folder_in(Path(config.train.checkpoint_dir), resume)
     with FolderLock(out):
         try:
-            facts = {"command": command, **work.run(config, path, student, out, resume, progress, stop)}
+            facts = {
+                "command": command,
+                **work.run(config, path, student, out, resume, progress, stop),
+            }
         except StoppedError as error:
             raise StoppedError(str(out)) from error
         write_json(out / RESULTS, facts)

@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 class Searched(SearchResult):
     """A finished search, which a notebook shows as its tree."""
 
-    rule: Mapping[str, Any] = field(default_factory=dict)  # how the search chose children, and its exploration constant
-    decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)  # tokens as text
+    rule: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # how the search chose children, and its exploration constant
+    decode: Callable[[Sequence[int]], str] = field(
+        default=str, repr=False, compare=False
+    )  # tokens as text
 
     @property
     def record(self) -> dict[str, Any]:
@@ -66,7 +70,8 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
         config: keys of training.yaml, nested or dotted.
 
     Raises:
-        CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the fix.
+        CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the
+            fix.
     """
     from ..policy.student import load_student
 
@@ -100,19 +105,30 @@ def search(
         settings: keys of its section `search`, such as `temperature` or `budget_tokens`.
 
     Returns:
-        The tree, the choice (`answer`, `response`), why it was chosen, and what it cost in tokens. A notebook shows the tree.
+        The tree, the choice (`answer`, `response`), why it was chosen, and what it cost in tokens.
+        A notebook shows the tree.
 
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
     """
     if not isinstance(question, str | Problem):
-        raise ConfigError(f"question is a {type(question).__name__}: give its text, or the `problem` of a task")
-    arguments: dict[str, Any] = {"search.simulations": simulations, "search.mode": mode, "seed": seed}
+        raise ConfigError(
+            f"question is a {type(question).__name__}: give its text, or the `problem` of a task"
+        )
+    arguments: dict[str, Any] = {
+        "search.simulations": simulations,
+        "search.mode": mode,
+        "seed": seed,
+    }
     if value is not None:
         arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
     resolved, folder = configured(model, config, arguments, load_answering)
-    problem = Problem("question", question, open_source(resolved).name) if isinstance(question, str) else question
+    problem = (
+        Problem("question", question, open_source(resolved).name)
+        if isinstance(question, str)
+        else question
+    )
     student = None if isinstance(model, str | Path) else model
 
     def call() -> Searched:
@@ -129,7 +145,11 @@ def unknown_words(student: Student, question: str) -> list[str]:
     """The first words of a question that a small vocabulary has no token for."""
     unknown = student.tokenizer.unk_token_id
     words = dict.fromkeys(re.findall(r"\w+", question)) if unknown is not None else ()
-    return [word for word in words if all(unknown in student.encode(text) for text in (word, f" {word}"))][:SHOWN]
+    return [
+        word
+        for word in words
+        if all(unknown in student.encode(text) for text in (word, f" {word}"))
+    ][:SHOWN]
 
 
 def find(
@@ -139,7 +159,8 @@ def find(
     student: Student | None = None,
     progress: Progress | None = None,
 ) -> Searched:
-    """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
+    """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches
+    one problem.
 
     On `progress` the simulations are counted.
     """
@@ -154,8 +175,14 @@ def find(
             progress.wait("loading")
         student = load_student(config, path=folder, opening=opening(config), inference=alone)
     if progress is not None and (strange := unknown_words(student, problem.question)):
-        progress.say(f"{student.name} doesn't know {', '.join(map(repr, strange))}: its answer means little")
-    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
+        progress.say(
+            f"{student.name} doesn't know {', '.join(map(repr, strange))}: its answer means little"
+        )
+    perplexity = (
+        Perplexity(student, config.search.max_tokens, own=True)
+        if config.rewards.use_student_model
+        else None
+    )
     value = None
     if config.search.value is not None:
         from ..policy.critic import load_value
@@ -171,7 +198,10 @@ def find(
 
         search = answer_search(student, config, perplexity, asked, value)
         progress.start(
-            config.search.simulations, unit="simulation", cost=student.engine.cost, held="after the simulation in hand"
+            config.search.simulations,
+            unit="simulation",
+            cost=student.engine.cost,
+            held="after the simulation in hand",
         )
         result = asyncio.run(search.run(problem, config.seed, tree))
         progress.at(len(tree.simulations))
@@ -179,4 +209,8 @@ def find(
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
-    return Searched(**{part.name: getattr(result, part.name) for part in fields(result)}, rule=rule, decode=decode)
+    return Searched(
+        **{part.name: getattr(result, part.name) for part in fields(result)},
+        rule=rule,
+        decode=decode,
+    )

@@ -1,4 +1,6 @@
-"""Arguments of the Python functions as a configuration, and calls that work inside a running event loop."""
+"""Arguments of the Python functions as a configuration, and calls that work inside a running event
+loop.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
 
 # An address, a source, or tasks: question and answer will do.
 Problems = str | Source | Sequence[Task | tuple[str, str]]
-Reward = str | Function | None  # an address, a function, or no reward but correctness and perplexity
-Display = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
+Reward = (
+    str | Function | None
+)  # an address, a function, or no reward but correctness and perplexity
+Display = (
+    bool | Callable[[str], None]
+)  # the live line on standard error, nothing, or a function that gets each line
 
 T = TypeVar("T")
 
@@ -39,7 +45,8 @@ def configured(
     Args:
         model: a name of models.yaml, a folder, a hub id, or a loaded student.
         config: keys of training.yaml, nested or dotted (`{"train.credit": "step"}`).
-        arguments: keys that the call's own arguments set; they win over `config`, and None sets nothing.
+        arguments: keys that the call's own arguments set; they win over `config`, and None sets
+            nothing.
         load: what resolves them.
         key: the key that such a folder goes to as well.
     """
@@ -50,13 +57,18 @@ def configured(
     from ..policy.student import Student
 
     if not isinstance(model, Student):
-        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
+        raise ConfigError(
+            f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded "
+            "student"
+        )
     spec = {model.name: model.spec.model_dump(mode="json")}
     return load(overrides=[*layers, {"student": model.name, "models": spec}]), None
 
 
 def address_of(problems: Problems) -> str:
-    """What `problems.source` has to say for these problems; a source or tasks in memory are held under their name."""
+    """What `problems.source` has to say for these problems; a source or tasks in memory are held
+    under their name.
+    """
     if isinstance(problems, str):
         return problems
     if isinstance(problems, Source):
@@ -69,14 +81,18 @@ def address_of(problems: Problems) -> str:
 def reward_address(reward: Reward) -> str | None:
     """What `rewards.custom` has to say for this reward."""
     if isinstance(reward, list | tuple):
-        raise ConfigError("reward is a list: give one function, fn(problem, response, task), that adds them up")
+        raise ConfigError(
+            "reward is a list: give one function, fn(problem, response, task), that adds them up"
+        )
     return name_reward(reward) if callable(reward) else reward
 
 
 def outside_loops(call: Callable[[], T]) -> T:
-    """`call()`, which may run event loops; where one runs already, as a notebook's does, it stands still meanwhile.
+    """`call()`, which may run event loops; where one runs already, as a notebook's does, it stands
+    still meanwhile.
 
-    The call stays in its thread: in the main one Ctrl-C ends it, and rewards may use signals (math-verify's time limit).
+    The call stays in its thread: in the main one Ctrl-C ends it, and rewards may use signals
+    (math-verify's time limit).
     """
     try:
         running = asyncio.get_running_loop()

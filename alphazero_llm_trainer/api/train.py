@@ -17,7 +17,16 @@ from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..training.run import RunFolder, find_run, new_run
 from ..training.start import Prepared, check_start, load_run, prepare
-from .settings import Display, Problems, Reward, address_of, configured, outside_loops, progress_of, reward_address
+from .settings import (
+    Display,
+    Problems,
+    Reward,
+    address_of,
+    configured,
+    outside_loops,
+    progress_of,
+    reward_address,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,9 @@ class TrainingRun:
 
     @property
     def reward_gain(self) -> Interval | None:
-        """The paired difference in a reward of your own, or in the grades of a source with partial credit."""
+        """The paired difference in a reward of your own, or in the grades of a source with partial
+        credit.
+        """
         return interval_of(self.card.get("reward_gain"))
 
     @property
@@ -92,23 +103,25 @@ def train(
     config: Mapping[str, Any] | str | Path | None = None,
     progress: Display = True,
 ) -> TrainingRun:
-    """Train a student from search trees: search, grade, train, in rounds; what the command `train` runs.
+    """Train a student from search trees: search, grade, train, in rounds; what the command `train`
+    runs.
 
     Args:
         problems: an address of `--source`, a source, or tasks.
-        reward: your own, `fn(problem, response, task) -> float` in [0, 1], sync or async, or its address, `file.py:NAME`;
-            `rewards.custom_weight` weighs it beside correctness (`rewards.hre_weight`) and perplexity.
+        reward: your own, `fn(problem, response, task) -> float` in [0, 1], sync or async, or its
+            address, `file.py:NAME`; `rewards.custom_weight` weighs it beside correctness
+            (`rewards.hre_weight`) and perplexity.
         model: the student to start from; see `load`.
-        method: the method, whose recipe is config/METHOD.yaml; None takes expert iteration. With a reward of your own,
-            teachers, a value network or search over tokens take "grpo".
+        method: the method, whose recipe is config/METHOD.yaml; None takes expert iteration. With a
+            reward of your own, teachers, a value network or search over tokens take "grpo".
         num_examples: training questions.
         tokens: end after so many sampled tokens, which runs are compared at.
         eval_size: held-out test problems before and after.
         out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
         resume: go on with `out`, or with the newest run, as it was configured.
         seed: of everything random.
-        config: keys of training.yaml, nested or dotted, such as `{"train.credit": "step"}`; or what `--config` names, such as
-            "grpo_correctness".
+        config: keys of training.yaml, nested or dotted, such as `{"train.credit": "step"}`; or what
+            `--config` names, such as "grpo_correctness".
         progress: a live line, nothing, or a function that gets each line.
 
     Raises:
@@ -127,12 +140,15 @@ def train(
     }
     if not isinstance(model, str | Path):
         raise ConfigError(
-            f"model is a {type(model).__name__}: training loads its own, give a name, a folder or a hub id"
+            f"model is a {type(model).__name__}: training loads its own, give a name, a folder or "
+            "a hub id"
         )
     resolved, _ = configured(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
     asked = arguments | {
-        key: value for name, setting in (config or {}).items() for key, value in flat(nested(name, setting))
+        key: value
+        for name, setting in (config or {}).items()
+        for key, value in flat(nested(name, setting))
     }
     if problems == "embedded":  # the default
         asked["problems.source"] = None
@@ -149,7 +165,10 @@ def train(
             if (over := finished(folder)) is not None:
                 return over
         elif named is not None and (named / "run.json").exists():
-            raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
+            raise ConfigError(
+                f"out {named} holds a run already: add resume=True to go on with it, or name "
+                "another"
+            )
         prepared = prepare(config)
         check_start(config)
         with progress_of(progress) as shown, Stop(shown) as stop:
@@ -159,14 +178,20 @@ def train(
 
 
 def check_session(config: Config, folder: Path) -> None:
-    """Raise ConfigError where a run needs tasks or a reward that a Python session had, and this one hasn't."""
+    """Raise ConfigError where a run needs tasks or a reward that a Python session had, and this one
+    hasn't.
+    """
     address = config.rewards.custom
     try:
         open_source(config)
     except UnknownSourceError:
-        raise ConfigError(f"{folder} learns from tasks of a Python session: pass the same ones as `problems`") from None
+        raise ConfigError(
+            f"{folder} learns from tasks of a Python session: pass the same ones as `problems`"
+        ) from None
     if address is not None and address.startswith("__main__:") and not in_memory(address):
-        raise ConfigError(f"{folder} has a reward of a Python session, {address}: pass the same one as `reward`")
+        raise ConfigError(
+            f"{folder} has a reward of a Python session, {address}: pass the same one as `reward`"
+        )
 
 
 def finished(folder: RunFolder) -> TrainingRun | None:
@@ -181,9 +206,15 @@ def finished(folder: RunFolder) -> TrainingRun | None:
 
 
 def execute(
-    prepared: Prepared, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
+    prepared: Prepared,
+    folder: RunFolder | None,
+    resume: bool,
+    progress: Progress,
+    stop: Callable[[], bool],
 ) -> TrainingRun:
-    """`train` of what is prepared: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
+    """`train` of what is prepared: load, then run in `folder` (None: the next of
+    `train.checkpoint_dir`).
+    """
     from ..report.folder import write_report
     from ..training.loop import Run
     from ..training.ranks import config_of_rank, open_ranks
@@ -191,9 +222,13 @@ def execute(
     config = prepared.config
     ranks = open_ranks(config)
     with ExitStack() as held:
-        if folder is not None and ranks.first:  # before anything is loaded: another process may be at it
+        if (
+            folder is not None and ranks.first
+        ):  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
-        run = Run(replace(prepared, config=config_of_rank(config, ranks.rank)), stop, progress, ranks)
+        run = Run(
+            replace(prepared, config=config_of_rank(config, ranks.rank)), stop, progress, ranks
+        )
         progress.wait("loading")
         ranks.everywhere(run.load)
         if ranks.first:

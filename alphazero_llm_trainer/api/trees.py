@@ -19,7 +19,9 @@ from ..viewer.page import tree_page
 
 @dataclass(frozen=True, slots=True)
 class SavedTree:
-    """A finished search of a journal: its key, the problem, the tree, and the whole journal line."""
+    """A finished search of a journal: its key, the problem, the tree, and the whole journal
+    line.
+    """
 
     key: str
     problem: Problem
@@ -29,7 +31,9 @@ class SavedTree:
 
     @property
     def paths(self) -> list[Trajectory]:
-        """The responses that the search finished, root to leaf, with tokens, rewards and node numbers."""
+        """The responses that the search finished, root to leaf, with tokens, rewards and node
+        numbers.
+        """
         return trajectories(self.tree)
 
     @property
@@ -38,9 +42,13 @@ class SavedTree:
         return self.record["cost"]
 
     def _repr_html_(self) -> str:
-        """The tree in the viewer, in a notebook: with its choice, and tokens as text where the tokenizer is there."""
+        """The tree in the viewer, in a notebook: with its choice, and tokens as text where the
+        tokenizer is there.
+        """
         record = dict(self.record)
-        return framed(tree_page(record if self.path is None else reader_of(self.path)(record), title=self.key))
+        return framed(
+            tree_page(record if self.path is None else reader_of(self.path)(record), title=self.key)
+        )
 
 
 @lru_cache(maxsize=4)
@@ -50,7 +58,8 @@ def reader_of(path: Path) -> TreeReader:
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:
-    """The trees of a run folder, of a folder of `sample`, of a journal, or of what `search --json` printed, one by one.
+    """The trees of a run folder, of a folder of `sample`, of a journal, or of what `search --json`
+    printed, one by one.
 
     Raises DataError where there are none.
     """
@@ -59,4 +68,6 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))
-        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"], checked=True), record, journal)
+        yield SavedTree(
+            record["key"], named, Tree.from_dict(record["tree"], checked=True), record, journal
+        )

@@ -1,4 +1,6 @@
-"""What every command shares: the parser and its help, the flags of model and configuration, Ctrl-C, the exit codes."""
+"""What every command shares: the parser and its help, the flags of model and configuration, Ctrl-C,
+the exit codes.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ from ..policy.folders import check_critic, with_model
 EXIT_STOPPED = 130
 
 
-# -- the parser --------------------------------------------------------------------------------------------------------
+# -- the parser
+# --------------------------------------------------------------------------------------------------
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Says the default of every flag that has one: its own, or that of the configuration's key that it sets."""
+    """Says the default of every flag that has one: its own, or that of the configuration's key that
+    it sets.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default, key = action.help, action.default, getattr(action, "key", None)
@@ -41,7 +46,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if key is not None:
             section, _, name = key.rpartition(".")
             return f"{text} (default: {shown(shipped_section(section)[name])}; {key})"
-        return text if default in (None, [], argparse.SUPPRESS) else f"{text} (default: {shown(default)})"
+        return (
+            text
+            if default in (None, [], argparse.SUPPRESS)
+            else f"{text} (default: {shown(default)})"
+        )
 
 
 def shown(value: Any) -> str:
@@ -52,18 +61,26 @@ def shown(value: Any) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in every command."""
+    """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in
+    every command.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
         self.keys: dict[str, str] = {}
         self.set_defaults(keys=self.keys)
         self.common = self.add_argument_group("common to all commands")
-        loud = (("quiet", "results and errors alone"), ("verbose", "also what libraries say, and an error's traceback"))
+        loud = (
+            ("quiet", "results and errors alone"),
+            ("verbose", "also what libraries say, and an error's traceback"),
+        )
         for name, text in loud:
-            # Suppressed, so that a command's own default doesn't undo `alphazero-llm-trainer -q COMMAND`.
+            # Suppressed, so that a command's own default doesn't undo `alphazero-llm-trainer -q
+            # COMMAND`.
             flags = f"-{name[0]}", f"--{name}"
-            self.common.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
+            self.common.add_argument(
+                *flags, action="store_true", default=argparse.SUPPRESS, help=text
+            )
 
     def option(self, *names: str, key: str, **kwargs: Any) -> None:
         """Add an argument that sets the configuration's key `key`."""
@@ -71,13 +88,18 @@ class Parser(argparse.ArgumentParser):
         self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """argparse leaves what a command doesn't know to the parser above it, which names no command."""
+        """argparse leaves what a command doesn't know to the parser above it, which names no
+        command.
+        """
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             near = difflib.get_close_matches(
                 unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.75
             )
-            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}"
+                + (f" (did you mean {near[0]}?)" if near else "")
+            )
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -85,7 +107,8 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(EXIT_USER_ERROR)
 
 
-# -- what many commands take -------------------------------------------------------------------------------------------
+# -- what many commands take
+# -------------------------------------------------------------------------------------------
 
 
 def add_config_arguments(parser: Parser, **config: Any) -> None:
@@ -97,14 +120,23 @@ def add_config_arguments(parser: Parser, **config: Any) -> None:
     }
     parser.common.add_argument("--config", **{**about, **config})
     parser.common.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="override one key; repeatable"
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override one key; repeatable",
     )
-    parser.common.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 7)")
+    parser.common.add_argument(
+        "--seed", type=int, metavar="N", help="seed of everything random (default: 7)"
+    )
     parser.keys["seed"] = "seed"
 
 
 def add_model(parser: Parser, text: str = "the student", key: str | None = None) -> None:
-    """--model. A folder goes to `args.path`, and to the key `key` of the configuration where one is named."""
+    """--model. A folder goes to `args.path`, and to the key `key` of the configuration where one is
+    named.
+    """
     parser.set_defaults(path=None, path_key=key)
     parser.add_argument(
         "--model",
@@ -115,7 +147,8 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
 
 
 SOURCES = (
-    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), hub:OWNER/NAME,"
+    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), "
+    "hub:OWNER/NAME,"
     " reasoning-gym:TASK, verifiers:ENV_ID or"
     " file.py:NAME"
 )
@@ -160,7 +193,9 @@ def add_critics(parser: Parser) -> None:
 
 def add_json(parser: Parser) -> None:
     """--json."""
-    parser.add_argument("--json", action="store_true", help="print JSON on standard output and nothing else there")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON on standard output and nothing else there"
+    )
 
 
 def print_json(facts: Any) -> None:
@@ -178,7 +213,11 @@ def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
 def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The configuration's keys that the command's own flags set."""
     values = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
-    return [nested(key, str(value) if isinstance(value, Path) else value) for key, value in values if value is not None]
+    return [
+        nested(key, str(value) if isinstance(value, Path) else value)
+        for key, value in values
+        if value is not None
+    ]
 
 
 def resolve(
@@ -187,29 +226,36 @@ def resolve(
     load: Callable[..., Config] = load_config,
     recipe: str | None = None,
 ) -> Config:
-    """The configuration of parsed arguments, as `load` reads it, over a shipped `recipe`; flags win over `--set`, and
-    `--set` over `--config`.
+    """The configuration of parsed arguments, as `load` reads it, over a shipped `recipe`; flags win
+    over `--set`, and `--set` over `--config`.
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
     overrides = [*args.overrides, *flag_layers(args), extra or {}]
-    read = partial(load, args.config) if recipe is None else partial(load, args.config, recipe=recipe)
+    read = (
+        partial(load, args.config) if recipe is None else partial(load, args.config, recipe=recipe)
+    )
     if "path_key" not in args or args.model is None:
         return read(overrides)
     config, args.path = with_model(args.model, overrides, read, args.path_key)
     return config
 
 
-# -- running a command -------------------------------------------------------------------------------------------------
+# -- running a command
+# -------------------------------------------------------------------------------------------------
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Parse `argv` (None: the process's arguments), run the command that it names and return its exit code.
+    """Parse `argv` (None: the process's arguments), run the command that it names and return its
+    exit code.
 
-    An error that the user can fix is one sentence and exit code 2; what a disk refuses is one and exit code 1.
+    An error that the user can fix is one sentence and exit code 2; what a disk refuses is one and
+    exit code 1.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without a dot plot's letters shows question marks
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal without a dot plot's letters shows question marks
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
@@ -219,7 +265,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         sys.stderr.write("stopped\n")
         return EXIT_STOPPED
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain once more when it flushes at its end.
+        # Whoever read the output has seen enough; Python would complain once more when it flushes
+        # at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_STOPPED
     except (AlphaZeroError, StorageError, OSError) as error:
@@ -240,7 +287,8 @@ def quieten(args: argparse.Namespace) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         return
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # transformers' trainer imports it before our own modules can: it tells of kernels that a CPU could have.
+    # transformers' trainer imports it before our own modules can: it tells of kernels that a CPU
+    # could have.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
@@ -248,8 +296,12 @@ def quieten(args: argparse.Namespace) -> None:
         logging.disable(logging.WARNING)
 
 
-def tell_loading(args: argparse.Namespace, progress: Progress, what: str = "PyTorch", module: str = "torch") -> None:
-    """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See `Progress.load`."""
+def tell_loading(
+    args: argparse.Namespace, progress: Progress, what: str = "PyTorch", module: str = "torch"
+) -> None:
+    """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See
+    `Progress.load`.
+    """
     if not getattr(args, "json", False):
         progress.load(what, module)
 
@@ -270,7 +322,9 @@ def check_critics(args: argparse.Namespace) -> None:
 
 
 def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> None:
-    """Raise ConfigError where a folder (or a `file`) can't be written at `path`, before anything is computed for it."""
+    """Raise ConfigError where a folder (or a `file`) can't be written at `path`, before anything is
+    computed for it.
+    """
     if path is None:
         return
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -1,4 +1,6 @@
-"""The `value` and `prm` commands: train a critic from trees, its own or others', and say whether it earns its place."""
+"""The `value` and `prm` commands: train a critic from trees, its own or others', and say whether it
+earns its place.
+"""
 
 from __future__ import annotations
 
@@ -57,23 +59,32 @@ def add_critic(commands: Any, kind: Kind, help: str) -> None:
     if kind == "prm":
         data += "; or .jsonl files of step preferences, with prompt, chosen and rejected"
     parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
-    parser.add_argument("--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes")
+    parser.add_argument(
+        "--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes"
+    )
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_critic(args, resolve(args, recipe="critic.yaml"), kind))
+    parser.set_defaults(
+        run=lambda args: run_critic(args, resolve(args, recipe="critic.yaml"), kind)
+    )
 
 
 def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
-    """Search where no data is given, train, print the held-out table and write the folder. 130 when the user stopped it."""
+    """Search where no data is given, train, print the held-out table and write the folder. 130 when
+    the user stopped it.
+    """
     if args.data and args.num is not None:
         raise ConfigError("--num collects trees and --data names trees: give one of them")
     for path in args.data or ():
         if not path.exists():
             raise ConfigError(
-                f"--data {path} is not there: name a journal, a folder of train or sample, or step preferences"
+                f"--data {path} is not there: name a journal, a folder of train or sample, or step "
+                "preferences"
             )
     if (args.out / "critic.json").is_file():
-        raise ConfigError(f"--out {args.out} holds a finished critic: name another folder or remove it")
+        raise ConfigError(
+            f"--out {args.out} holds a finished critic: name another folder or remove it"
+        )
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
@@ -85,7 +96,9 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
             from ..training.critic_data import collect_trees
             from ..training.size import fresh_questions
 
-            collect_trees(student, config, fresh_questions(config), args.out / "journal.jsonl", stop, progress)
+            collect_trees(
+                student, config, fresh_questions(config), args.out / "journal.jsonl", stop, progress
+            )
             if stop():
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED
@@ -98,7 +111,10 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         except KeyboardInterrupt:
             if not stop():
                 raise
-            progress.say("stopped while training, nothing was kept of it; the same command trains on the same trees")
+            progress.say(
+                "stopped while training, nothing was kept of it; the same command trains on the "
+                "same trees"
+            )
             return EXIT_STOPPED
         write_report(args.out)
     if args.json:

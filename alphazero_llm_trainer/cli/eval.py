@@ -38,23 +38,39 @@ report.html. --resume goes on after the finished cells; methods, budgets and ben
 
 
 def add_eval(commands: Any) -> None:
-    parser = commands.add_parser("eval", help="compare methods of answering at equal tokens", epilog=EPILOG)
+    parser = commands.add_parser(
+        "eval", help="compare methods of answering at equal tokens", epilog=EPILOG
+    )
     add_model(parser)
     about = f"problems: {SOURCES} (default: problems.source)"
     parser.add_argument("--source", nargs="+", dest="sources", metavar="NAME", help=about)
     add_columns(parser)
     add_reward(parser)
-    parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
-    parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
-    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="problems of each source")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering"
+    )
+    parser.add_argument(
+        "--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem"
+    )
+    parser.add_argument(
+        "-n", "--num", type=int, default=200, metavar="N", help="problems of each source"
+    )
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
-    parser.add_argument("--split", default="test", metavar="NAME", help="train, validation, arena or test")
+    parser.add_argument(
+        "--split", default="test", metavar="NAME", help="train, validation, arena or test"
+    )
     about = "who judges (default: prm with --prm, value with --value, else calculator)"
     parser.add_argument("--verifier", metavar="NAME", help=about)
     add_critics(parser)
-    parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")
-    parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with --out, or with the newest eval-NNN"
+    )
     add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_eval(args, resolve(args, load=load_answering)))
@@ -64,7 +80,17 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
     from ..api.evaluate import Evaluation, StoppedError, execute  # without torch
 
-    names = ("methods", "budget_tokens", "verifier", "prm", "value", "num", "start", "split", "samples")
+    names = (
+        "methods",
+        "budget_tokens",
+        "verifier",
+        "prm",
+        "value",
+        "num",
+        "start",
+        "split",
+        "samples",
+    )
     work = Evaluation.of(
         lambda name: f"--{name.replace('_', '-')}",
         source=args.sources or [config.problems.source],
@@ -76,7 +102,9 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     try:
         with progress, Stop(progress) as stop:
             tell_loading(args, progress)
-            table = execute(work, config, args.path, None, args.out, args.resume, command, progress, stop)
+            table = execute(
+                work, config, args.path, None, args.out, args.resume, command, progress, stop
+            )
     except StoppedError as error:
         progress.say(f"stopped; go on with the same command and --resume --out {error}")
         return EXIT_STOPPED

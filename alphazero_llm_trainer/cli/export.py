@@ -17,9 +17,19 @@ JSON lines of verifiers' episodes. Load a table with datasets.load_dataset("parq
 
 def add_export(commands: Any) -> None:
     parser = commands.add_parser("export", help="tree journals as training sets", epilog=EPILOG)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of `sample`, or a run folder")
-    parser.add_argument("--kind", required=True, choices=[*SUFFIXES, "all"], help="what the rows are")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file; for --kind all a folder")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a folder of `sample`, or a run folder",
+    )
+    parser.add_argument(
+        "--kind", required=True, choices=[*SUFFIXES, "all"], help="what the rows are"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the file; for --kind all a folder"
+    )
     about = "value: a row for every token prefix, not every node"
     parser.add_argument("--every-token", action="store_true", help=about)
     about = "rollouts: advantages of whole responses, or of each step, Q(child) - V(parent) (default: group)"
@@ -38,17 +48,28 @@ def run_export(args: argparse.Namespace) -> int:
         ("credit", ROLLOUTS, args.credit is not None),
     ):
         if set_here and args.kind not in (kind, "all"):
-            raise ConfigError(f"--{flag} is of --kind {kind}, and --kind is {args.kind}: leave it out")
+            raise ConfigError(
+                f"--{flag} is of --kind {kind}, and --kind is {args.kind}: leave it out"
+            )
     if not args.data.is_dir():
         raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
     check_out(args.out, file=not whole)
     files = (
-        {kind: args.out / f"{kind}{suffix}" for kind, suffix in SUFFIXES.items()} if whole else {args.kind: args.out}
+        {kind: args.out / f"{kind}{suffix}" for kind, suffix in SUFFIXES.items()}
+        if whole
+        else {args.kind: args.out}
     )
     counts = {}
     for kind, out in files.items():
         credit = args.credit or "group"
-        count = export(args.data, kind, out, every_token=args.every_token, credit=credit, any_split=args.any_split)
+        count = export(
+            args.data,
+            kind,
+            out,
+            every_token=args.every_token,
+            credit=credit,
+            any_split=args.any_split,
+        )
         counts[kind] = {"rows": count, "file": str(out)}
         if not args.json:
             print(f"{kind}: {count:,} rows in {out}")

@@ -11,7 +11,9 @@ from .base import add_config_arguments, resolve
 
 def add_fetch(commands: Any) -> None:
     parser = commands.add_parser("fetch", help="download a model from the hub before it is needed")
-    parser.add_argument("name", metavar="NAME", help="a name of config/models.yaml, such as smollm2-135m")
+    parser.add_argument(
+        "name", metavar="NAME", help="a name of config/models.yaml, such as smollm2-135m"
+    )
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_fetch(args, resolve(args)))
 

@@ -21,12 +21,23 @@ from .base import add_config_arguments, add_json, add_model, add_source, print_f
 from .train import add_method
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai")
-EXTRAS = ("bitsandbytes", "vllm", "ray", "reasoning-gym", "mlflow", "tensorboard", "trackio", "wandb")
+EXTRAS = (
+    "bitsandbytes",
+    "vllm",
+    "ray",
+    "reasoning-gym",
+    "mlflow",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
 DRIVER_SECONDS = 10  # for nvidia-smi to answer
 
 
 def add_info(commands: Any) -> None:
-    parser = commands.add_parser("info", help="what a run would use: versions, device, student, keys, places")
+    parser = commands.add_parser(
+        "info", help="what a run would use: versions, device, student, keys, places"
+    )
     add_model(parser, key="train.student")
     add_source(parser)
     add_method(parser)
@@ -45,7 +56,9 @@ def run_info(args: argparse.Namespace) -> int:
         facts["configuration"] = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
     print_facts(facts, args.json)
     if not whole and not args.json:
-        print("# the whole configuration: info --config; what a training run takes: train --dry-run")
+        print(
+            "# the whole configuration: info --config; what a training run takes: train --dry-run"
+        )
     return 0
 
 
@@ -55,7 +68,9 @@ def gather(config: Config) -> dict[str, Any]:
     devices = gpus()
     cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
     name = config.student if config.student != "auto" else AUTO_LARGE if cuda else AUTO_SMALL
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     student, shown = student_facts(config, name), opening(config, name=name)
     return {
         "version": version("alphazero-llm-trainer"),
@@ -83,21 +98,31 @@ def gather(config: Config) -> dict[str, Any]:
 
 
 def products(config: Config, name: str, parameters: int, cores: int) -> str:
-    """What the kernels multiply in for the student on a CPU, and on how many threads; or why torch does it."""
+    """What the kernels multiply in for the student on a CPU, and on how many threads; or why torch
+    does it.
+    """
     from ..training.start import find_config
 
     spec = config.models[name]
     shape = find_config(config, spec)
-    reason = "the kernels compute no quantised weights" if spec.quantization != "none" else shape and uncovered(shape)
+    reason = (
+        "the kernels compute no quantised weights"
+        if spec.quantization != "none"
+        else shape and uncovered(shape)
+    )
     if reason:
         return f"by torch in {spec.dtype}, many times slower on a CPU: {reason}"
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # it may have a number for each level of nesting
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[
+        0
+    ]  # it may have a number for each level of nesting
     threads = kernel_threads(parameters, int(wanted) if wanted.isdigit() else cores)
     return f"{unit_name(product_unit(config.engine.dtype, parameters))}, {threads} thread{'s' * (threads > 1)}"
 
 
 def student_facts(config: Config, name: str) -> dict[str, Any]:
-    """The student's name, where its weights come from, how many they are, in what numbers, and which are trained."""
+    """The student's name, where its weights come from, how many they are, in what numbers, and
+    which are trained.
+    """
     from ..training.memory import Counts
     from ..training.start import find_shape
 
@@ -107,7 +132,9 @@ def student_facts(config: Config, name: str) -> dict[str, Any]:
         "name": name,
         "path": config.train.student or spec.path,
         "parameters": None if shape is None else Counts.of(shape, spec.lora).whole,
-        "numbers": spec.dtype if spec.quantization == "none" else f"{spec.quantization}, computed in {spec.dtype}",
+        "numbers": spec.dtype
+        if spec.quantization == "none"
+        else f"{spec.quantization}, computed in {spec.dtype}",
         "trained": config.train.adapter or spec.adapter,
     }
 
@@ -123,13 +150,17 @@ def tier_facts(spec: Any) -> dict[str, Any]:
 
 
 def gpus() -> list[str]:
-    """The NVIDIA GPUs that the driver shows to this process, with their memory; torch isn't asked."""
+    """The NVIDIA GPUs that the driver shows to this process, with their memory; torch isn't
+    asked.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return []
     command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRIVER_SECONDS).stdout
+        listed = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=DRIVER_SECONDS
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in listed.splitlines() if line.strip()]

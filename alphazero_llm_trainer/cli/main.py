@@ -35,16 +35,24 @@ EPILOG = f"""\
 
 def build_parser() -> Parser:
     """The parser of `alphazero-llm-trainer` with all its commands; nothing runs."""
-    parser = Parser(prog=PROGRAM, description="AlphaZero for language-model reasoning.", epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {metadata.version(PROGRAM)}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    parser = Parser(
+        prog=PROGRAM, description="AlphaZero for language-model reasoning.", epilog=EPILOG
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"{PROGRAM} {metadata.version(PROGRAM)}"
+    )
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", parser_class=Parser
+    )
     for add in COMMANDS:
         add(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names (None: the process's arguments) and return its exit code."""
+    """Run the command that `argv` names (None: the process's arguments) and return its exit
+    code.
+    """
     argv = sys.argv[1:] if argv is None else argv
     parser = build_parser()
     if not [word for word in argv if word not in ("-q", "-v", "--quiet", "--verbose")]:

@@ -1,4 +1,6 @@
-"""The command `merge`: an adapter folded into its base's weights, as a plain folder, and on the hub where wanted."""
+"""The command `merge`: an adapter folded into its base's weights, as a plain folder, and on the hub
+where wanted.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,23 @@ from .base import add_config_arguments, add_model, check_out, resolve, tell_load
 
 def add_merge(commands: Any) -> None:
     parser = commands.add_parser(
-        "merge", help="fold an adapter into its base's weights: a plain folder that transformers loads"
+        "merge",
+        help="fold an adapter into its base's weights: a plain folder that transformers loads",
     )
     parser.add_argument(
-        "--adapter", type=Path, required=True, metavar="DIR", help="such as checkpoints/run-001/adapter"
+        "--adapter",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="such as checkpoints/run-001/adapter",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the merged student goes")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where the merged student goes"
+    )
     add_model(parser, "the base, where it isn't the one that the adapter's student.json names")
-    parser.add_argument("--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)")
+    parser.add_argument(
+        "--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)"
+    )
     add_config_arguments(parser)
 
     parser.set_defaults(run=run_merge)
@@ -37,9 +48,16 @@ def run_merge(args: argparse.Namespace) -> int:
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
             there = next(
-                (folder for folder in (adapter / "adapter", adapter.parent / "adapter") if folder.is_dir()), None
+                (
+                    folder
+                    for folder in (adapter / "adapter", adapter.parent / "adapter")
+                    if folder.is_dir()
+                ),
+                None,
             )
-            fix = "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
+            fix = (
+                "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
+            )
             raise CheckpointError(f"--adapter {adapter} has no {name}: {fix}")
     config = resolve(args)
     if args.path is not None:  # the base's own weights
@@ -61,7 +79,9 @@ def run_merge(args: argparse.Namespace) -> int:
             check_hub(args.push_to_hub)
         student = load_student(config, path=adapter, bare=True)
         plain = merged(bare(student.model), adapter)
-        part = args.out.with_name(args.out.name + ".part")  # until all of it is there, and read back
+        part = args.out.with_name(
+            args.out.name + ".part"
+        )  # until all of it is there, and read back
         try:
             plain.save_pretrained(str(part))
             student.tokenizer.save_pretrained(part)
@@ -72,7 +92,9 @@ def run_merge(args: argparse.Namespace) -> int:
         finally:
             shutil.rmtree(part, ignore_errors=True)
         size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
-        print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.dtype}")
+        print(
+            f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.dtype}"
+        )
         if args.push_to_hub is not None:
             print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
         return 0

@@ -10,9 +10,13 @@ from .base import check_out
 
 
 def add_report(commands: Any) -> None:
-    parser = commands.add_parser("report", help="write report.html of a folder that train, eval or value wrote")
+    parser = commands.add_parser(
+        "report", help="write report.html of a folder that train, eval or value wrote"
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="such as checkpoints/run-001")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the page goes (default: into the folder)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the page goes (default: into the folder)"
+    )
     parser.set_defaults(run=run_report)
 
 

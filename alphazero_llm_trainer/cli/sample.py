@@ -40,23 +40,45 @@ of the student."""
 
 
 def add_sample(commands: Any) -> None:
-    parser = commands.add_parser("sample", help="search many questions into a folder of tree journals", epilog=EPILOG)
+    parser = commands.add_parser(
+        "sample", help="search many questions into a folder of tree journals", epilog=EPILOG
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the trees go")
     add_model(parser)
     add_source(parser)
     add_reward(parser)
-    parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
-    parser.add_argument("-n", "--num", type=int, default=100, metavar="N", help="questions")
-    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
-    parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is")
-    parser.add_argument("--workers", type=int, default=1, metavar="W", help="processes that search; 1 needs no Ray")
-    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --out; N may be larger than before"
+        "--split", default="train", metavar="NAME", help="train, validation, arena or test"
+    )
+    parser.add_argument("-n", "--num", type=int, default=100, metavar="N", help="questions")
+    parser.add_argument(
+        "--start",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the first question in the split",
+    )
+    parser.option(
+        "--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="W", help="processes that search; 1 needs no Ray"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="a Ray cluster, or auto (default: one on this machine)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out; N may be larger than before",
     )
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_sample_command(args, resolve(args, recipe="sample.yaml")))
+    parser.set_defaults(
+        run=lambda args: run_sample_command(args, resolve(args, recipe="sample.yaml"))
+    )
 
 
 def run_sample_command(args: argparse.Namespace, config: Config) -> int:
@@ -64,7 +86,9 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     check_least(1, num=args.num, workers=args.workers)
     check_least(0, start=args.start)
     if args.address is not None and args.workers == 1:
-        raise ConfigError("--address is a Ray cluster's, and --workers 1 needs none: give --workers 2 or more")
+        raise ConfigError(
+            "--address is a Ray cluster's, and --workers 1 needs none: give --workers 2 or more"
+        )
     check_out(args.out)
     from ..problems.load import tasks_of  # none of this needs torch
     from ..scale.sample import SampleJob, run_sample
@@ -74,7 +98,8 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         if len(tasks) < args.num:
             progress.say(
-                f"{config.problems.source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are"
+                f"{config.problems.source} {args.split} has {len(tasks):,} questions from number "
+                f"{args.start} on: these are"
                 " sampled"
             )
         tell_loading(args, progress)

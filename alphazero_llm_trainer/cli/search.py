@@ -30,13 +30,27 @@ STOPPED = {"simulations": "simulation limit", "tokens": "token budget", "seconds
 
 
 def add_search(commands: Any) -> None:
-    parser = commands.add_parser("search", help="answer one question by tree search and print the tree", epilog=EPILOG)
-    parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of --source)")
-    parser.add_argument("--index", type=int, metavar="N", help="number of the test problem (default: 0)")
+    parser = commands.add_parser(
+        "search", help="answer one question by tree search and print the tree", epilog=EPILOG
+    )
+    parser.add_argument(
+        "question", nargs="?", help="the question's text (default: a test problem of --source)"
+    )
+    parser.add_argument(
+        "--index", type=int, metavar="N", help="number of the test problem (default: 0)"
+    )
     add_source(parser)
     add_model(parser)
-    parser.option("--simulations", type=int, metavar="N", key="search.simulations", help="expansions of the tree")
-    parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is")
+    parser.option(
+        "--simulations",
+        type=int,
+        metavar="N",
+        key="search.simulations",
+        help="expansions of the tree",
+    )
+    parser.option(
+        "--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is"
+    )
     parser.option(
         "--value",
         type=Path,
@@ -51,11 +65,15 @@ def add_search(commands: Any) -> None:
 
 def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
-    asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
+    asked: dict[str, Any] = (
+        {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
+    )
     config = resolve(args, asked, load_answering)
     check_least(0, index=args.index)
     if args.question is not None and args.index is not None:
-        raise ConfigError("--index is of a test problem, and a question is given: leave one of them out")
+        raise ConfigError(
+            "--index is of a test problem, and a question is given: leave one of them out"
+        )
     check_critics(args)
     from ..problems.load import tasks_of
     from ..problems.source import open_source
@@ -80,14 +98,18 @@ def run_search(args: argparse.Namespace) -> int:
     if choice is None:
         print("no response was finished: raise --simulations or search.max_tokens")
     else:
-        print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+        print(
+            f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value "
+            f"{choice.value:.3f}"
+        )
     short = shortfall(endings(result.tree))
     if short is not None:
         print(short)
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
-        f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens sampled{scored},"
+        f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens "
+        f"sampled{scored},"
         f" {cost.cached_tokens} prefix tokens cached, {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0

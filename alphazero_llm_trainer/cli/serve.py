@@ -37,21 +37,35 @@ Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Boun
 
 
 def add_serve(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG)
+    parser = commands.add_parser(
+        "serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG
+    )
     add_model(parser)
     add_source(parser)
-    parser.add_argument("--search", default="sample", metavar="METHOD", help="what the model `student` does")
+    parser.add_argument(
+        "--search", default="sample", metavar="METHOD", help="what the model `student` does"
+    )
     parser.add_argument(
         "--verifier",
         metavar="NAME",
         help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
     )
     add_critics(parser)
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="who may reach it: 0.0.0.0 is everybody")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
-    parser.add_argument("--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}")
     parser.add_argument(
-        "--keep-traces", type=Path, metavar="DIR", help="append every searched tree to DIR/journal.jsonl"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="who may reach it: 0.0.0.0 is everybody",
+    )
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
+    parser.add_argument(
+        "--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}"
+    )
+    parser.add_argument(
+        "--keep-traces",
+        type=Path,
+        metavar="DIR",
+        help="append every searched tree to DIR/journal.jsonl",
     )
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_serve(args, resolve(args, load=load_answering)))
@@ -66,7 +80,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(f"--port is {args.port}: give one of 0 to 65535")
     if not is_loopback(args.host) and not keys and not args.insecure:
         raise ConfigError(
-            f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set it, or add --insecure"
+            f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set "
+            "it, or add --insecure"
         )
     check_critics(args)
     check_out(args.keep_traces, flag="--keep-traces")
@@ -77,14 +92,17 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         from ..serve.load import load_models
         from ..serve.service import Service
 
-        models, answerer = load_models(config, args.search, args.path, args.verifier, args.prm, args.value)
+        models, answerer = load_models(
+            config, args.search, args.path, args.verifier, args.prm, args.value
+        )
         student = answerer.student
         shown = f"[{args.host}]" if ":" in args.host else args.host
 
         def ready() -> None:
             progress.stop()
             print(
-                f"student {student.title} answers at http://{shown}:{bound.getsockname()[1]}/v1 (Ctrl-C ends)",
+                f"student {student.title} answers at http://{shown}:{bound.getsockname()[1]}/v1 "
+                "(Ctrl-C ends)",
                 flush=True,
             )
 

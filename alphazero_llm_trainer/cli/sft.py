@@ -1,4 +1,6 @@
-"""The `sft` command: supervised training on worked solutions, from scratch or going on from a student."""
+"""The `sft` command: supervised training on worked solutions, from scratch or going on from a
+student.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,33 @@ from .base import (
 
 
 def add_sft(commands: Any) -> None:
-    parser = commands.add_parser("sft", help="supervised training on worked solutions, from scratch or going on")
+    parser = commands.add_parser(
+        "sft", help="supervised training on worked solutions, from scratch or going on"
+    )
     add_model(parser, "the student to go on from; embedded and small are trained from scratch")
     add_source(parser)
     parser.option(
-        "-n", "--num", type=int, metavar="N", key="train.demonstrations", help="worked solutions to learn from"
+        "-n",
+        "--num",
+        type=int,
+        metavar="N",
+        key="train.demonstrations",
+        help="worked solutions to learn from",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where the student goes"
+        "--out",
+        type=Path,
+        default=Path("checkpoints/sft"),
+        metavar="DIR",
+        help="where the student goes",
     )
-    parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured at the end")
+    parser.add_argument(
+        "--eval-size",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="test problems, measured at the end",
+    )
     add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_sft_command(args, configured(args)))
@@ -72,7 +91,8 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     test = manifest["test_greedy"]
     print(
         f"greedy accuracy on {test['problems']:,} test problems: {test['value']:.3f}"
-        f" [{test['low']:.3f}, {test['high']:.3f}], pass@8 {manifest['test_pass_at_8']['value']:.3f};"
+        f" [{test['low']:.3f}, {test['high']:.3f}], pass@8 "
+        f"{manifest['test_pass_at_8']['value']:.3f};"
         f" {manifest['seconds']:.0f} s of training; student in {args.out}"
     )
     return 0

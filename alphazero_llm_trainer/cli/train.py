@@ -33,7 +33,9 @@ METHODS = {
     "ppo": "PPO on sampled chains, with a critic",
     "legacy": "supervised training on the trees' best responses, weighted by the combined reward",
 }
-ABOUT = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
+ABOUT = (
+    "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
+)
 EPILOG = """\
 With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by expert iteration: on
 the first right response of each tree whose steps a calculator checks. Each method's recipe is a file, config/METHOD.yaml.
@@ -44,7 +46,9 @@ def add_method(parser: Parser) -> None:
     """--use-grpo and the like."""
     method = parser.add_mutually_exclusive_group()
     for name, text in METHODS.items():
-        method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
+        method.add_argument(
+            f"--use-{name}", action="store_const", const=name, dest="method", help=text
+        )
     parser.set_defaults(method=None)
     parser.keys["method"] = "train.method"
 
@@ -55,9 +59,21 @@ def add_arguments(parser: Parser) -> None:
     add_source(parser)
     add_reward(parser)
     parser.option(
-        "-n", "--num", "--num-examples", type=int, metavar="N", key="train.num_examples", help="training questions"
+        "-n",
+        "--num",
+        "--num-examples",
+        type=int,
+        metavar="N",
+        key="train.num_examples",
+        help="training questions",
     )
-    parser.option("--tokens", type=int, metavar="N", key="train.tokens", help="end after so many sampled tokens")
+    parser.option(
+        "--tokens",
+        type=int,
+        metavar="N",
+        key="train.tokens",
+        help="end after so many sampled tokens",
+    )
     parser.option(
         "--out",
         "--checkpoint-dir",
@@ -68,9 +84,19 @@ def add_arguments(parser: Parser) -> None:
         help="where run folders go",
     )
     parser.option(
-        "--eval-size", type=int, metavar="N", key="train.eval_size", help="held-out problems before and after"
+        "--eval-size",
+        type=int,
+        metavar="N",
+        key="train.eval_size",
+        help="held-out problems before and after",
     )
-    parser.option("--save-every", type=int, metavar="N", key="train.save_every", help="questions between checkpoints")
+    parser.option(
+        "--save-every",
+        type=int,
+        metavar="N",
+        key="train.save_every",
+        help="questions between checkpoints",
+    )
     about = "say how far the run is after each N questions"
     parser.option("--log-interval", type=int, metavar="N", key="train.log_interval", help=about)
     add_method(parser)
@@ -104,7 +130,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_train(commands: Any) -> None:
-    parser = commands.add_parser("train", help="search, grade, train: in rounds", description=ABOUT, epilog=EPILOG)
+    parser = commands.add_parser(
+        "train", help="search, grade, train: in rounds", description=ABOUT, epilog=EPILOG
+    )
     add_arguments(parser)
 
 
@@ -124,7 +152,9 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         if args.method is None and stored.train.method != config.train.method:
-            config = resolve(args, {"train": {"method": stored.train.method}}, load_run)  # none is named: the run's own
+            config = resolve(
+                args, {"train": {"method": stored.train.method}}, load_run
+            )  # none is named: the run's own
         folder.check_same(config, named(args))
         config = stored
     from ..api.train import execute, finished
@@ -141,7 +171,10 @@ def run_train(args: argparse.Namespace) -> int:
                 print_facts(plan(prepared, folder.path if resume else None), args.json)
                 check_start(config)
                 if not args.json:
-                    print("# dry run: nothing was written and nothing loaded; leave out --dry-run to train")
+                    print(
+                        "# dry run: nothing was written and nothing loaded; leave out --dry-run to "
+                        "train"
+                    )
                 return 0
             check_start(config, lambda: tell_loading(args, progress, "PyTorch and TRL"))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
@@ -165,7 +198,11 @@ def run_train(args: argparse.Namespace) -> int:
 
 def named(args: argparse.Namespace) -> set[str]:
     """The keys that the flags set; where runs go is none of a run's own."""
-    keys = {key for layer in user_layers(args.config, [*args.overrides, *flag_layers(args)]) for key, _ in flat(layer)}
+    keys = {
+        key
+        for layer in user_layers(args.config, [*args.overrides, *flag_layers(args)])
+        for key, _ in flat(layer)
+    }
     if args.model:
         keys |= {"student", "train.student", "models"}
     return keys - {"train.checkpoint_dir"}

@@ -24,14 +24,25 @@ at most): mixed outcomes first, then wrong ones. --question gives the others."""
 
 def add_view(commands: Any) -> None:
     parser = commands.add_parser("view", help="search trees as one HTML page", epilog=EPILOG)
-    parser.add_argument("run_or_journal", type=Path, metavar="RUN", help="a run folder, a journal, or a search's JSON")
     parser.add_argument(
-        "--question", metavar="ID", help="one question's tree, by its number on the page, its id or the record's key"
+        "run_or_journal",
+        type=Path,
+        metavar="RUN",
+        help="a run folder, a journal, or a search's JSON",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
+    parser.add_argument(
+        "--question",
+        metavar="ID",
+        help="one question's tree, by its number on the page, its id or the record's key",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)"
+    )
     about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
     parser.add_argument("--trees", type=int, metavar="N", help=about)
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text"
+    )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
 
@@ -60,7 +71,9 @@ def run_view(args: argparse.Namespace) -> int:
 
         text = run_page(counted(), title=title, limit=args.trees or MOST_TREES)
         if not count:
-            raise DataError(f"{path} holds no finished tree: wait for its first one, or name another journal")
+            raise DataError(
+                f"{path} holds no finished tree: wait for its first one, or name another journal"
+            )
         what = f"{count:,} questions"
         if count > MOST_ROWS:
             what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
@@ -74,7 +87,9 @@ def run_view(args: argparse.Namespace) -> int:
 
 
 def default_out(path: Path, question: str | None) -> Path:
-    """The folder's own page for a run, the journal's name with .html elsewhere; a question's id is added."""
+    """The folder's own page for a run, the journal's name with .html elsewhere; a question's id is
+    added.
+    """
     stem = Path(RUN_PAGE).stem if path.name == JOURNAL else path.stem
     if question is not None:
         stem += "-" + re.sub(r"[^\w.-]+", "-", question)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """ALPHAZERO_CACHE_DIR, else `alphazero-llm-trainer` in XDG_CACHE_HOME or `~/.cache`; it may not be there yet.
+    """ALPHAZERO_CACHE_DIR, else `alphazero-llm-trainer` in XDG_CACHE_HOME or `~/.cache`; it may not
+    be there yet.
 
     Raises RuntimeError where the user has no home.
     """

@@ -1,4 +1,6 @@
-"""Whether the hub can be asked. Without a network its libraries try again for a minute before they say so."""
+"""Whether the hub can be asked. Without a network its libraries try again for a minute before they
+say so.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ log = logging.getLogger(__name__)
 
 
 def ask_hub_or_cache() -> None:
-    """Have the hub's libraries read nothing but their cache, and fail at once, where the hub doesn't answer."""
+    """Have the hub's libraries read nothing but their cache, and fail at once, where the hub
+    doesn't answer.
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or hub_answers(constants.ENDPOINT):
         return
-    log.warning("%s doesn't answer within %g s: only what is in its cache is used", constants.ENDPOINT, SECONDS)
+    log.warning(
+        "%s doesn't answer within %g s: only what is in its cache is used",
+        constants.ENDPOINT,
+        SECONDS,
+    )
     constants.HF_HUB_OFFLINE = True
-    os.environ["HF_HUB_OFFLINE"] = "1"  # of libraries that are imported later, and processes that are started
+    os.environ["HF_HUB_OFFLINE"] = (
+        "1"  # of libraries that are imported later, and processes that are started
+    )
     datasets: Any = sys.modules.get("datasets")
     if datasets is not None:
         datasets.config.HF_HUB_OFFLINE = True
@@ -32,7 +42,9 @@ def ask_hub_or_cache() -> None:
 
 @functools.cache
 def hub_answers(address: str) -> bool:
-    """Whether an address answers anything within `SECONDS`, its name's look-up included; asked once a process."""
+    """Whether an address answers anything within `SECONDS`, its name's look-up included; asked once
+    a process.
+    """
     answered = threading.Event()
 
     def ask() -> None:

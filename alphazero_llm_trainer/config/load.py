@@ -1,4 +1,6 @@
-"""One frozen configuration: shipped YAML, then the user's YAML, then `KEY=VALUE` overrides. An unknown key is an error."""
+"""One frozen configuration: shipped YAML, then the user's YAML, then `KEY=VALUE` overrides. An
+unknown key is an error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from .sections import (
 from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shipped_section, shown
 from .train import TrainConfig
 
-AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
+AUTO_LARGE, AUTO_SMALL = (
+    "llama-3.2-3b",
+    "embedded",
+)  # what the student `auto` is with CUDA, and without
 
 
 class Config(Section):
@@ -51,17 +56,23 @@ class Config(Section):
 
     @property
     def library_seed(self) -> int:
-        """The seed for libraries that take 32 bits (numpy's old generator): the same number where it has no more."""
+        """The seed for libraries that take 32 bits (numpy's old generator): the same number where
+        it has no more.
+        """
         if self.seed < 2**32:
             return self.seed
-        return int.from_bytes(hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big")
+        return int.from_bytes(
+            hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big"
+        )
 
 
 def parts_of(key: str) -> list[str]:
     """The names of a dotted key. A student's name may hold dots: `models.llama-3.2-3b.path`."""
     parts = key.split(".")
     if parts[0] == "models" and len(parts) > 1:
-        field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
+        field = next(
+            (i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts)
+        )
         parts = ["models", ".".join(parts[1:field]), *parts[field:]]
     return parts
 
@@ -81,7 +92,9 @@ def text_type(key: str) -> Any:
             kind = get_args(kind)[1]
             continue
         # A section may be null.
-        sections = [some for some in get_args(kind) if isinstance(some, type) and issubclass(some, Section)]
+        sections = [
+            some for some in get_args(kind) if isinstance(some, type) and issubclass(some, Section)
+        ]
         kind = sections[0] if sections else kind
         if isinstance(kind, type) and issubclass(kind, Section) and part in kind.model_fields:
             kind = kind.model_fields[part].annotation
@@ -100,12 +113,16 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`train.optimizer.epochs=2` as a nested mapping. Text is taken as it is written (`null` is none where a key may have
-    none); every other value is read as YAML. Raises ConfigError where that would leave something out."""
+    """`train.optimizer.epochs=2` as a nested mapping. Text is taken as it is written (`null` is
+    none where a key may have none); every other value is read as YAML. Raises ConfigError where
+    that would leave something out.
+    """
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"--set got {shown(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2")
+        raise ConfigError(
+            f"--set got {shown(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2"
+        )
     kind = text_type(key)
     if kind is not None:
         if kind is not str and raw in ("", "null"):
@@ -116,22 +133,30 @@ def parse_override(text: str) -> dict[str, Any]:
         root = yaml.compose(raw, yaml.SafeLoader)
         gone = lost(raw)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"--set {key}: the value {shown(raw)} is not valid YAML: quote it") from error
+        raise ConfigError(
+            f"--set {key}: the value {shown(raw)} is not valid YAML: quote it"
+        ) from error
     rest = raw[0 if root is None else root.end_mark.index :].strip()
     if rest or gone is not None:
-        why = f"{shown(rest)} would be left out: leave it out, or quote the value" if gone is None else gone[1]
+        why = (
+            f"{shown(rest)} would be left out: leave it out, or quote the value"
+            if gone is None
+            else gone[1]
+        )
         raise ConfigError(f"--set {key} is {shown(raw)}: {why}")
     return nested(key, value)
 
 
 def load_config(
-    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = (), recipe: str | None = None
+    path: str | Path | None = None,
+    overrides: Iterable[str | Mapping[str, Any]] = (),
+    recipe: str | None = None,
 ) -> Config:
     """The resolved configuration.
 
     Args:
-        path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), a shipped recipe's name, or
-            None.
+        path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), a
+            shipped recipe's name, or None.
         overrides: `KEY=VALUE` texts or nested mappings, later ones win.
         recipe: a shipped YAML file that lies between training.yaml and all that is given.
 
@@ -149,19 +174,31 @@ def load_config(
     return validate(merged)
 
 
-def user_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def user_layers(
+    path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
     first = [] if path is None else [read_yaml(named_file(Path(path)), strict=True)]
-    return [parse_override(layer) if isinstance(layer, str) else layer for layer in [*first, *overrides]]
+    return [
+        parse_override(layer) if isinstance(layer, str) else layer for layer in [*first, *overrides]
+    ]
 
 
-def load_answering(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
-    """`load_config` for what answers and learns nothing: it draws at the student's own temperature."""
+def load_answering(
+    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
+) -> Config:
+    """`load_config` for what answers and learns nothing: it draws at the student's own
+    temperature.
+    """
     return load_config(path, overrides, "answer.yaml")
 
 
-def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
-    """`load_config` over the recipe of the method that is given as `train.method`; where none is, of expert iteration."""
+def load_training(
+    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
+) -> Config:
+    """`load_config` over the recipe of the method that is given as `train.method`; where none is,
+    of expert iteration.
+    """
     layers = user_layers(path, overrides)
     # Validated without a recipe first, so that a method there isn't gets the ordinary sentence.
     return load_config(None, layers, f"{load_config(None, layers).train.method}.yaml")
@@ -177,25 +214,34 @@ def validate(raw: Mapping[str, Any]) -> Config:
         raise ConfigError(explain(error)) from error
     resolve_name(config)
     rewards = config.rewards
-    if not (rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own):
+    if not (
+        rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
+    ):
         raise ConfigError(
-            "rewards.hre_weight is 0, and rewards.pre_weight is 0 or rewards.use_student_model false: give one a weight"
+            "rewards.hre_weight is 0, and rewards.pre_weight is 0 or rewards.use_student_model "
+            "false: give one a weight"
         )
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
-    urls += [(f"teacher_tiers.{name}.base_url", tier.base_url or "") for name, tier in config.teacher_tiers.items()]
+    urls += [
+        (f"teacher_tiers.{name}.base_url", tier.base_url or "")
+        for name, tier in config.teacher_tiers.items()
+    ]
     for field, url in urls:
         if "@" in url.partition("://")[2].partition("/")[0]:  # run.json keeps the configuration
             raise ConfigError(
-                f"{field} has a name or password in it: put the key into the variable that key_variable names"
+                f"{field} has a name or password in it: put the key into the variable that "
+                "key_variable names"
             )
     if config.engine.dtype == "bfloat16" and config.engine.native == "off":
         raise ConfigError(
-            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in bfloat16; set one to auto"
+            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in "
+            "bfloat16; set one to auto"
         )
     search = config.search
     if search.mode == "step" and search.rollout in ("greedy", "beam"):
         raise ConfigError(
-            f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by sample or none"
+            f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by "
+            "sample or none"
         )
     return config
 
@@ -208,7 +254,9 @@ THINKING_STEP = 10  # tokens of a short step of thinking
 
 
 def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the limits, steps and temperature of a response as the student's entry has them, where `search` gives null."""
+    """`raw` with the limits, steps and temperature of a response as the student's entry has them,
+    where `search` gives null.
+    """
     student = raw.get("student", "auto")
     name = student if student != "auto" else AUTO_LARGE if cuda_here() else AUTO_SMALL
     models, search = raw.get("models"), raw.get("search", {})
@@ -229,7 +277,9 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_tier(config: Config) -> Config:
-    """`config` with `teachers.tier: auto` resolved: "free" where its key is set and teachers can take part, else "none"."""
+    """`config` with `teachers.tier: auto` resolved: "free" where its key is set and teachers can
+    take part, else "none".
+    """
     if config.teachers.tier != "auto":
         return config
     proposes = config.search.mode == "step" and config.train.groups != "verified"
@@ -245,21 +295,25 @@ def missing_key(config: Config, tier: str) -> str | None:
 
 
 def resolve_name(config: Config, name: str | None = None) -> str:
-    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else the embedded one."""
+    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else
+    the embedded one.
+    """
     chosen = config.student if name is None else name
     if chosen == "auto":
         return AUTO_LARGE if cuda_here() else AUTO_SMALL
     if chosen not in config.models:
         raise ConfigError(
-            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, or add it to models.yaml"
+            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, or add "
+            "it to models.yaml"
         )
     return chosen
 
 
 @lru_cache
 def cuda_here() -> bool:
-    """Whether there is a CUDA device, the same for the whole process. torch, which takes seconds to load, is asked where there
-    may be one."""
+    """Whether there is a CUDA device, the same for the whole process. torch, which takes seconds to
+    load, is asked where there may be one.
+    """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
     if hidden or not driver or version("torch").endswith("+cpu"):
@@ -280,9 +334,17 @@ def explain(error: ValidationError) -> str:
 
 
 def nearest(field: str, value: Any) -> str:
-    """What to write in place of an unknown key: the key of its name elsewhere, else the one that is spelt alike."""
-    wrong, _ = next(flat({field: value}), (field, None))  # a section there isn't is known by its first key
+    """What to write in place of an unknown key: the key of its name elsewhere, else the one that is
+    spelt alike.
+    """
+    wrong, _ = next(
+        flat({field: value}), (field, None)
+    )  # a section there isn't is known by its first key
     keys = [key for key, _ in flat(shipped_section(""))]
     named = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
     meant = named if len(named) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.75)
-    return f"did you mean {meant[0]}?" if meant else "remove it or see config/training.yaml for the keys there are"
+    return (
+        f"did you mean {meant[0]}?"
+        if meant
+        else "remove it or see config/training.yaml for the keys there are"
+    )

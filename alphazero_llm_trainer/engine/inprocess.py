@@ -1,7 +1,9 @@
-"""The in-process engine: continuous batching over one transformers model, every token of a shared prefix computed once.
+"""The in-process engine: continuous batching over one transformers model, every token of a shared
+prefix computed once.
 
-Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, else `library_forward.py`), lets
-their samples draw, and refills the batch at once. Draws depend on (request seed, sample index) alone.
+Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, else
+`library_forward.py`), lets their samples draw, and refills the batch at once. Draws depend on
+(request seed, sample index) alone.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from .without import Taken
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Turns of the event loop that callers get to put in their next requests before a step: while they do, and at most.
+# Turns of the event loop that callers get to put in their next requests before a step: while they
+# do, and at most.
 QUIET, TURNS = 3, 16
 
 LONG_SECONDS = 0.004  # a shorter forward takes less than handing it to a thread may
@@ -58,13 +61,15 @@ class InProcessEngine(Engine):
     Args:
         model: the policy; it is read, never changed, except by `set_policy`.
         eos_id: the token that ends a response.
-        eos_ids: all tokens that do, `eos_id` among them (chat models have several); None: `eos_id` alone.
+        eos_ids: all tokens that do, `eos_id` among them (chat models have several); None: `eos_id`
+            alone.
         step_ends: where steps end.
         settings: batch, context and cache limits.
 
     `forward.name` says what computes it: "native" (C) or "transformers". Long forwards of "native"
-    are computed in `worker`, where that is set: the event loop goes on meanwhile, as a server's has to, and requests that
-    come then wait for the forward's end. (transformers' shares the model with whoever changes its adapters.)
+    are computed in `worker`, where that is set: the event loop goes on meanwhile, as a server's has
+    to, and requests that come then wait for the forward's end. (transformers' shares the model with
+    whoever changes its adapters.)
     """
 
     def __init__(
@@ -109,20 +114,31 @@ class InProcessEngine(Engine):
         self.sampler = Sampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self.worker: ThreadPoolExecutor | None = None
-        self._computed: asyncio.Future[None] | None = None  # done when the worker's forward has ended
+        self._computed: asyncio.Future[None] | None = (
+            None  # done when the worker's forward has ended
+        )
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
 
     def _why_not(self) -> str | None:
         """Why the kernels don't compute the model, or None where they do (if they can be built)."""
-        return NativeLlama.why_not(self.model) if self.settings.native == "auto" else "engine.native is off"
+        return (
+            NativeLlama.why_not(self.model)
+            if self.settings.native == "auto"
+            else "engine.native is off"
+        )
 
     def _make_forward(self) -> Forward:
-        """The fastest forward that computes the model's function here. Its weights may be copies: make a new one when they
-        have changed."""
+        """The fastest forward that computes the model's function here. Its weights may be copies:
+        make a new one when they have changed.
+        """
         reason = self._why_not()
         if reason is None:
-            native = NativeLlama.of(self.model, self.tree, self.settings.dtype) if library() is not None else None
+            native = (
+                NativeLlama.of(self.model, self.tree, self.settings.dtype)
+                if library() is not None
+                else None
+            )
             if native is not None:
                 return native
             reason = kernel_status()
@@ -132,9 +148,12 @@ class InProcessEngine(Engine):
 
         return LibraryForward(self.model, self.tree, self.max_batch, self.capabilities.max_context)
 
-    # -- the protocol ------------------------------------------------------------------------------------------------
+    # -- the protocol
+    # ----------------------------------------------------------------------------------------------
 
-    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]:
+    async def _generate(
+        self, requests: Sequence[GenerateRequest], watch: Watch | None
+    ) -> list[list[Generated]]:
         if watch is None:
             return await self._ask([partial(self._submit, request) for request in requests])
         self._wakes.add(watch)
@@ -146,7 +165,9 @@ class InProcessEngine(Engine):
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
 
-    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+    async def _topk(
+        self, prefixes: Sequence[tuple[int, ...]], k: int
+    ) -> list[list[tuple[int, float]]]:
         """What is known costs nothing and waits for nothing."""
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
@@ -161,23 +182,32 @@ class InProcessEngine(Engine):
     def set_policy(self, weights: Any, version: int) -> None:
         """See `Engine.set_policy`."""
         if self._busy():
-            raise EngineError("set_policy was called while requests are under way: wait for them first")
+            raise EngineError(
+                "set_policy was called while requests are under way: wait for them first"
+            )
         if weights is not None:
             self.model.load_state_dict(weights)
         self.version, self.valued = version, False
         self.tree.clear()
-        # Packed weights are copies, and adapters may have been added since. The old copy goes first: both may not fit.
+        # Packed weights are copies, and adapters may have been added since. The old copy goes
+        # first: both may not fit.
         del self.forward
         self.forward = self._make_forward()
         self.facts["forward"] = self.forward.facts()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
-        """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""
+        """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or
+        while requests are under way.
+        """
         if self._busy():
-            raise EngineError("set_value was called while requests are under way: wait for them first")
+            raise EngineError(
+                "set_value was called while requests are under way: wait for them first"
+            )
         size = text_config(self.model).hidden_size
         if weight is not None and tuple(weight.shape) != (size,):
-            raise EngineError(f"the value head's weight has shape {tuple(weight.shape)}: give one of ({size},)")
+            raise EngineError(
+                f"the value head's weight has shape {tuple(weight.shape)}: give one of ({size},)"
+            )
         self.forward.set_value(weight, bias)
         self.valued = weight is not None
         self.tree.clear_values()
@@ -191,7 +221,8 @@ class InProcessEngine(Engine):
         """See `Engine.reset_prefix_cache`."""
         self.tree.clear()
 
-    # -- taking requests in ------------------------------------------------------------------------------------------
+    # -- taking requests in
+    # ------------------------------------------------------------------------------------------
 
     async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
         """Submit and wait for what is not known at once."""
@@ -202,31 +233,45 @@ class InProcessEngine(Engine):
         try:
             for submit in submissions:
                 answers.append(submit())
-            return [await answer if isinstance(answer, asyncio.Future) else answer for answer in answers]
+            return [
+                await answer if isinstance(answer, asyncio.Future) else answer for answer in answers
+            ]
         finally:
             for answer in answers:
                 if isinstance(answer, asyncio.Future) and not answer.get_loop().is_closed():
-                    answer.cancel()  # what nobody waits for any more is let go; changes nothing where it has ended
+                    # what nobody waits for any more is let go; changes nothing where it has ended
+                    answer.cancel()
 
     def _busy(self) -> bool:
         if not self.queue:
             return False
-        if self._pump is not None and not self._pump.done() and not self._pump.get_loop().is_closed():
+        if (
+            self._pump is not None
+            and not self._pump.done()
+            and not self._pump.get_loop().is_closed()
+        ):
             return True
         # Left over from an event loop that ended before the pump could run once more.
         self._abandon(RuntimeError("the event loop ended"))
         return False
 
-    def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
+    def _submit(
+        self, request: GenerateRequest, watch: Watch | None = None
+    ) -> asyncio.Future[list[Generated]]:
         self.queue.reserve(len(request.prompt_ids))
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
         ends = request.stop_ids | self.eos_ids
         if request.max_steps is not None:
             ends |= self.step_ends.tokens
-        call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
+        call = Call(
+            request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n
+        )
         taken = Taken.of(request.without) if request.without and request.temperature > 0 else None
-        riders = [Rider(call, i, self.sampler.uniforms(request.seed, i, limit), taken) for i in range(request.n)]
+        riders = [
+            Rider(call, i, self.sampler.uniforms(request.seed, i, limit), taken)
+            for i in range(request.n)
+        ]
         if watch is not None:
             watch.samples += riders
         call.cached = self.queue.place(path, riders)
@@ -265,7 +310,9 @@ class InProcessEngine(Engine):
         return future
 
     def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> Any:
-        """Queue what is needed to know the log-probability of every token of `continuation`; nothing where all are known."""
+        """Queue what is needed to know the log-probability of every token of `continuation`;
+        nothing where all are known.
+        """
         tree = self.tree
         self.queue.reserve(len(prefix) + len(continuation))
         path = tree.walk(prefix + continuation)
@@ -285,23 +332,30 @@ class InProcessEngine(Engine):
         row.scoring, row.scored = asyncio.get_running_loop().create_future(), wanted
         return row.scoring
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- the loop
+    # ----------------------------------------------------------------------------------------------
 
     def _ensure_pump(self) -> None:
-        """Have a task that steps the engine on this event loop. Call it before anything is queued."""
+        """Have a task that steps the engine on this event loop. Call it before anything is
+        queued.
+        """
         loop, pump = asyncio.get_running_loop(), self._pump
         if pump is not None and not pump.done():
             owner = pump.get_loop()
             if owner is loop:
                 return
             if not owner.is_closed():
-                raise EngineError("the engine serves another event loop now: wait for it, or load a second engine")
+                raise EngineError(
+                    "the engine serves another event loop now: wait for it, or load a second engine"
+                )
             self._pump = None
         self._busy()
         self._pump = loop.create_task(self._run())
 
     async def _run(self) -> None:
-        """Step until nothing waits. Before each step every caller who can go on puts in what it asks for next."""
+        """Step until nothing waits. Before each step every caller who can go on puts in what it
+        asks for next.
+        """
         try:
             while self.queue:
                 await self._let_callers_park()
@@ -318,7 +372,8 @@ class InProcessEngine(Engine):
             raise
 
     async def _let_callers_park(self) -> None:
-        """Yield until nobody has asked for more in QUIET turns of the event loop, or the batch is full, or TURNS have passed.
+        """Yield until nobody has asked for more in QUIET turns of the event loop, or the batch is
+        full, or TURNS have passed.
 
         Woken callers pass through a few nested awaits before they submit again.
         """
@@ -331,7 +386,9 @@ class InProcessEngine(Engine):
                 return
 
     def _abandon(self, error: BaseException) -> None:
-        """Hand a failure (or the end of the event loop) to every caller that still waits, and start afresh."""
+        """Hand a failure (or the end of the event loop) to every caller that still waits, and start
+        afresh.
+        """
         if not self.queue:
             return
         for future in self.queue.clear():
@@ -342,7 +399,9 @@ class InProcessEngine(Engine):
         self.tree.clear()
 
     async def _step(self) -> None:
-        """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came of it."""
+        """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came
+        of it.
+        """
         queue, stats = self.queue, self.stats
         queue.walk()
         queue.refill(self.max_batch)
@@ -356,11 +415,17 @@ class InProcessEngine(Engine):
         queue.settle(computed)
 
     async def _compute(self) -> Computed:
-        """The live rows' forward: in the worker where it takes long, by what a token took so far."""
+        """The live rows' forward: in the worker where it takes long, by what a token took so
+        far.
+        """
         rows, stats = self.queue.live, self.stats
         tokens = sum(len(row.nodes) for row in rows)
         expected = tokens * stats.forward_seconds / max(stats.computed_tokens, 1)
-        if self.worker is None or expected < LONG_SECONDS or not isinstance(self.forward, NativeLlama):
+        if (
+            self.worker is None
+            or expected < LONG_SECONDS
+            or not isinstance(self.forward, NativeLlama)
+        ):
             return self.forward.compute(rows)
         loop = asyncio.get_running_loop()
         self._computed, work = loop.create_future(), self.worker.submit(self.forward.compute, rows)

@@ -1,4 +1,5 @@
-"""The C kernels as a loaded library: compiled once by the user's own compiler and kept in a private cache folder.
+"""The C kernels as a loaded library: compiled once by the user's own compiler and kept in a private
+cache folder.
 
 A library is kept under a name that says what it was built from (`_build_key`).
 """
@@ -22,7 +23,9 @@ from pathlib import Path
 from ..config.cache import cache_folder
 
 SOURCES = Path(__file__).parent / "kernels"
-COMPILE_SECONDS = 300  # 2 on a quiet machine; a busy one, and sanitizers, may take a hundred times that
+COMPILE_SECONDS = (
+    300  # 2 on a quiet machine; a busy one, and sanitizers, may take a hundred times that
+)
 
 
 class _KernelError(Exception):
@@ -31,7 +34,9 @@ class _KernelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The loaded `library`, or None where torch computes instead; `status` says in one line which, and why."""
+    """The loaded `library`, or None where torch computes instead; `status` says in one line which,
+    and why.
+    """
 
     library: ctypes.CDLL | None
     status: str
@@ -39,20 +44,25 @@ class Kernels:
 
 @functools.cache
 def kernels() -> Kernels:
-    """The kernels of this process, loaded once: from the cache folder, else compiled (about 2 s of a core)."""
+    """The kernels of this process, loaded once: from the cache folder, else compiled (about 2 s of
+    a core).
+    """
     return load_kernels()
 
 
 def kernel_status() -> str:
-    """One line for `info`: who compiled the kernels and where they are kept, or what failed and what computes instead."""
+    """One line for `info`: who compiled the kernels and where they are kept, or what failed and
+    what computes instead.
+    """
     return kernels().status
 
 
 def load_kernels() -> Kernels:
     """Find the kernels in the cache folder, or compile them and keep them there.
 
-    Environment: CC names the compiler (default: cc), ALPHAZERO_KERNEL_FLAGS adds flags, ALPHAZERO_CACHE_DIR is the folder
-    that the cache folder lies in. Where that can't be written, or isn't the user's alone, a process compiles for itself.
+    Environment: CC names the compiler (default: cc), ALPHAZERO_KERNEL_FLAGS adds flags,
+    ALPHAZERO_CACHE_DIR is the folder that the cache folder lies in. Where that can't be written, or
+    isn't the user's alone, a process compiles for itself.
     """
     try:
         command = _compile_command()
@@ -61,7 +71,9 @@ def load_kernels() -> Kernels:
         kept = None if folder is None else folder / f"{key}.so"
         if kept is not None and kept.is_file():
             with suppress(OSError):  # a power cut may have left a part of it
-                return Kernels(ctypes.CDLL(str(kept)), f"C, compiled by {compiler}, kept in {folder}")
+                return Kernels(
+                    ctypes.CDLL(str(kept)), f"C, compiled by {compiler}, kept in {folder}"
+                )
         with tempfile.TemporaryDirectory(prefix="alphazero-kernels-", dir=folder) as scratch:
             built = Path(scratch) / "kernels.so"
             _run_compiler([*command, *_sources(".c"), "-o", str(built), "-lm"])
@@ -74,7 +86,8 @@ def load_kernels() -> Kernels:
     return Kernels(library, f"C, compiled by {compiler}, {reason or f'kept in {folder}'}")
 
 
-# -- compiling ---------------------------------------------------------------------------------------------------------
+# -- compiling
+# --------------------------------------------------------------------------------------------------
 
 
 def _compile_command() -> list[str]:
@@ -84,17 +97,20 @@ def _compile_command() -> list[str]:
     extra = shlex.split(os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""))
     path = shutil.which(program)
     if path is None:
-        raise _KernelError(f"there is no C compiler {named!r}: install one (gcc or clang), or name it in CC")
+        raise _KernelError(
+            f"there is no C compiler {named!r}: install one (gcc or clang), or name it in CC"
+        )
     tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     flags = ["-O2", "-ftree-vectorize", tuned, "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG"]
     return [path, *options, *flags, "-shared", "-fPIC", "-pthread", *extra]
 
 
 def _build_key(command: list[str]) -> tuple[str, str]:
-    """A key of all that the library depends on, and the compiler as people know it (its path and version).
+    """A key of all that the library depends on, and the compiler as people know it (its path and
+    version).
 
-    The macros that the compiler defines for the sources say its version, the processor's features that `native` stands
-    for, and the C library's version.
+    The macros that the compiler defines for the sources say its version, the processor's features
+    that `native` stands for, and the C library's version.
     """
     macros = _run_compiler([*command, "-dM", "-E", *_sources(".c")])
     content = hashlib.sha256()
@@ -114,12 +130,18 @@ def _run_compiler(command: list[str]) -> str:
     """What it prints. Raises _KernelError with its first complaint."""
     try:
         return subprocess.run(
-            command, check=True, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_SECONDS,
         ).stdout
     except subprocess.CalledProcessError as error:
         lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
         complaint = next(
-            (line for line in lines if "error:" in line), lines[0] if lines else f"exit {error.returncode}"
+            (line for line in lines if "error:" in line),
+            lines[0] if lines else f"exit {error.returncode}",
         )
         raise _KernelError(f"{command[0]} failed: {complaint[:200]}") from error
     except subprocess.TimeoutExpired as error:

@@ -1,4 +1,6 @@
-"""A causal model's logits of hidden states, by all that its own forward does after its backbone: scales and caps included."""
+"""A causal model's logits of hidden states, by all that its own forward does after its backbone:
+scales and caps included.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import torch
 
 
 class _Backbone(torch.nn.Module):
-    """Stands in for a model's layers: its hidden states are the embeddings that it is called with."""
+    """Stands in for a model's layers: its hidden states are the embeddings that it is called
+    with.
+    """
 
     @property
     def decoder(self) -> _Backbone:
@@ -34,12 +38,16 @@ class _States:
 
 
 class LastLayer:
-    """Hidden states `[..., D]` -> logits `[..., V]` of a causal model of transformers, whose last layer it shares."""
+    """Hidden states `[..., D]` -> logits `[..., V]` of a causal model of transformers, whose last
+    layer it shares.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = copy.copy(model)
         self.model._modules = {**model._modules, model.base_model_prefix: _Backbone()}
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(inputs_embeds=hidden.reshape(1, -1, hidden.shape[-1])).logits
+        logits: torch.Tensor = self.model(
+            inputs_embeds=hidden.reshape(1, -1, hidden.shape[-1])
+        ).logits
         return logits.view(*hidden.shape[:-1], -1)

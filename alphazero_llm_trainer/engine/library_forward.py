@@ -1,6 +1,7 @@
 """transformers' own forward over rows of the prefix tree, for any model.
 
-Its rows are slots: preallocated keys and values, copied from the prefix tree, that transformers' cache interface reads.
+Its rows are slots: preallocated keys and values, copied from the prefix tree, that transformers'
+cache interface reads.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth a
 class Window:
     """Which rows, positions and tree nodes the forward under way reads and writes.
 
-    The rows are slots `start...`; they read `length` tokens. `positions` `[n, S]` is where each new token goes.
-    `new_nodes[i]` is the tree's node of the token in row `new_rows[i]`, column `new_columns[i]` (padding has none).
+    The rows are slots `start...`; they read `length` tokens. `positions` `[n, S]` is where each new
+    token goes. `new_nodes[i]` is the tree's node of the token in row `new_rows[i]`, column
+    `new_columns[i]` (padding has none).
     """
 
     def __init__(self) -> None:
@@ -40,18 +42,26 @@ class Window:
 
 
 class Slots:
-    """Rows of keys and values, `[layers, 2, slots, kv_heads, room, head_dim]`, written in place at any position.
+    """Rows of keys and values, `[layers, 2, slots, kv_heads, room, head_dim]`, written in place at
+    any position.
 
     A forward's rows are slots 0..n-1, so that a decode step reads plain views.
     """
 
-    def __init__(self, slots: int, room: int, layers: int, kv_heads: int, head_dim: int, tree: PrefixTree) -> None:
+    def __init__(
+        self, slots: int, room: int, layers: int, kv_heads: int, head_dim: int, tree: PrefixTree
+    ) -> None:
         self.layers, self.tree, self.window = layers, tree, Window()
-        self.ends: dict[int, int] = {}  # node -> the slot that holds the path down to it, from the last forward
-        self.states = torch.zeros((layers, 2, slots, kv_heads, room, head_dim), dtype=tree.dtype, device=tree.device)
+        self.ends: dict[
+            int, int
+        ] = {}  # node -> the slot that holds the path down to it, from the last forward
+        self.states = torch.zeros(
+            (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.dtype, device=tree.device
+        )
 
     def place(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
-        """Bring the known tokens of `rows` into slots 0..n-1; returns the rows in that order, short ones first.
+        """Bring the known tokens of `rows` into slots 0..n-1; returns the rows in that order, short
+        ones first.
 
         A row of one token whose parent was computed in the last forward goes on in that one's slot.
         """
@@ -67,13 +77,16 @@ class Slots:
                 homeless.append(row)
             else:
                 placed[slot] = row
-        self.ends = {}  # a node may be dropped and its number used again: what nobody claims now is gone
+        # a node may be dropped and its number used again: what nobody claims now is gone
+        self.ends = {}
         holes = [slot for slot in range(decoding) if slot not in placed]
         for slot in [slot for slot in placed if slot >= decoding]:
             hole = holes.pop()
             placed[hole] = placed.pop(slot)
             self.move(slot, hole, placed[hole].start)
-        for slot, row in zip([*holes, *range(decoding, len(order))], [*homeless, *order[decoding:]], strict=True):
+        for slot, row in zip(
+            [*holes, *range(decoding, len(order))], [*homeless, *order[decoding:]], strict=True
+        ):
             placed[slot] = row
             self.load(slot, self.tree.path(row.nodes[0])[:-1])
         return [placed[slot] for slot in range(len(order))]
@@ -93,7 +106,8 @@ class Slots:
         self.states = larger
 
     def write(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put a layer's new keys and values `[2, n, kv_heads, S, head_dim]` into the window; returns what it reads.
+        """Put a layer's new keys and values `[2, n, kv_heads, S, head_dim]` into the window;
+        returns what it reads.
 
         Both views are `[n, kv_heads, length, head_dim]`.
         """
@@ -108,14 +122,20 @@ class Slots:
     def remember(self, new: Sequence[torch.Tensor]) -> None:
         """Copy the window's new keys and values, one tensor a layer, to the tree."""
         window = self.window
-        every = torch.stack(list(new)).permute(2, 4, 0, 1, 3, 5)  # [n, S, layers, 2, kv_heads, head_dim]
-        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns].to(self.tree.dtype)
+        every = torch.stack(list(new)).permute(
+            2, 4, 0, 1, 3, 5
+        )  # [n, S, layers, 2, kv_heads, head_dim]
+        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns].to(
+            self.tree.dtype
+        )
 
     def load(self, slot: int, nodes: list[int]) -> None:
         """Copy the keys and values of `nodes` from the tree to the start of `slot`."""
         if nodes:
             index = torch.tensor(nodes, device=self.states.device)
-            self.states[:, :, slot, :, : len(nodes)] = self.tree.states[index].permute(1, 2, 3, 0, 4)
+            self.states[:, :, slot, :, : len(nodes)] = self.tree.states[index].permute(
+                1, 2, 3, 0, 4
+            )
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` to slot `target`."""
@@ -123,7 +143,9 @@ class Slots:
 
 
 class _SlotLayer(DynamicLayer):
-    """One layer of the slots in the form that transformers' attention reads. Its own DynamicCache concatenates."""
+    """One layer of the slots in the form that transformers' attention reads. Its own DynamicCache
+    concatenates.
+    """
 
     def __init__(self, index: int, slots: Slots) -> None:
         super().__init__()
@@ -131,7 +153,9 @@ class _SlotLayer(DynamicLayer):
         self.new: torch.Tensor
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         self.new = torch.stack((key_states, value_states))
         return self.slots.write(self.index, self.new)
 
@@ -147,7 +171,9 @@ class LibraryForward:
 
     name = "transformers"
 
-    def __init__(self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int
+    ) -> None:
         _, layers, _, kv_heads, head_dim = tree.states_shape
         self.model, self.tree = model, tree
         rows, room = min(FIRST_ROWS, max_batch), min(FIRST_TOKENS, context)
@@ -158,11 +184,16 @@ class LibraryForward:
         self.cache.layer_class_to_replicate = None
         self.value: tuple[torch.Tensor, float] | None = None
         self.last_layer = LastLayer(getattr(model, "shared", model))
-        # What a model adds to its scores itself is a number; torch's attention takes a bool for scores of any precision.
-        self.mask_dtype = tree.dtype if text_config(model)._attn_implementation == "eager" else torch.bool
+        # What a model adds to its scores itself is a number; torch's attention takes a bool for
+        # scores of any precision.
+        self.mask_dtype = (
+            tree.dtype if text_config(model)._attn_implementation == "eager" else torch.bool
+        )
 
     def hidden(self, ids: torch.Tensor, mask: Masks) -> torch.Tensor:
-        """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and values go to slots, tree."""
+        """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and
+        values go to slots, tree.
+        """
         hidden = self.model.base_model(
             input_ids=ids,
             attention_mask=mask,
@@ -193,7 +224,9 @@ class LibraryForward:
         self.slots.ends = {row.nodes[-1]: slot for slot, row in enumerate(placed) if row.riders}
         seconds = time.perf_counter() - began
         read = [tables[id(row)] for row in rows if id(row) in tables]
-        return Computed(sum(len(row.nodes) for row in rows), seconds, np.stack(read) if read else None)
+        return Computed(
+            sum(len(row.nodes) for row in rows), seconds, np.stack(read) if read else None
+        )
 
     def _windows(self, rows: list[DecodingRow]) -> list[tuple[int, int]]:
         """Ranges of rows (sorted by length) that are computed together."""
@@ -207,7 +240,9 @@ class LibraryForward:
             while end < len(rows):
                 padded = (end + 1 - start) * len(rows[end].nodes)
                 tokens += len(rows[end].nodes)
-                if padded > PREFILL_TOKENS or (end - start >= PREFILL_ROWS and padded > PADDING * tokens):
+                if padded > PREFILL_TOKENS or (
+                    end - start >= PREFILL_ROWS and padded > PADDING * tokens
+                ):
                     break
                 end += 1
             windows.append((start, end))
@@ -215,7 +250,9 @@ class LibraryForward:
         return windows
 
     def _window(self, rows: list[DecodingRow], start: int, tables: dict[int, np.ndarray]) -> None:
-        """Compute the rows in the slots from `start` on; distributions that the tree can't keep go to `tables`."""
+        """Compute the rows in the slots from `start` on; distributions that the tree can't keep go
+        to `tables`.
+        """
         tree, window = self.tree, self.slots.window
         device = tree.device
         lengths = np.array([len(row.nodes) for row in rows])
@@ -233,18 +270,23 @@ class LibraryForward:
         window.new_rows = torch.from_numpy(new_rows).to(device)
         window.new_columns = torch.from_numpy(new_columns).to(device)
         window.new_nodes = torch.tensor(nodes, device=device)
-        # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
+        # A query sees the keys at its own position and before; whatever lies in the slot beyond is
+        # masked.
         keys = torch.arange(window.length, device=device)[None]
         seen = keys[:, None] <= window.positions[:, :, None]  # [n, S, length]
         mask = masks(self.model.config, seen, window.positions, keys, self.mask_dtype)
         hidden = self.hidden(torch.from_numpy(ids).to(device), mask)  # [n, S, D]
         head = self.last_layer
-        last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
+        last = hidden[
+            torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)
+        ]
         logprobs = torch.log_softmax(head(last).float(), dim=-1)  # [n, D] -> [n, V], nats
         values: list[float] = []
         if self.value is not None:
             weight, bias = self.value
-            new = hidden[window.new_rows, window.new_columns].float()  # [new tokens, D]: padding has none
+            new = hidden[
+                window.new_rows, window.new_columns
+            ].float()  # [new tokens, D]: padding has none
             values = torch.sigmoid(new @ weight.float() + bias).tolist()
         for node in nodes:
             tree.ready[node] = True
@@ -256,14 +298,22 @@ class LibraryForward:
         self._memoise(rows, logprobs, tables)
 
     def _record_scores(self, row: DecodingRow, logits: torch.Tensor) -> None:
-        """Write the log-probabilities of a scoring row's chain (all but its first token) into the tree."""
-        tokens = torch.tensor([self.tree.token[node] for node in row.nodes[1:]], device=logits.device)
+        """Write the log-probabilities of a scoring row's chain (all but its first token) into the
+        tree.
+        """
+        tokens = torch.tensor(
+            [self.tree.token[node] for node in row.nodes[1:]], device=logits.device
+        )
         picked = torch.log_softmax(logits[:-1], dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
         for node, value in zip(row.nodes[1:], picked, strict=True):
             self.tree.logprob[node] = value
 
-    def _memoise(self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, np.ndarray]) -> None:
-        """Keep the distributions `[n, V]` after the rows' last nodes: in the tree, else in `tables` where they are read."""
+    def _memoise(
+        self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, np.ndarray]
+    ) -> None:
+        """Keep the distributions `[n, V]` after the rows' last nodes: in the tree, else in `tables`
+        where they are read.
+        """
         tree = self.tree
         ends = [row.nodes[-1] for row in rows]
         if tree.next_logprobs is not None:

@@ -1,6 +1,8 @@
-"""Attention masks for sequences of our own making (slots of a cache, packed tries), as a model's own forward would make them.
+"""Attention masks for sequences of our own making (slots of a cache, packed tries), as a model's
+own forward would make them.
 
-transformers takes a 4-D mask as it is, for all layers alike: a model's own windows are ours to keep then.
+transformers takes a 4-D mask as it is, for all layers alike: a model's own windows are ours to keep
+then.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ Masks = torch.Tensor | dict[str, torch.Tensor]
 
 
 def spans(config: Any) -> dict[str, int | None]:
-    """What kinds of layers a model has, and how far each sees: tokens of a window or a chunk, None for all.
+    """What kinds of layers a model has, and how far each sees: tokens of a window or a chunk, None
+    for all.
 
     The rules are those of transformers' `create_masks_for_generate`.
     """
     shape = config.get_text_config()
-    window, chunk = getattr(shape, "sliding_window", None), getattr(shape, "attention_chunk_size", None)
+    window, chunk = (
+        getattr(shape, "sliding_window", None),
+        getattr(shape, "attention_chunk_size", None),
+    )
     sizes = {FULL: None, SLIDING: window, CHUNKED: chunk}
     kinds = getattr(shape, "layer_types", None)
     if kinds:
@@ -27,7 +33,9 @@ def spans(config: Any) -> dict[str, int | None]:
     return {SLIDING: window} if window else {CHUNKED: chunk} if chunk else {FULL: None}
 
 
-def masks(config: Any, seen: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> Masks:
+def masks(
+    config: Any, seen: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype
+) -> Masks:
     """The mask of every layer `[G, 1, N, M]`, or one by kind of layer where they differ.
 
     Args:

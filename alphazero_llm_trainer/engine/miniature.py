@@ -1,7 +1,9 @@
-"""Whether a forward of ours is an architecture's own, tried on a small random model of the same configuration.
+"""Whether a forward of ours is an architecture's own, tried on a small random model of the same
+configuration.
 
-Its layers are of the same kinds, and windows that the context exceeds are a few tokens long. So it takes a fraction of a second
-to tell whether caches, masks and the last layer are understood, whatever the architecture is called.
+Its layers are of the same kinds, and windows that the context exceeds are a few tokens long. So it
+takes a fraction of a second to tell whether caches, masks and the last layer are understood,
+whatever the architecture is called.
 """
 
 from __future__ import annotations
@@ -39,9 +41,15 @@ _tried: dict[
 
 
 def trial(model: Any, context: float, gap: Callable[[Any], float]) -> float | None:
-    """`gap` (nats) of a small copy of `model`, once for each configuration; None where an error ended it. `context` is how
-    many tokens a sequence may have."""
-    key = gap.__name__, type(getattr(model, "shared", model)).__name__, model.config.to_json_string(), str(context)
+    """`gap` (nats) of a small copy of `model`, once for each configuration; None where an error
+    ended it. `context` is how many tokens a sequence may have.
+    """
+    key = (
+        gap.__name__,
+        type(getattr(model, "shared", model)).__name__,
+        model.config.to_json_string(),
+        str(context),
+    )
     if key not in _tried:
         verbosity = transformers_logging.get_verbosity()
         transformers_logging.set_verbosity(logging.CRITICAL)
@@ -56,17 +64,22 @@ def trial(model: Any, context: float, gap: Callable[[Any], float]) -> float | No
 
 
 def check_forward(model: Any, context: int) -> None:
-    """Raise EngineError for a model that `LibraryForward` doesn't compute as transformers does in `context` tokens at most."""
+    """Raise EngineError for a model that `LibraryForward` doesn't compute as transformers does in
+    `context` tokens at most.
+    """
     if is_plain(model):
         return
     gap = trial(model, context, engine_gap)
     if gap is not None and gap <= GAP:
         return
     reason = (
-        "keeps no cache of its kind" if gap is None else f"is {gap:.2g} nats from transformers' own log-probabilities"
+        "keeps no cache of its kind"
+        if gap is None
+        else f"is {gap:.2g} nats from transformers' own log-probabilities"
     )
     raise EngineError(
-        f"a {type(getattr(model, 'shared', model)).__name__} can't be searched by the in-process engine, which {reason}: use"
+        f"a {type(getattr(model, 'shared', model)).__name__} can't be searched by the in-process "
+        f"engine, which {reason}: use"
         " another student, or engine.backend=vllm"
     )
 
@@ -76,7 +89,8 @@ def is_plain(model: Any) -> bool:
     return uncovered({**model.config.to_dict(), "quantization_config": None}) is None
 
 
-# -- the small model ---------------------------------------------------------------------------------------------------
+# -- the small model
+# --------------------------------------------------------------------------------------------------
 
 
 def miniature(model: Any, context: float) -> Any:
@@ -87,7 +101,9 @@ def miniature(model: Any, context: float) -> Any:
     text = config.get_text_config()
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig) and part is not text:
-            with suppress(AttributeError):  # an eye's or an ear's configuration: as small as it can be made
+            with suppress(
+                AttributeError
+            ):  # an eye's or an ear's configuration: as small as it can be made
                 shrink(part, context)
     shrink(text, context)
     kind = type(getattr(model, "shared", model))
@@ -113,7 +129,9 @@ def randomise(model: Any) -> None:
 
 
 def shrink(shape: Any, context: float) -> None:
-    """Make a configuration's model small in place; windows that `context` tokens exceed get `SPAN` tokens."""
+    """Make a configuration's model small in place; windows that `context` tokens exceed get `SPAN`
+    tokens.
+    """
     shrink_layers(shape)
     chosen = getattr(shape, "num_experts_per_tok", None) or 1
     for name, value in list(vars(shape).items()):
@@ -142,10 +160,15 @@ def shrink(shape: Any, context: float) -> None:
         setattr(shape, name, fewer // shared)
     rope = getattr(shape, "rope_parameters", None) or {}
     for turns in (rope, *rope.values()):  # one for all layers, or one for each kind of them
-        if isinstance(turns, dict) and turns.get("rope_type") in ("longrope", "dynamic"):  # they depend on the length
+        if isinstance(turns, dict) and turns.get("rope_type") in (
+            "longrope",
+            "dynamic",
+        ):  # they depend on the length
             longest = turns.get("original_max_position_embeddings")
             if longest is not None and longest < context:
-                turns["original_max_position_embeddings"] = shape.original_max_position_embeddings = SPAN
+                turns["original_max_position_embeddings"] = (
+                    shape.original_max_position_embeddings
+                ) = SPAN
 
 
 def shrink_layers(shape: Any) -> None:
@@ -174,12 +197,15 @@ def words_of(small: Any) -> torch.Tensor:
 @torch.no_grad()
 def own_logprobs(small: Any, words: torch.Tensor) -> torch.Tensor:
     """Log-probabilities `[B, T, V]` of a model's own forward, each sequence by itself."""
-    rows = [small(input_ids=row[None], use_cache=False).logits.float().log_softmax(-1) for row in words]
+    rows = [
+        small(input_ids=row[None], use_cache=False).logits.float().log_softmax(-1) for row in words
+    ]
     return torch.cat(rows)
 
 
 def engine_gap(small: Any) -> float:
-    """How far (nats) `LibraryForward`'s log-probabilities are from those of a small model's own forward at most.
+    """How far (nats) `LibraryForward`'s log-probabilities are from those of a small model's own
+    forward at most.
 
     The two sequences are computed in pieces and side by side, as a search asks for them.
     """
@@ -191,13 +217,16 @@ def engine_gap(small: Any) -> float:
     assert tree.next_logprobs is not None
     forward, own = LibraryForward(small, tree, 2, LENGTH), own_logprobs(small, words)
     paths = [tree.walk(row) for row in words.tolist()]
-    # How far each sequence is known after each forward: prefixes, pieces behind them, then token by token.
+    # How far each sequence is known after each forward: prefixes, pieces behind them, then token by
+    # token.
     known = [(SPAN, SPAN), (2 * SPAN, SPAN + 1), (LENGTH - 4, 2 * SPAN)]
     known += [(LENGTH - 4 + i, 2 * SPAN + i) for i in range(1, 5)]
     gap = 0.0
     forward.compute([DecodingRow(paths[0][:SPAN], 0)])
     for starts, ends in itertools.pairwise(known):
-        forward.compute([DecodingRow(path[a:b], a) for path, a, b in zip(paths, starts, ends, strict=True)])
+        forward.compute(
+            [DecodingRow(path[a:b], a) for path, a, b in zip(paths, starts, ends, strict=True)]
+        )
         for row, path, end in zip(own, paths, ends, strict=True):
             apart = (tree.next_logprobs[path[end - 1]] - row[end - 1]).abs().max()
             gap = max(gap, float(apart.nan_to_num(math.inf)))

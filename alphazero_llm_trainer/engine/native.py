@@ -2,9 +2,9 @@
 
 `kernel_build` compiles it, `precision` says of which models and in what numbers it is.
 
-It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
-its results are the same bits whatever else is in a batch, on any number of threads. Without a compiler transformers takes
-its place.
+It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no
+cache of its own, and its results are the same bits whatever else is in a batch, on any number of
+threads. Without a compiler transformers takes its place.
 """
 
 from __future__ import annotations
@@ -50,41 +50,69 @@ class Shape(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels (see `kernel_build`) with the types of their functions, or None where none can be built."""
+    """The compiled kernels (see `kernel_build`) with the types of their functions, or None where
+    none can be built.
+    """
     loaded = kernels().library
     return None if loaded is None else declare(loaded)
 
 
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the argument and result types of the kernels' functions."""
-    loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p), c_int], c_void_p
-    loaded.model_layer.argtypes, loaded.model_layer.restype = [c_void_p, c_int64, POINTER(c_void_p), c_void_p], c_int
+    loaded.model_new.argtypes, loaded.model_new.restype = (
+        [POINTER(Shape), POINTER(c_void_p), c_int],
+        c_void_p,
+    )
+    loaded.model_layer.argtypes, loaded.model_layer.restype = (
+        [c_void_p, c_int64, POINTER(c_void_p), c_void_p],
+        c_int,
+    )
     loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
     loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
-    loaded.forward.argtypes = [*[c_void_p] * 2, c_int64, *[c_void_p] * 2, c_int64, *[c_void_p] * 8, c_int64, c_int]
+    loaded.forward.argtypes = [
+        *[c_void_p] * 2,
+        c_int64,
+        *[c_void_p] * 2,
+        c_int64,
+        *[c_void_p] * 8,
+        c_int64,
+        c_int,
+    ]
     loaded.forward.restype = c_int
     loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
     loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
     loaded.top.restype = None
-    loaded.uniforms.argtypes, loaded.uniforms.restype = [c_uint64, c_uint64, c_int64, c_void_p], None
+    loaded.uniforms.argtypes, loaded.uniforms.restype = (
+        [c_uint64, c_uint64, c_int64, c_void_p],
+        None,
+    )
     loaded.large_pages.argtypes, loaded.large_pages.restype = [c_void_p, c_int64], None
     return loaded
 
 
 def rotary_table(inner: LlamaModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of the rotary embedding `[positions, head_dim]`."""
-    positions = torch.arange(inner.config.max_position_embeddings, device=inner.embed_tokens.weight.device)
+    positions = torch.arange(
+        inner.config.max_position_embeddings, device=inner.embed_tokens.weight.device
+    )
     cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1].float(), positions[None])
     return cos[0], sin[0]
 
 
-def adapters(linears: Sequence[Any], active: Sequence[str] | None) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-    """The active adapters of linear layers over one input: layer, A `[r, in]`, and B times its scale `[out, r]`.
+def adapters(
+    linears: Sequence[Any], active: Sequence[str] | None
+) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """The active adapters of linear layers over one input: layer, A `[r, in]`, and B times its
+    scale `[out, r]`.
 
     `active` None: those that each layer computes with now.
     """
     return [
-        (linear, linear.lora_A[name].weight, linear.lora_B[name].weight.float() * linear.scaling[name])
+        (
+            linear,
+            linear.lora_A[name].weight,
+            linear.lora_B[name].weight.float() * linear.scaling[name],
+        )
         for linear in linears
         if hasattr(linear, "lora_A")
         for name in (linear.active_adapters if active is None else active)
@@ -95,14 +123,18 @@ def adapters(linears: Sequence[Any], active: Sequence[str] | None) -> list[tuple
 def with_adapters(
     linears: Sequence[Any], active: Sequence[str] | None
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """The layers' weights `[out, in + r]`, and the A's of their adapters as one `[r, in]`, of which their B's are multiples.
+    """The layers' weights `[out, in + r]`, and the A's of their adapters as one `[r, in]`, of which
+    their B's are multiples.
 
-    Weights and adapters are not added up: what an adapter adds would be lost in rounding to bfloat16.
+    Weights and adapters are not added up: what an adapter adds would be lost in rounding to
+    bfloat16.
     """
     active_ones, weights = adapters(linears, active), []
     for linear in linears:
         base = getattr(linear, "base_layer", linear).weight
-        columns = [b if own is linear else b.new_zeros(len(base), b.shape[1]) for own, _, b in active_ones]
+        columns = [
+            b if own is linear else b.new_zeros(len(base), b.shape[1]) for own, _, b in active_ones
+        ]
         weights.append(torch.cat([base.float(), *columns], dim=1) if columns else base)
     return weights, torch.cat([a for _, a, _ in active_ones]) if active_ones else None
 
@@ -114,12 +146,16 @@ def inputs(layer: Any) -> tuple[list[Any], ...]:
     return joined, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
 
 
-def layer_weights(layer: Any, active: Sequence[str] | None) -> tuple[list[torch.Tensor | None], array[int]]:
+def layer_weights(
+    layer: Any, active: Sequence[str] | None
+) -> tuple[list[torch.Tensor | None], array[int]]:
     """What `model_layer` of the kernels takes: weights in its order, and ranks."""
     groups = inputs(layer)
     biases = [part.bias for part in groups[0] if getattr(part, "bias", None) is not None]
     norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-    (qkv, out, gate_up, down), low = zip(*(with_adapters(linears, active) for linears in groups), strict=True)
+    (qkv, out, gate_up, down), low = zip(
+        *(with_adapters(linears, active) for linears in groups), strict=True
+    )
     before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     weights = [before, *qkv, *out, after, *gate_up, *down, torch.cat(biases) if biases else None]
     weights += [None if norm is None else norm.weight for norm in norms]
@@ -130,7 +166,9 @@ def layer_weights(layer: Any, active: Sequence[str] | None) -> tuple[list[torch.
 def addresses(weights: Sequence[torch.Tensor | None]) -> Iterator[Any]:
     """Where the weights are in fp32, None as NULL."""
     plain = [None if weight is None else weight.detach().float().contiguous() for weight in weights]
-    yield (c_void_p * len(plain))(*(None if weight is None else weight.data_ptr() for weight in plain))
+    yield (c_void_p * len(plain))(
+        *(None if weight is None else weight.data_ptr() for weight in plain)
+    )
 
 
 def parameter_count(model: Any) -> int:
@@ -138,24 +176,32 @@ def parameter_count(model: Any) -> int:
 
 
 class NativeLlama:
-    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU. It has its own packed copy of the weights.
+    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU. It has its own packed
+    copy of the weights.
 
     `unit` is what computes its products (`precision.product_unit`).
     """
 
     name = "native"
 
-    def __init__(self, kernels: ctypes.CDLL, model: Any, tree: PrefixTree, unit: int = FLOATS) -> None:
+    def __init__(
+        self, kernels: ctypes.CDLL, model: Any, tree: PrefixTree, unit: int = FLOATS
+    ) -> None:
         self.kernels, self.tree, self.unit, self.valued = kernels, tree, unit, False
         self.parameters = parameter_count(model)
-        # Where the tree doesn't keep distributions: one table for all calls, a new one's pages would cost more than the draws.
+        # Where the tree doesn't keep distributions: one table for all calls, a new one's pages
+        # would cost more than the draws.
         self.table = np.empty((0, tree.vocabulary), dtype=np.float32)
         shared, active = getattr(model, "shared", model), getattr(model, "active", None)
         shape, inner = model.config, shared.model
         heads = shape.num_attention_heads
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         cos, sin = (table[:, : head_dim // 2] for table in rotary_table(inner))
-        ranks = [sum(len(a) for _, a, _ in adapters(group, active)) for each in inner.layers for group in inputs(each)]
+        ranks = [
+            sum(len(a) for _, a, _ in adapters(group, active))
+            for each in inner.layers
+            for group in inputs(each)
+        ]
         dimensions = Shape(
             layers=shape.num_hidden_layers,
             width=shape.hidden_size,
@@ -168,15 +214,27 @@ class NativeLlama:
             rank=max(ranks),
             epsilon=shape.rms_norm_eps,
         )
-        outer = [inner.embed_tokens.weight, inner.norm.weight, shared.get_output_embeddings().weight, cos, sin]
+        outer = [
+            inner.embed_tokens.weight,
+            inner.norm.weight,
+            shared.get_output_embeddings().weight,
+            cos,
+            sin,
+        ]
         with addresses(outer) as pointers:
             self.model = kernels.model_new(ctypes.byref(dimensions), pointers, unit)
         weakref.finalize(self, kernels.model_free, self.model)
-        for i, layer in enumerate(inner.layers):  # one at a time: weights of half the size are copied first
+        for i, layer in enumerate(
+            inner.layers
+        ):  # one at a time: weights of half the size are copied first
             weights, sizes = layer_weights(layer, active)
             with addresses(weights) as pointers:
-                if not self.model or not kernels.model_layer(self.model, i, pointers, sizes.buffer_info()[0]):
-                    raise EngineError("there is not enough memory for the engine's copy of the weights")
+                if not self.model or not kernels.model_layer(
+                    self.model, i, pointers, sizes.buffer_info()[0]
+                ):
+                    raise EngineError(
+                        "there is not enough memory for the engine's copy of the weights"
+                    )
         kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
 
     @staticmethod
@@ -200,8 +258,11 @@ class NativeLlama:
         return None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, tree: PrefixTree, dtype: Wanted = "auto") -> NativeLlama | None:
-        """The forward of a model that the kernels compute, or None where there is no compiler. `dtype` is `engine.dtype`.
+    def of(
+        cls, model: PreTrainedModel, tree: PrefixTree, dtype: Wanted = "auto"
+    ) -> NativeLlama | None:
+        """The forward of a model that the kernels compute, or None where there is no compiler.
+        `dtype` is `engine.dtype`.
 
         Raises ConfigError where it can't be had.
         """
@@ -211,7 +272,9 @@ class NativeLlama:
 
     @property
     def rounds(self) -> bool:
-        """True where products are in bfloat16: the model's own forward gives slightly other log-probabilities."""
+        """True where products are in bfloat16: the model's own forward gives slightly other
+        log-probabilities.
+        """
         return self.unit != FLOATS
 
     @property
@@ -226,7 +289,9 @@ class NativeLlama:
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
         """See `Forward.set_value`."""
         plain = None if weight is None else weight.detach().to("cpu", torch.float32).contiguous()
-        if not self.kernels.model_value(self.model, None if plain is None else plain.data_ptr(), bias):
+        if not self.kernels.model_value(
+            self.model, None if plain is None else plain.data_ptr(), bias
+        ):
             raise EngineError("there is not enough memory for the value head")
         self.valued = plain is not None
 
@@ -284,9 +349,10 @@ class NativeLlama:
 class _Plan:
     """Which nodes one call of the kernel computes, each once, and what it keeps of them.
 
-    `keep[i]` is the table's row for node i's distribution or -1, `target[i]` the token that is scored after it or -1.
-    `kept` are the nodes whose distribution is kept, in the table's order where that isn't the tree's own; `scored` pairs
-    a place in `nodes` with the node whose log-probability comes of it.
+    `keep[i]` is the table's row for node i's distribution or -1, `target[i]` the token that is
+    scored after it or -1. `kept` are the nodes whose distribution is kept, in the table's order
+    where that isn't the tree's own; `scored` pairs a place in `nodes` with the node whose
+    log-probability comes of it.
     """
 
     def __init__(self, tree: PrefixTree, rows: Sequence[DecodingRow]) -> None:

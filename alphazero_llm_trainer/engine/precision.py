@@ -1,4 +1,6 @@
-"""Which models the C kernels compute, in what numbers, and on how many threads. Told without torch."""
+"""Which models the C kernels compute, in what numbers, and on how many threads. Told without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from .kernel_build import kernels
 FLOATS = 0
 UNITS = {1: "AVX512-BF16", 2: "AMX"}  # `enum unit` of kernels/products.h
 
-# Model types and their classes: Llama, with biases on q, k and v (Qwen2), with norms of each head of q and k (Qwen3).
+# Model types and their classes: Llama, with biases on q, k and v (Qwen2), with norms of each head
+# of q and k (Qwen3).
 KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ROPES = ("default", "linear", "llama3")  # other rotary embeddings depend on the length
 
@@ -20,7 +23,9 @@ Wanted = Literal["auto", "float32", "bfloat16"]
 
 
 def uncovered(shape: Mapping[str, Any]) -> str | None:
-    """Why the kernels can't compute a model whose config.json says `shape`, or None where they can."""
+    """Why the kernels can't compute a model whose config.json says `shape`, or None where they
+    can.
+    """
     kind = shape.get("model_type")
     if kind not in KINDS:
         return f"the kernels compute {', '.join(KINDS)} and not {kind}"
@@ -34,7 +39,9 @@ def uncovered(shape: Mapping[str, Any]) -> str | None:
         return "the kernels have no biases but those of Qwen2"
     if shape.get("hidden_act") != "silu":
         return f"the kernels have no {shape.get('hidden_act')}"
-    return "the kernels don't compute quantised weights" if shape.get("quantization_config") else None
+    return (
+        "the kernels don't compute quantised weights" if shape.get("quantization_config") else None
+    )
 
 
 def product_unit(wanted: Wanted, parameters: int) -> int:
@@ -47,7 +54,11 @@ def product_unit(wanted: Wanted, parameters: int) -> int:
     loaded = kernels()
     unit = FLOATS if loaded.library is None else int(loaded.library.bf16_unit())
     if unit == FLOATS and wanted == "bfloat16":
-        reason = loaded.status if loaded.library is None else "this processor has neither AMX nor AVX512-BF16"
+        reason = (
+            loaded.status
+            if loaded.library is None
+            else "this processor has neither AMX nor AVX512-BF16"
+        )
         raise ConfigError(f"engine.dtype is 'bfloat16', and {reason}: set it to auto or float32")
     return unit
 

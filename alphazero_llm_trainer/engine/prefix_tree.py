@@ -1,8 +1,10 @@
-"""The engine's memory: a trie of tokens with each token's keys, values, log-probability and next-token distribution.
+"""The engine's memory: a trie of tokens with each token's keys, values, log-probability and
+next-token distribution.
 
-A token's node is computed once, whoever asks for it: requests that reach a node already computed read it, requests
-that reach one being computed wait for it. This is RadixAttention's prefix tree (Zheng et al. 2024, SGLang) with one
-token a node, so that a branch may leave anywhere, and with the next-token distributions kept beside the keys.
+A token's node is computed once, whoever asks for it: requests that reach a node already computed
+read it, requests that reach one being computed wait for it. This is RadixAttention's prefix tree
+(Zheng et al. 2024, SGLang) with one token a node, so that a branch may leave anywhere, and with the
+next-token distributions kept beside the keys.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ Pairs = tuple[tuple[int, float], ...]
 
 
 class PrefixTree:
-    """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of everything.
+    """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of
+    everything.
 
-    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys
-    and values are stored), `memoised` (the next-token distribution is), `locks` (rows that need it now), `stamp` (last
-    use), `logprob` (of the token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN
-    where unknown).
+    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id ->
+    node), `ready` (keys and values are stored), `memoised` (the next-token distribution is),
+    `locks` (rows that need it now), `stamp` (last use), `logprob` (of the token after its prefix;
+    nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
 
-    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no memory before its first
-    use and after `release`. Where all next-token distributions fit `memo_bytes`, `next_logprobs` is
-    `[capacity, vocabulary]`; elsewhere it is None, and none is kept.
+    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no
+    memory before its first use and after `release`. Where all next-token distributions fit
+    `memo_bytes`, `next_logprobs` is `[capacity, vocabulary]`; elsewhere it is None, and none is
+    kept.
     """
 
     def __init__(
@@ -46,11 +50,17 @@ class PrefixTree:
         device: torch.device,
     ) -> None:
         self.capacity, self.vocabulary = capacity, vocabulary
-        self.states_shape, self.dtype, self.device = (capacity, layers, 2, kv_heads, head_dim), dtype, device
+        self.states_shape, self.dtype, self.device = (
+            (capacity, layers, 2, kv_heads, head_dim),
+            dtype,
+            device,
+        )
         self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
         if capacity * vocabulary * 4 <= memo_bytes:
-            self.next_logprobs = torch.empty((capacity, vocabulary), dtype=torch.float32, device=device)
+            self.next_logprobs = torch.empty(
+                (capacity, vocabulary), dtype=torch.float32, device=device
+            )
         self.clear()
 
     @property
@@ -59,11 +69,15 @@ class PrefixTree:
         if self._states is None:
             capacity, layers, *node = self.states_shape
             pool = torch.empty((layers, capacity, *node), dtype=self.dtype, device=self.device)
-            self._states = pool.transpose(0, 1)  # a layer's nodes lie together: attention reads one layer at a time
+            self._states = pool.transpose(
+                0, 1
+            )  # a layer's nodes lie together: attention reads one layer at a time
         return self._states
 
     def release(self) -> None:
-        """Forget every node but the root, and give the memory of keys and values back until they are used again."""
+        """Forget every node but the root, and give the memory of keys and values back until they
+        are used again.
+        """
         self._states = None
         self.clear()
 
@@ -72,7 +86,10 @@ class PrefixTree:
         self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
         self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
-        self.logprob, self.value = array("d", [NAN]) * self.capacity, array("d", [NAN]) * self.capacity
+        self.logprob, self.value = (
+            array("d", [NAN]) * self.capacity,
+            array("d", [NAN]) * self.capacity,
+        )
         self.children: list[dict[int, int]] = [{}]
         self.ready[ROOT] = True
         self.free: list[int] = []  # nodes that were dropped
@@ -147,7 +164,9 @@ class PrefixTree:
         self.stamp[node] = self.clock
 
     def reserve(self, count: int) -> bool:
-        """Make room for `count` new nodes, dropping the least recently used leaves; False when locks forbid it."""
+        """Make room for `count` new nodes, dropping the least recently used leaves; False when
+        locks forbid it.
+        """
         if self.room() >= count:
             return True
         # One sweep frees an extra tenth, so that sweeps stay rare.
@@ -163,15 +182,20 @@ class PrefixTree:
 
     def _leaves(self) -> np.ndarray:
         """The nodes without children that no row needs, the least recently used first."""
-        count = len(self.children)  # in numpy: a server's other requests wait for a sweep over all nodes
+        count = len(
+            self.children
+        )  # in numpy: a server's other requests wait for a sweep over all nodes
         token, parent, locks = (
-            np.frombuffer(column, np.intc, count) for column in (self.token, self.parent, self.locks)
+            np.frombuffer(column, np.intc, count)
+            for column in (self.token, self.parent, self.locks)
         )
         spare = token >= 0
         inner = np.zeros(count, dtype=bool)
         inner[parent[spare]] = True
         leaves = np.flatnonzero(spare & ~inner & (locks == 0))
-        return leaves[np.argsort(np.frombuffer(self.stamp, np.longlong, count)[leaves], kind="stable")]
+        return leaves[
+            np.argsort(np.frombuffer(self.stamp, np.longlong, count)[leaves], kind="stable")
+        ]
 
     def _drop(self, node: int) -> None:
         del self.children[self.parent[node]][self.token[node]]
@@ -188,7 +212,9 @@ class PrefixTree:
         return len(self.children) - 1 - len(self.free)
 
     def distributions(self, nodes: list[int]) -> tuple[np.ndarray, list[int]]:
-        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all memoised) its row there."""
+        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all memoised) its
+        row there.
+        """
         assert self.next_logprobs is not None
         if self.next_logprobs.device.type == "cpu":
             return self.next_logprobs.numpy(), nodes
@@ -196,7 +222,9 @@ class PrefixTree:
         return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))
 
     def tops(self, k: int) -> dict[int, Pairs]:
-        """The k likeliest next tokens of memoised nodes, as far as they were looked up; whoever looks up more adds them."""
+        """The k likeliest next tokens of memoised nodes, as far as they were looked up; whoever
+        looks up more adds them.
+        """
         known = self._tops.setdefault(k, {})
         if len(known) > TOPS_KEPT:
             known.clear()

@@ -1,4 +1,6 @@
-"""What search and training may expect of a policy: an engine that speaks token ids only, and teachers that speak text."""
+"""What search and training may expect of a policy: an engine that speaks token ids only, and
+teachers that speak text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prefix and of what follows it
-Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]  # (token ids, log-probabilities) of sequences
+Drawn = tuple[
+    tuple[tuple[int, ...], tuple[float, ...]], ...
+]  # (token ids, log-probabilities) of sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,19 @@ class Capabilities:
 class GenerateRequest:
     """Sample `n` sequences after `prompt_ids`.
 
-    A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
-    `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed` alone decides the draws of each of the n
-    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
-    `top_k` > 0 returns that many log-probabilities for each step. `top_p` < 1 draws from the nucleus alone: the fewest
-    likeliest tokens that have this probability at the temperature. Log-probabilities are those of the whole distribution.
+    A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token
+    (kept), after `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed`
+    alone decides the draws of each of the n
+    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or
+    MIN_TEMPERATURE and more. `top_k` > 0 returns that many log-probabilities for each step. `top_p`
+    < 1 draws from the nucleus alone: the fewest likeliest tokens that have this probability at the
+    temperature. Log-probabilities are those of the whole distribution.
 
-    `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at the request's
-    temperature: in process, a sample at a temperature above 0 is none of them, see `without.Taken`. `tempered` is a
-    temperature at which that engine tells each token's log-probability too: that of later draws.
+    `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at
+    the request's
+    temperature: in process, a sample at a temperature above 0 is none of them, see `without.Taken`.
+    `tempered` is a temperature at which that engine tells each token's log-probability too: that of
+    later draws.
     """
 
     prompt_ids: tuple[int, ...]
@@ -58,12 +66,14 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One sampled sequence: `token_ids` and `logprobs` (nats, under the policy at temperature 1) are both `[T]`.
+    """One sampled sequence: `token_ids` and `logprobs` (nats, under the policy at temperature 1)
+    are both `[T]`.
 
-    `finish` is "eos" (the end token is the last id), "stop" (a stop token or step limit) or "length".
-    `top` holds for each step its k likeliest `(token id, log-probability)` pairs, likeliest first, or is None.
-    `cached_tokens` says how many prompt tokens its request read from a cache. `tempered` `[T]` are log-probabilities (nats)
-    at the request's `tempered`, None where it has none or the engine doesn't tell.
+    `finish` is "eos" (the end token is the last id), "stop" (a stop token or step limit) or
+    "length". `top` holds for each step its k likeliest `(token id, log-probability)` pairs,
+    likeliest first, or is None. `cached_tokens` says how many prompt tokens its request read from a
+    cache. `tempered` `[T]` are log-probabilities (nats) at the request's `tempered`, None where it
+    has none or the engine doesn't tell.
     """
 
     token_ids: tuple[int, ...]
@@ -75,7 +85,9 @@ class Generated:
 
 
 class Sample(Protocol):
-    """A sequence while it is drawn: its tokens, their log-probabilities (nats) and, where asked for, their top-k."""
+    """A sequence while it is drawn: its tokens, their log-probabilities (nats) and, where asked
+    for, their top-k.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -84,7 +96,9 @@ class Sample(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Requests under way, seen from outside: their samples grow here, and `wake` is called after each of the engine's steps."""
+    """Requests under way, seen from outside: their samples grow here, and `wake` is called after
+    each of the engine's steps.
+    """
 
     wake: Callable[[], None] | None = None
     samples: list[Sample] = field(default_factory=list)
@@ -92,8 +106,10 @@ class Watch:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine did since it was made, beyond its cost: tokens that went through the model, cached ones left out; and,
-    in process, forwards, their rows, seconds inside the model and inside the engine's steps."""
+    """What an engine did since it was made, beyond its cost: tokens that went through the model,
+    cached ones left out; and, in process, forwards, their rows, seconds inside the model and inside
+    the engine's steps.
+    """
 
     computed_tokens: int = 0
     forwards: int = 0
@@ -105,9 +121,9 @@ class EngineStats:
 class Engine(ABC):
     """What search asks of a policy, and its keeper's side: new weights, a value head, memory.
 
-    Every call may wait while others join its batch; `cost` adds up what all calls took. `eos_ids` are all tokens that end a
-    response, `eos_id` the one that a response is closed with; `step_ends` says where steps end. `facts` is what run.json
-    says about the engine.
+    Every call may wait while others join its batch; `cost` adds up what all calls took. `eos_ids`
+    are all tokens that end a response, `eos_id` the one that a response is closed with; `step_ends`
+    says where steps end. `facts` is what run.json says about the engine.
     """
 
     capabilities: Capabilities
@@ -120,11 +136,14 @@ class Engine(ABC):
     step_ends: StepEnds
     facts: dict[str, Any]
 
-    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """One list of `n` sequences a request, in order. `watch` sees them grow, in engines that can show it: when it is
-        read, there may be several new tokens.
+    async def generate(
+        self, requests: Sequence[GenerateRequest], watch: Watch | None = None
+    ) -> list[list[Generated]]:
+        """One list of `n` sequences a request, in order. `watch` sees them grow, in engines that
+        can show it: when it is read, there may be several new tokens.
 
-        Raises what `admission.check_request` refuses; `score` and `next_token_topk` refuse the same tokens.
+        Raises what `admission.check_request` refuses; `score` and `next_token_topk` refuse the same
+        tokens.
         """
         for request in requests:
             check_request(request, self.capabilities.max_context, self.vocabulary)
@@ -137,8 +156,12 @@ class Engine(ABC):
             check_ids(continuation, self.vocabulary)
         return await self._score(sequences)
 
-    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
-        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
+    async def next_token_topk(
+        self, prefixes: Sequence[tuple[int, ...]], k: int
+    ) -> list[list[tuple[int, float]]]:
+        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest
+        first.
+        """
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
@@ -146,42 +169,56 @@ class Engine(ABC):
         return await self._topk(prefixes, k)
 
     @abstractmethod
-    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]: ...
+    async def _generate(
+        self, requests: Sequence[GenerateRequest], watch: Watch | None
+    ) -> list[list[Generated]]: ...
 
     @abstractmethod
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]: ...
 
     @abstractmethod
-    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]: ...
+    async def _topk(
+        self, prefixes: Sequence[tuple[int, ...]], k: int
+    ) -> list[list[tuple[int, float]]]: ...
 
     @abstractmethod
     def set_policy(self, weights: Any, version: int) -> None:
-        """Take new weights (None: the model object was changed in place); forget all that the old ones gave, value head too.
+        """Take new weights (None: the model object was changed in place); forget all that the old
+        ones gave, value head too.
 
         `weights` is a state dict. Raises EngineError while requests are under way.
         """
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
-        """The value head's output in (0, 1) after the last token of each sequence. Raises EngineError without a head."""
+        """The value head's output in (0, 1) after the last token of each sequence. Raises
+        EngineError without a head.
+        """
         raise self._headless()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
-        """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
+        """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`;
+        None removes it.
+        """
         if weight is not None:
             raise self._headless()
 
     def sleep(self) -> None:  # noqa: B027 - not every engine has something to do
-        """Nothing will be asked for a while: give back the memory that can be given back. The next call wakes it."""
+        """Nothing will be asked for a while: give back the memory that can be given back. The next
+        call wakes it.
+        """
 
     def reset_prefix_cache(self) -> None:  # noqa: B027 - not every engine has something to do
-        """Drop what is cached of prompts and responses, so that the next call pays for all of its own."""
+        """Drop what is cached of prompts and responses, so that the next call pays for all of its
+        own.
+        """
 
     def close(self) -> None:  # noqa: B027 - not every engine has something to do
         """End what runs outside of this process's memory for it; no call may follow."""
 
     def _headless(self) -> EngineError:
         return EngineError(
-            f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of its own, or set"
+            f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of "
+            "its own, or set"
             " engine.backend=inprocess"
         )
 
@@ -189,9 +226,10 @@ class Engine(ABC):
 class ValueFunction(Protocol):
     """A value network as search sees it.
 
-    `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
-    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the prompt and every token:
-    these are paid for. A head on the policy's own hidden states is free.
+    `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted
+    for it on held-out
+    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the
+    prompt and every token: these are paid for. A head on the policy's own hidden states is free.
     """
 
     @property
@@ -209,9 +247,12 @@ class ValueFunction(Protocol):
 class Judgement:
     """What a verifier makes of a response or the beginning of one; every number is in [0, 1].
 
-    `steps` `[S]` has a score a step: how likely the step is right after the steps before it. `total` is the score of the
-    whole: how likely it is right, or will come out right. `unchecked` are the numbers of the steps in which there was nothing
-    to check: they score 1, and where that is all of them the response is unjudged, neither accepted nor rejected.
+    `steps` `[S]` has a score a step: how likely the step is right after the steps before it.
+    `total` is the score of the
+    whole: how likely it is right, or will come out right. `unchecked` are the numbers of the steps
+    in which there was nothing
+    to check: they score 1, and where that is all of them the response is unjudged, neither accepted
+    nor rejected.
     """
 
     steps: tuple[float, ...]
@@ -225,17 +266,20 @@ class Judgement:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """How responses are compared: by their totals, and unjudged ones stand below all that were judged and are possible,
-        above those with a total of 0."""
+        """How responses are compared: by their totals, and unjudged ones stand below all that were
+        judged and are possible, above those with a total of 0.
+        """
         return self.total > 0, self.checked, self.total
 
 
 class Verifier(Protocol):
-    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model.
+    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward
+    model.
 
-    `computes` tells that a model of its own reads the prompt and every step: each comparison adds those tokens to the
-    sampled ones (`mcts.metered.CountedVerifier` counts them). A rule, and what the policy's own sampling gave already, is free.
-    `scored_tokens` is what such a model's engine computed so far, over all problems.
+    `computes` tells that a model of its own reads the prompt and every step: each comparison adds
+    those tokens to the sampled ones (`mcts.metered.CountedVerifier` counts them). A rule, and what
+    the policy's own sampling gave already, is free. `scored_tokens` is what such a model's engine
+    computed so far, over all problems.
     """
 
     @property
@@ -247,8 +291,11 @@ class Verifier(Protocol):
     @property
     def scored_tokens(self) -> int: ...
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
-        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt that the policy read.
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
+        that the policy read.
 
         Pure: the same for the same input.
         """
@@ -276,8 +323,9 @@ class TeacherProposal:
 class TeacherLedger:
     """What one teacher did.
 
-    `calls` are asks; `failures` are by kind; `used` counts the proposals that the search took in and graded, `value` adds
-    up what they gained (each in [0, 1], 0.5 is as good as the student's own); `cost` is the provider's.
+    `calls` are asks; `failures` are by kind; `used` counts the proposals that the search took in
+    and graded, `value` adds up what they gained (each in [0, 1], 0.5 is as good as the student's
+    own); `cost` is the provider's.
     """
 
     calls: int = 0
@@ -310,7 +358,8 @@ class Teacher(Protocol):
     async def propose(
         self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
     ) -> TeacherProposal | None:
-        """The next step after `steps` (lines without line ends), or None when it has nothing usable to say.
+        """The next step after `steps` (lines without line ends), or None when it has nothing usable
+        to say.
 
         Raises TeacherError when it can't be asked; the caller records that and goes on without it.
         """

@@ -1,4 +1,6 @@
-"""What the engine's queue is made of (calls, their samples, rows of the prefix tree) and what computes it."""
+"""What the engine's queue is made of (calls, their samples, rows of the prefix tree) and what
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Rider:
-    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take.
+    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may
+    take.
 
     `taken` are the request's `without` that go on from its tokens, None where there are none.
     """
@@ -40,17 +43,20 @@ class Rider:
     taken: Taken | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tempered: list[float] = field(default_factory=list)  # log-probabilities at the request's `tempered`
+    tempered: list[float] = field(
+        default_factory=list
+    )  # log-probabilities at the request's `tempered`
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class DecodingRow:
-    """Nodes to compute after `start` tokens already known, and who waits for the last of them. Rows before it have the first
-    `shared` nodes too.
+    """Nodes to compute after `start` tokens already known, and who waits for the last of them. Rows
+    before it have the first `shared` nodes too.
 
-    Riders wait for its next-token distribution, `peeks` for its k likeliest tokens, `values` for the value head's
-    output. A scoring row's future takes the log-probabilities of the nodes `scored`.
+    Riders wait for its next-token distribution, `peeks` for its k likeliest tokens, `values` for
+    the value head's output. A scoring row's future takes the log-probabilities of the nodes
+    `scored`.
     """
 
     nodes: list[int]
@@ -76,9 +82,11 @@ class DecodingRow:
 
 @dataclass(slots=True)
 class Computed:
-    """What a forward did: nodes computed, seconds inside the model, and next-token log-probabilities.
+    """What a forward did: nodes computed, seconds inside the model, and next-token
+    log-probabilities.
 
-    `table` `[n, vocabulary]` (nats) has one row for each row that someone reads, in order; None where the tree keeps all.
+    `table` `[n, vocabulary]` (nats) has one row for each row that someone reads, in order; None
+    where the tree keeps all.
     """
 
     tokens: int
@@ -89,9 +97,10 @@ class Computed:
 class Forward(Protocol):
     """Computes rows of a prefix tree.
 
-    After `compute`, the rows' nodes are ready; the last node of each row that is read (`DecodingRow.read`) is memoised, or its
-    distribution is in the table; the nodes of a scoring row, the first left out, have their log-probability; the last
-    nodes have their value where there is a value head. Rows have ancestors before descendants.
+    After `compute`, the rows' nodes are ready; the last node of each row that is read
+    (`DecodingRow.read`) is memoised, or its distribution is in the table; the nodes of a scoring
+    row, the first left out, have their log-probability; the last nodes have their value where there
+    is a value head. Rows have ancestors before descendants.
     """
 
     name: str
@@ -105,5 +114,7 @@ class Forward(Protocol):
         ...
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """Have sigmoid(weight . h + bias) computed of every node's final hidden state h; None ends that."""
+        """Have sigmoid(weight . h + bias) computed of every node's final hidden state h; None ends
+        that.
+        """
         ...

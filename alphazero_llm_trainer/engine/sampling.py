@@ -1,4 +1,6 @@
-"""Tokens out of tables of next-token log-probabilities: draws and the k likeliest, in C where the kernels are built."""
+"""Tokens out of tables of next-token log-probabilities: draws and the k likeliest, in C where the
+kernels are built.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ class Sampler:
         self.kernels = kernels
 
     def uniforms(self, seed: int, index: int, count: int) -> array[float]:
-        """`count` uniform numbers in [0, 1): the same for one seed and index whatever else is drawn."""
+        """`count` uniform numbers in [0, 1): the same for one seed and index whatever else is
+        drawn.
+        """
         if self.kernels is None or not 0 <= seed < 2**63:
-            return array("d", np.random.Generator(np.random.Philox(key=[seed, index])).random(count).tobytes())
+            return array(
+                "d",
+                np.random.Generator(np.random.Philox(key=[seed, index])).random(count).tobytes(),
+            )
         numbers = array("d", bytes(8 * count))
         self.kernels.uniforms(seed, index, count, numbers.buffer_info()[0])
         return numbers
@@ -28,16 +35,22 @@ class Sampler:
     def draw(
         self, table: np.ndarray, rows: list[int], temperatures: list[float], uniforms: list[float]
     ) -> tuple[list[int], list[float]]:
-        """A token for each (row, temperature, uniform number), and its log-probability at temperature 1.
+        """A token for each (row, temperature, uniform number), and its log-probability at
+        temperature 1.
 
-        Temperature 0 takes the likeliest token (of equal ones the first). Otherwise the token is where the uniform
-        number falls in the cumulated exp(log-probability / temperature). Draws of one row should be neighbours.
+        Temperature 0 takes the likeliest token (of equal ones the first). Otherwise the token is
+        where the uniform number falls in the cumulated exp(log-probability / temperature). Draws of
+        one row should be neighbours.
         """
         if self.kernels is None:
             return _draw(table, rows, temperatures, uniforms)
         count, vocabulary = len(rows), table.shape[1]
         index, warm, at = array("q", rows), array("d", temperatures), array("d", uniforms)
-        tokens, logprobs, work = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(vocabulary)
+        tokens, logprobs, work = (
+            np.empty(count, np.int32),
+            np.empty(count, np.float32),
+            np.empty(vocabulary),
+        )
         self.kernels.draw(
             table.ctypes.data,
             vocabulary,
@@ -52,7 +65,9 @@ class Sampler:
         return tokens.tolist(), logprobs.tolist()
 
     def top(self, table: np.ndarray, rows: Sequence[int], k: int) -> list[Pairs]:
-        """The k likeliest (token, log-probability) pairs of each row, likeliest first, of equal ones the first."""
+        """The k likeliest (token, log-probability) pairs of each row, likeliest first, of equal
+        ones the first.
+        """
         k = min(k, table.shape[1])
         if self.kernels is None:
             chosen = table[np.asarray(rows, dtype=np.int64)]
@@ -70,13 +85,17 @@ class Sampler:
                 ids.ctypes.data,
                 values.ctypes.data,
             )
-        return [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+        return [
+            tuple(zip(*pair, strict=True))
+            for pair in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
 
 
 def draw_nucleus(logprobs: np.ndarray, temperature: float, top_p: float, uniform: float) -> int:
-    """The token where `uniform` falls in the nucleus of `logprobs` `[V]` (nats, temperature 1) at `temperature`: the fewest
-    likeliest tokens whose probabilities add up to `top_p` or more (Holtzman et al. 2020); of equal ones the first.
-    Temperature 0 takes the likeliest."""
+    """The token where `uniform` falls in the nucleus of `logprobs` `[V]` (nats, temperature 1) at
+    `temperature`: the fewest likeliest tokens whose probabilities add up to `top_p` or more
+    (Holtzman et al. 2020); of equal ones the first. Temperature 0 takes the likeliest.
+    """
     if temperature == 0:
         return int(logprobs.argmax())
     order = np.argsort(-logprobs, kind="stable")
@@ -100,7 +119,8 @@ def _draw(
             continue
         if (rows[i], temperatures[i]) != (row, temperature):
             row, temperature = rows[i], temperatures[i]
-            # Inverse transform: the first token whose cumulated p_T(a) = exp(l_a / T) / Z exceeds the uniform number.
+            # Inverse transform: the first token whose cumulated p_T(a) = exp(l_a / T) / Z exceeds
+            # the uniform number.
             sums = np.exp((after - after.max()).astype(np.float64) / temperature).cumsum()
         # Rounding may put the last sum at the number drawn: the last token is then the one.
         tokens.append(min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1))

@@ -1,8 +1,9 @@
 """The engine's queue: which rows are computed next, and what their riders draw and where they go.
 
-A *row* is a tree node being computed; its *riders* are the samples that wait for that node's next-token distribution.
-Samples of one request, and of different requests, share a row as long as their tokens agree. After a forward every rider
-draws, walks through what the prefix tree already knows, and joins or makes the row of the first node that is not known.
+A *row* is a tree node being computed; its *riders* are the samples that wait for that node's
+next-token distribution. Samples of one request, and of different requests, share a row as long as
+their tokens agree. After a forward every rider draws, walks through what the prefix tree already
+knows, and joins or makes the row of the first node that is not known.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
 
 class _Drawn(NamedTuple):
-    """What riders drew, in order; `tops` has the likeliest tokens of the draws that asked for them."""
+    """What riders drew, in order; `tops` has the likeliest tokens of the draws that asked for
+    them.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -34,22 +37,36 @@ class _Drawn(NamedTuple):
 
 
 class Schedule:
-    """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
+    """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders
+    draw next.
 
-    `pending` finds the row that computes a node, `coming` has the nodes that queued rows will compute. `eos_ids` and
-    `step_ends` end samples as `GenerateRequest` says.
+    `pending` finds the row that computes a node, `coming` has the nodes that queued rows will
+    compute. `eos_ids` and `step_ends` end samples as `GenerateRequest` says.
     """
 
     def __init__(
-        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_ids: frozenset[int], step_ends: StepEnds
+        self,
+        tree: PrefixTree,
+        sampler: Sampler,
+        cost: Cost,
+        eos_ids: frozenset[int],
+        step_ends: StepEnds,
     ) -> None:
-        self.tree, self.sampler, self.cost, self.eos_ids, self.step_ends = tree, sampler, cost, eos_ids, step_ends
+        self.tree, self.sampler, self.cost, self.eos_ids, self.step_ends = (
+            tree,
+            sampler,
+            cost,
+            eos_ids,
+            step_ends,
+        )
         self.waiting: deque[DecodingRow] = deque()
         self.live: list[DecodingRow] = []
         self.pending: dict[int, DecodingRow] = {}
         self.coming: set[int] = set()
         self.walkers: list[tuple[int, list[Rider]]] = []
-        self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
+        self.drawing: list[
+            list[Rider]
+        ] = []  # riders of the step under way: a failure must find every caller
 
     def __bool__(self) -> bool:
         """True while anything waits or is live."""
@@ -66,19 +83,22 @@ class Schedule:
         self.coming.clear()
         return futures
 
-    # -- what is computed next ---------------------------------------------------------------------------------------
+    # -- what is computed next
+    # ---------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> None:
         """Make room for `count` nodes, or raise EngineError."""
         if not self.tree.reserve(count):
             raise EngineError(
-                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it or lower"
+                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it "
+                "or lower"
                 " search.concurrent"
             )
 
     def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:
-        """The row that computes `node` (the one that is pending, or a new one), and how many tokens before it are known or
-        another row's: what questions share is counted once."""
+        """The row that computes `node` (the one that is pending, or a new one), and how many tokens
+        before it are known or another row's: what questions share is counted once.
+        """
         pending = self.pending.get(node)
         if pending is not None:
             return pending, pending.start + len(pending.nodes)
@@ -88,7 +108,9 @@ class Schedule:
         return made, made.start + made.shared
 
     def queue(self, path: list[int], start: int) -> DecodingRow:
-        """Put a row in the queue that computes `path` from `start` on, and what is not ready before that."""
+        """Put a row in the queue that computes `path` from `start` on, and what is not ready before
+        that.
+        """
         ready = self.tree.ready
         while start > 0 and not ready[path[start - 1]]:
             start -= 1
@@ -101,7 +123,9 @@ class Schedule:
         return made
 
     def place(self, path: list[int], riders: list[Rider]) -> int:
-        """Let a call's riders wait for the end of `path`; returns how many tokens down to it were known already."""
+        """Let a call's riders wait for the end of `path`; returns how many tokens down to it were
+        known already.
+        """
         if self.tree.memoised[path[-1]]:
             self.tree.lock(path[-1])
             self.walkers.append((path[-1], riders))
@@ -111,7 +135,9 @@ class Schedule:
         return cached
 
     def refill(self, limit: int) -> None:
-        """Take rows from the queue until `limit` are live, leaving out those that nobody waits for any more."""
+        """Take rows from the queue until `limit` are live, leaving out those that nobody waits for
+        any more.
+        """
         room = limit - len(self.live)
         while self.waiting and room > 0:
             row = self.waiting.popleft()
@@ -128,10 +154,13 @@ class Schedule:
         self.coming.difference_update(row.nodes)
         self.tree.unlock(row.nodes[-1])
 
-    # -- after a forward ---------------------------------------------------------------------------------------------
+    # -- after a forward
+    # ---------------------------------------------------------------------------------------------
 
     def settle(self, computed: Computed) -> None:
-        """Give everyone who waits for a live row what they wait for; rows that go on are live afterwards."""
+        """Give everyone who waits for a live row what they wait for; rows that go on are live
+        afterwards.
+        """
         tree, table = self.tree, computed.table
         if self.coming:
             for row in self.live:  # its nodes are there now, and it may go on with others
@@ -151,7 +180,8 @@ class Schedule:
         self.drawing = []
 
     def _answer(self, read: list[DecodingRow], table: np.ndarray | None, index: list[int]) -> None:
-        """Resolve the futures of the live rows (all but the riders') and close the rows that have no riders.
+        """Resolve the futures of the live rows (all but the riders') and close the rows that have
+        no riders.
 
         `read` are the rows whose distribution is at `index` of `table`.
         """
@@ -177,12 +207,17 @@ class Schedule:
             self.advance([(node, riders, None) for node, riders in walkers], None, [])
             self.drawing = []
 
-    def advance(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> list[DecodingRow]:
-        """Every rider draws its next token and goes on through known nodes until it ends or must wait for a forward.
+    def advance(
+        self, frontier: Frontier, table: np.ndarray | None, index: list[int]
+    ) -> list[DecodingRow]:
+        """Every rider draws its next token and goes on through known nodes until it ends or must
+        wait for a forward.
 
         Args:
-            frontier: locked nodes, their riders, and the row that has just computed them (None: known before).
-            table, index: log-probabilities `[*, V]` and where each node's are; None to read them from the tree.
+            frontier: locked nodes, their riders, and the row that has just computed them (None:
+                known before).
+            table, index: log-probabilities `[*, V]` and where each node's are; None to read them
+                from the tree.
 
         Returns:
             the rows that go on in the place of the row before them.
@@ -235,7 +270,9 @@ class Schedule:
         return kept
 
     def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
-        """The k likeliest next tokens of each node (all memoised): looked up once, most nodes are passed again and again."""
+        """The k likeliest next tokens of each node (all memoised): looked up once, most nodes are
+        passed again and again.
+        """
         known = self.tree.tops(k)
         missing = list({node for node in nodes if node not in known})
         if missing:
@@ -260,10 +297,18 @@ class Schedule:
         rows: list[int] = []
         temperatures: list[float] = []
         uniforms: list[float] = []
-        excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
-        narrow: list[tuple[int, float, float]] = []  # draws from a nucleus, their uniform numbers and its top_p
-        also_tempered: list[tuple[int, Rider, float]] = []  # draws that tell their log-probability at that temperature
-        wanted: dict[int, list[tuple[int, int]]] = {}  # k -> draws that want the k likeliest tokens, and their nodes
+        excluding: list[
+            tuple[int, Rider, Taken]
+        ] = []  # draws of riders that may become what they should not be
+        narrow: list[
+            tuple[int, float, float]
+        ] = []  # draws from a nucleus, their uniform numbers and its top_p
+        also_tempered: list[
+            tuple[int, Rider, float]
+        ] = []  # draws that tell their log-probability at that temperature
+        wanted: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # k -> draws that want the k likeliest tokens, and their nodes
         for (node, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
                 call = rider.call
@@ -297,8 +342,12 @@ class Schedule:
             rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
         return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))
 
-    def _tops(self, wanted: dict[int, list[tuple[int, int]]], table: np.ndarray, rows: list[int]) -> dict[int, Pairs]:
-        """The likeliest tokens of the draws (each with its node) in `wanted`, by how many of them it wants."""
+    def _tops(
+        self, wanted: dict[int, list[tuple[int, int]]], table: np.ndarray, rows: list[int]
+    ) -> dict[int, Pairs]:
+        """The likeliest tokens of the draws (each with its node) in `wanted`, by how many of them
+        it wants.
+        """
         tops: dict[int, Pairs] = {}
         for k, draws in wanted.items():
             if self.tree.next_logprobs is None:
@@ -315,7 +364,10 @@ class Schedule:
             return "eos"
         if token in request.stop_ids:
             return "stop"
-        if request.max_steps is not None and len(self.step_ends.cut(rider.tokens)) == request.max_steps:
+        if (
+            request.max_steps is not None
+            and len(self.step_ends.cut(rider.tokens)) == request.max_steps
+        ):
             return "stop"
         return "length" if len(rider.tokens) == len(rider.draws) else None
 

@@ -1,4 +1,6 @@
-"""Where one reasoning step ends and the next begins: the only rule of that, decided on token ids."""
+"""Where one reasoning step ends and the next begins: the only rule of that, decided on token
+ids.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ def in_number(text: str) -> bool:
 
 
 def in_thought(text: str) -> bool:
-    """Whether `text`, which ends with a line, goes on: a formula or code is open, or the line announces what follows."""
+    """Whether `text`, which ends with a line, goes on: a formula or code is open, or the line
+    announces what follows.
+    """
     if text.count("\\[") > text.count("\\]") or text.count("$$") % 2 or text.count("```") % 2:
         return True
     line = text.rstrip().rpartition("\n")[2]
     return line.rstrip("*_ ").endswith(":") or re.match(r"\s*#{1,3} ", line) is not None
 
 
-# Of `search.step`: how a token ends that may end a step, and what says of a step's text that it goes on all the same.
+# Of `search.step`: how a token ends that may end a step, and what says of a step's text that it
+# goes on all the same.
 RULES: dict[str, tuple[str, Callable[[str], bool] | None]] = {
     "line": (LINE, None),
     "sentence": (SENTENCE, in_number),
@@ -34,10 +39,11 @@ RULES: dict[str, tuple[str, Callable[[str], bool] | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
-    """A step ends after a token of `tokens` once something in it is not blank: leading blank lines belong to the step.
+    """A step ends after a token of `tokens` once something in it is not blank: leading blank lines
+    belong to the step.
 
-    `blanks` are tokens of white space alone. Where there is `goes_on`, it is asked about the step's text so far, which `texts`,
-    those of all tokens, make up.
+    `blanks` are tokens of white space alone. Where there is `goes_on`, it is asked about the step's
+    text so far, which `texts`, those of all tokens, make up.
     """
 
     tokens: frozenset[int]
@@ -46,7 +52,9 @@ class StepEnds:
     goes_on: Callable[[str], bool] | None = None
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
-        """How many tokens lie before the end of each step, in order; what follows the last is a step that goes on."""
+        """How many tokens lie before the end of each step, in order; what follows the last is a
+        step that goes on.
+        """
         ends: list[int] = []
         blank = True
         for count, token in enumerate(token_ids, 1):
@@ -54,7 +62,9 @@ class StepEnds:
             if token not in self.tokens or blank:
                 continue
             step = token_ids[ends[-1] if ends else 0 : count]
-            if self.goes_on is None or not self.goes_on("".join(self.texts[token_id] for token_id in step)):
+            if self.goes_on is None or not self.goes_on(
+                "".join(self.texts[token_id] for token_id in step)
+            ):
                 ends.append(count)
                 blank = True
         return ends
@@ -70,10 +80,11 @@ class StepEnds:
 
 
 def split_steps(text: str, rule: str) -> list[str]:
-    """The steps of a text without tokens, which join to it; blank text behind the last one is left out.
+    """The steps of a text without tokens, which join to it; blank text behind the last one is left
+    out.
 
-    Blank lines belong to the step before them: most tokenizers have one token for all these line ends, so that a prompt
-    which ended between them would not be the model's own chain.
+    Blank lines belong to the step before them: most tokenizers have one token for all these line
+    ends, so that a prompt which ended between them would not be the model's own chain.
     """
     ending, goes_on = RULES[rule]
     steps, start = [], 0
@@ -88,7 +99,9 @@ def split_steps(text: str, rule: str) -> list[str]:
 
 
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
-    """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's text."""
+    """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's
+    text.
+    """
     texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
     ending, goes_on = RULES[rule]
     pattern = re.compile(ending)

@@ -1,7 +1,9 @@
-"""vLLM inside this process: its asynchronous engine on a thread of its own, with LoRA hot-swap and sleep.
+"""vLLM inside this process: its asynchronous engine on a thread of its own, with LoRA hot-swap and
+sleep.
 
-vLLM starts processes of its own, so a program that uses it needs the usual `if __name__ == "__main__"`. Written against
-vLLM 0.32; the CPU build was run (scripts/vllm_cpu.py), sleep, 4-bit weights and everything else that needs CUDA were not.
+vLLM starts processes of its own, so a program that uses it needs the usual `if __name__ ==
+"__main__"`. Written against vLLM 0.32; the CPU build was run (scripts/vllm_cpu.py), sleep, 4-bit
+weights and everything else that needs CUDA were not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
 SHUTDOWN_SECONDS = 30.0
-ALIVE_SECONDS = 1.0  # between looks at whether vLLM's process, which a call waits for, is still there
+ALIVE_SECONDS = (
+    1.0  # between looks at whether vLLM's process, which a call waits for, is still there
+)
 
 T = TypeVar("T")
 
@@ -32,8 +36,9 @@ T = TypeVar("T")
 class VllmEngine(CompletionEngine):
     """`engine.protocol.Engine` over vLLM's AsyncLLM.
 
-    `set_policy(None, version)` serves the weights that `model` has by then: an adapter is written to a temporary folder and
-    loaded under a new id, whole weights are reloaded in place; either way the prefix cache is emptied.
+    `set_policy(None, version)` serves the weights that `model` has by then: an adapter is written
+    to a temporary folder and loaded under a new id, whole weights are reloaded in place; either way
+    the prefix cache is emptied.
 
     Args:
         model: the trainer's model.
@@ -55,15 +60,26 @@ class VllmEngine(CompletionEngine):
             from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
         except ImportError as error:
             raise ConfigError(
-                f"engine.backend is vllm and vLLM can't be imported ({error}): install alphazero-llm-trainer[gpu]"
+                f"engine.backend is vllm and vLLM can't be imported ({error}): install "
+                "alphazero-llm-trainer[gpu]"
             ) from error
         self.launch, self._params, self._adapter = launch, SamplingParams, LoRARequest
         self._final, self._so_far = RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE
-        self._failures = (EngineDeadError, EngineGenerateError, VLLMValidationError, RuntimeError, ValueError)
+        self._failures = (
+            EngineDeadError,
+            EngineGenerateError,
+            VLLMValidationError,
+            RuntimeError,
+            ValueError,
+        )
         self._numbers = itertools.count()
         self._lora: Any = None
         self._asleep, self._waking = False, asyncio.Lock()
-        self.facts = {"backend": "vllm", "vllm": vllm.__version__, "lora": launch.arguments.get("max_lora_rank")}
+        self.facts = {
+            "backend": "vllm",
+            "vllm": vllm.__version__,
+            "lora": launch.arguments.get("max_lora_rank"),
+        }
         self.versions = Versions()
         self.thread = LoopThread("vllm")
         arguments = launch.arguments
@@ -73,7 +89,8 @@ class VllmEngine(CompletionEngine):
             arguments = arguments | {"model": str(folder)}
 
         async def start() -> Any:
-            # The tracker's own start would take the thread's block of SIGINT away, which vLLM's processes are to inherit.
+            # The tracker's own start would take the thread's block of SIGINT away, which vLLM's
+            # processes are to inherit.
             resource_tracker.ensure_running()
             block_interrupts()
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
@@ -83,7 +100,8 @@ class VllmEngine(CompletionEngine):
         except (RuntimeError, ValueError, OSError, TypeError, AssertionError) as error:
             shut([], self.thread, self.versions)
             raise EngineError(
-                f"vLLM can't start with {launch.arguments['model']} ({first_line(error)}): its log above says more; lower"
+                f"vLLM can't start with {launch.arguments['model']} ({first_line(error)}): its log "
+                "above says more; lower"
                 " engine.max_context or engine.vllm.gpu_memory, or set engine.backend=inprocess"
             ) from error
         self._end = weakref.finalize(self, shut, self._clients, self.thread, self.versions)
@@ -100,7 +118,9 @@ class VllmEngine(CompletionEngine):
         self._end()
 
     def sleep(self) -> None:
-        """Put the weights into main memory and drop the cache, until the next call. Nothing where sleep is off."""
+        """Put the weights into main memory and drop the cache, until the next call. Nothing where
+        sleep is off.
+        """
         if self.launch.sleeps and not self._asleep:
             self.thread.wait(self._called(self.client.sleep(level=1)))
             self._asleep = True
@@ -109,7 +129,8 @@ class VllmEngine(CompletionEngine):
         """See `Engine.reset_prefix_cache`."""
         self.thread.wait(self._called(self.client.reset_prefix_cache()))
 
-    # -- on the thread's event loop ----------------------------------------------------------------------------------
+    # -- on the thread's event loop
+    # ----------------------------------------------------------------------------------
 
     async def _awake(self) -> None:
         async with self._waking:
@@ -125,7 +146,9 @@ class VllmEngine(CompletionEngine):
         most = math.inf if ask.max_steps is None else ask.max_steps
         output: Any = None
         try:
-            stream = self.client.generate(prompt, parameters, name, lora_request=None if base else self._lora)
+            stream = self.client.generate(
+                prompt, parameters, name, lora_request=None if base else self._lora
+            )
             async with aclosing(stream):
                 async for output in stream:
                     if len(self.step_ends.cut(output.outputs[0].token_ids)) >= most:
@@ -155,7 +178,10 @@ class VllmEngine(CompletionEngine):
         folder = self.versions.next()
         if has_adapter(self.model):
             if not self.launch.lora:
-                raise EngineError("the model got a LoRA adapter, but vLLM was started without: set train.adapter=lora")
+                raise EngineError(
+                    "the model got a LoRA adapter, but vLLM was started without: set "
+                    "train.adapter=lora"
+                )
             write_adapter(self.model, folder)
             new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora
             await self._called(self.client.add_lora(new))
@@ -166,7 +192,11 @@ class VllmEngine(CompletionEngine):
         elif self.launch.reloads:
             write_weights(self.model, folder)
             try:
-                await self._called(self.client.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+                await self._called(
+                    self.client.collective_rpc(
+                        "reload_weights", kwargs={"weights_path": str(folder)}
+                    )
+                )
             finally:
                 self.versions.drop(folder)
         await self._called(self.client.reset_prefix_cache())
@@ -178,9 +208,13 @@ def read(output: Any, ask: Ask) -> Answer:
     if completion.finish_reason == "abort":
         raise EngineError("vLLM aborted a request: it is shutting down or was put to sleep")
     ids = tuple(completion.token_ids)
-    logprobs = tuple(row[token].logprob for token, row in zip(ids, completion.logprobs, strict=True))
+    logprobs = tuple(
+        row[token].logprob for token, row in zip(ids, completion.logprobs, strict=True)
+    )
     top = (
-        tuple(ranked({t: p.logprob for t, p in row.items()}, ask.top_k) for row in completion.logprobs)
+        tuple(
+            ranked({t: p.logprob for t, p in row.items()}, ask.top_k) for row in completion.logprobs
+        )
         if ask.top_k
         else ()
     )
@@ -192,7 +226,9 @@ def read(output: Any, ask: Ask) -> Answer:
 
 
 def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
-    """End vLLM's processes, the thread and the temporary folder; nothing holds the client any more."""
+    """End vLLM's processes, the thread and the temporary folder; nothing holds the client any
+    more.
+    """
     # Its reader would report the end of the processes as an error.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
 
@@ -214,7 +250,8 @@ def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
 def failure(error: BaseException) -> str:
     """One sentence on a vLLM that failed under way."""
     return (
-        f"vLLM failed ({first_line(error)}): its log above says more; load the student again, a training run goes on with"
+        f"vLLM failed ({first_line(error)}): its log above says more; load the student again, a "
+        "training run goes on with"
         " --resume"
     )
 

@@ -1,4 +1,6 @@
-"""How vLLM is started inside this process for a student: its engine arguments, and what can't be done on this machine."""
+"""How vLLM is started inside this process for a student: its engine arguments, and what can't be
+done on this machine.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ CPU_PREFILL = 4096  # tokens of a step
 class Launch:
     """How vLLM is started.
 
-    `arguments` are its engine's, the model's folder or hub id among them. `lora` says whether training changes an adapter,
-    `reloads` whether it changes weights that vLLM takes anew; `sleeps` that weights can be put away.
+    `arguments` are its engine's, the model's folder or hub id among them. `lora` says whether
+    training changes an adapter, `reloads` whether it changes weights that vLLM takes anew; `sleeps`
+    that weights can be put away.
     """
 
     arguments: dict[str, Any]
@@ -32,7 +35,9 @@ class Launch:
     sleeps: bool
 
 
-def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settings: EngineConfig) -> Launch:
+def launch_for(
+    model: Any, source: str, spec: StudentModel, adapter: str, settings: EngineConfig
+) -> Launch:
     """How vLLM is started for a student whose trained weights are `adapter` ("full" or "lora").
 
     Raises ConfigError for what vLLM can't do on this machine.
@@ -40,11 +45,14 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
     cuda, lora, quantised = torch.cuda.is_available(), adapter == "lora", spec.quantization == "nf4"
     if quantised and not cuda:
         raise ConfigError(
-            "engine.backend is vllm and the student is 4-bit: vLLM loads bitsandbytes weights on CUDA alone; set"
+            "engine.backend is vllm and the student is 4-bit: vLLM loads bitsandbytes weights on "
+            "CUDA alone; set"
             " engine.backend=inprocess, or the model's quantization to none"
         )
     if lora and spec.lora.rank > RANKS[-1]:
-        raise ConfigError(f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}")
+        raise ConfigError(
+            f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}"
+        )
     context = context_of(text_config(model), settings.max_context + 1) - 1
     arguments: dict[str, Any] = {
         "model": source,
@@ -63,7 +71,8 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
     }
     if lora:
         rank = next(rank for rank in RANKS if rank >= spec.lora.rank)
-        # With other targets its output layer takes adapters too, and then vLLM can't score prompts on a CPU.
+        # With other targets its output layer takes adapters too, and then vLLM can't score prompts
+        # on a CPU.
         arguments |= {
             "enable_lora": True,
             "max_loras": 1,
@@ -77,16 +86,26 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
     else:
         tokens = max(settings.cache_tokens, 4 * context)
         cache = min(
-            settings.cache(device_memory()[2]), tokens * token_bytes(text_config(model), getattr(torch, spec.dtype))
+            settings.cache(device_memory()[2]),
+            tokens * token_bytes(text_config(model), getattr(torch, spec.dtype)),
         )
-        arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": cache}
+        arguments |= {
+            "enforce_eager": True,
+            "block_size": CPU_BLOCK,
+            "kv_cache_memory_bytes": cache,
+        }
         # Its seeded requests can't be prefilled in chunks: torch's CPU generator doesn't rewind.
-        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_PREFILL, context + 1)}
+        arguments |= {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(CPU_PREFILL, context + 1),
+        }
     return Launch(arguments, context, lora, not lora and not quantised, cuda)
 
 
 def quiet() -> None:
-    """vLLM's notices stay out of the user's terminal, its errors don't; what the user has set stays as it is."""
+    """vLLM's notices stay out of the user's terminal, its errors don't; what the user has set stays
+    as it is.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not torch.cuda.is_available():

@@ -1,11 +1,13 @@
 """A vLLM server that is already running, over its OpenAI-compatible API with token-id prompts.
 
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm --max-logprobs 200 \\
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm --max-logprobs 200
+    \\
         --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
 
-Of these, --max-logprobs is for token-level search with more than 20 next tokens, --enable-prompt-tokens-details for a cost
-that knows cached prompt tokens (without it all count as computed), and the rest for training: an adapter a version is
-loaded under a new name. Whole weights can't be sent to a server.
+Of these, --max-logprobs is for token-level search with more than 20 next tokens,
+--enable-prompt-tokens-details for a cost that knows cached prompt tokens (without it all count as
+computed), and the rest for training: an adapter a version is loaded under a new name. Whole weights
+can't be sent to a server.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from .completions import Answer, Ask, CompletionEngine, ranked, sampling
 from .vllm_weights import Versions, has_adapter, write_adapter
 
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
-SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
+SAMPLE_TEXT = (
+    "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
+)
 LEAVE_SECONDS = 10.0  # for the server to unload the adapter, at the end
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
@@ -39,8 +43,8 @@ MAX_CONCURRENT = 256  # requests under way at once
 class ServerEngine(CompletionEngine):
     """`engine.protocol.Engine` over a `vllm serve`.
 
-    `set_policy(None, version)` has the server load the adapter that `model` has by then, from a folder that it must be able
-    to read (`engine.vllm.adapter_dir`).
+    `set_policy(None, version)` has the server load the adapter that `model` has by then, from a
+    folder that it must be able to read (`engine.vllm.adapter_dir`).
 
     Args:
         model: the trainer's model.
@@ -69,7 +73,8 @@ class ServerEngine(CompletionEngine):
             self.versions = Versions(vllm.adapter_dir)
         except OSError as error:
             raise ConfigError(
-                f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to ({error.strerror}): name a folder that the"
+                f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to "
+                f"({error.strerror}): name a folder that the"
                 " server sees too"
             ) from error
         self.thread = LoopThread("vllm-server")
@@ -93,10 +98,12 @@ class ServerEngine(CompletionEngine):
         """Unload the adapter and close the connections; no call may follow. The server goes on."""
         self._end()
 
-    # -- on the thread's event loop ----------------------------------------------------------------------------------
+    # -- on the thread's event loop
+    # ----------------------------------------------------------------------------------
 
     async def _greet(self, tokenizer: Any, eos_id: int) -> tuple[str, int, bool]:
-        """The server's name for its model, that one's context in tokens, and whether it loads adapters.
+        """The server's name for its model, that one's context in tokens, and whether it loads
+        adapters.
 
         Raises EngineError where the model isn't the student's.
         """
@@ -115,7 +122,8 @@ class ServerEngine(CompletionEngine):
         end = await self._send(f"{root}/detokenize", {"model": name, "tokens": [eos_id]})
         if theirs.get("tokens") != ours or end.get("prompt") != tokenizer.decode([eos_id]):
             raise EngineError(
-                f"the server's model {name} has another tokenizer than the student: serve the student's own model, or"
+                f"the server's model {name} has another tokenizer than the student: serve the "
+                "student's own model, or"
                 " name another with engine.vllm.model"
             )
         # The route that loads adapters answers to POST alone.
@@ -129,7 +137,8 @@ class ServerEngine(CompletionEngine):
         # A base model may answer under another of its names, an adapter has one.
         if model != self.base and answer.get("model") != model:
             raise EngineError(
-                f"the server at {self.url} answered with {answer['model']} instead of {model}: versions of a policy may"
+                f"the server at {self.url} answered with {answer['model']} instead of {model}: "
+                "versions of a policy may"
                 " not be mixed; is somebody else changing its adapters?"
             )
         return parse(answer, ask)
@@ -137,7 +146,10 @@ class ServerEngine(CompletionEngine):
     async def _push(self) -> None:
         if not has_adapter(self.model):
             if self.adapter == "full":
-                raise EngineError("a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm")
+                raise EngineError(
+                    "a vLLM server takes adapters alone: set train.adapter=lora or "
+                    "engine.backend=vllm"
+                )
             return
         old, self.folder = self.folder, self.versions.next()
         write_adapter(self.model, self.folder)
@@ -146,7 +158,8 @@ class ServerEngine(CompletionEngine):
             await self._send(f"{self.url}/load_lora_adapter", wanted)
         except EngineError as error:
             raise EngineError(
-                f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
+                f"the server takes no adapter ({error}): start it with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
                 " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
             ) from error
         if old is not None:
@@ -154,14 +167,19 @@ class ServerEngine(CompletionEngine):
             self.versions.drop(old)
 
     async def _exchange(self, url: str, content: Mapping[str, Any] | None = None) -> httpx.Response:
-        """The server's answer, whatever it is: to a POST where there is `content`. A connection that breaks is tried again."""
+        """The server's answer, whatever it is: to a POST where there is `content`. A connection
+        that breaks is tried again.
+        """
         for attempt in itertools.count(1):
             try:
-                return await self.client.request("GET" if content is None else "POST", url, json=content)
+                return await self.client.request(
+                    "GET" if content is None else "POST", url, json=content
+                )
             except httpx.TransportError as error:
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise EngineError(
-                        f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): start it, or correct"
+                        f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): "
+                        "start it, or correct"
                         " engine.vllm.base_url"
                     ) from error
                 await asyncio.sleep(0.2 * attempt)
@@ -172,14 +190,17 @@ class ServerEngine(CompletionEngine):
         response = await self._exchange(url, content)
         if response.status_code >= 400:
             complaint = " ".join(response.text[:200].split())
-            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {complaint}")
+            raise EngineError(
+                f"the vLLM server answers {url} with {response.status_code}: {complaint}"
+            )
         if not response.headers.get("content-type", "").startswith("application/json"):
             return {}
         try:
             return dict(response.json())
         except (ValueError, TypeError) as error:
             raise EngineError(
-                f"the vLLM server's answer to {url} is not a JSON object: is engine.vllm.base_url a vLLM server's?"
+                f"the vLLM server's answer to {url} is not a JSON object: is engine.vllm.base_url "
+                "a vLLM server's?"
             ) from error
 
 
@@ -207,27 +228,37 @@ def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
         if ask.top_k:
             rows = logged["top_logprobs"]
             top = tuple(
-                ranked({int(key.removeprefix(TOKEN)): value for key, value in row.items()}, ask.top_k) for row in rows
+                ranked(
+                    {int(key.removeprefix(TOKEN)): value for key, value in row.items()}, ask.top_k
+                )
+                for row in rows
             )
         scores: tuple[float | None, ...] = ()
         if ask.scored:
             pairs = zip(ask.prompt_ids, choice["prompt_logprobs"], strict=True)
-            scores = tuple(None if row is None else float(row[str(token)]["logprob"]) for token, row in pairs)
+            scores = tuple(
+                None if row is None else float(row[str(token)]["logprob"]) for token, row in pairs
+            )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
-            f"the server's completion lacks token ids or log-probabilities ({type(error).__name__}: {error}): it must be"
+            "the server's completion lacks token ids or log-probabilities "
+            f"({type(error).__name__}: {error}): it must be"
             " vLLM 0.31 or newer"
         ) from error
     if not ids or len(ids) != len(logprobs):
-        raise EngineError(f"the server's completion has {len(ids)} tokens and {len(logprobs)} log-probabilities")
+        raise EngineError(
+            f"the server's completion has {len(ids)} tokens and {len(logprobs)} log-probabilities"
+        )
     return Answer(ids, logprobs, top, int(details.get("cached_tokens") or 0), scores)
 
 
 def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, url: str) -> None:
-    """Close the connections, the thread and the temporary folder, and unload the adapter. At a process's end at the latest.
+    """Close the connections, the thread and the temporary folder, and unload the adapter. At a
+    process's end at the latest.
 
-    Without asyncio, whose threads for host names are gone by then; and once nothing can load an adapter any more.
+    Without asyncio, whose threads for host names are gone by then; and once nothing can load an
+    adapter any more.
     """
     try:
         if not thread.inside():
@@ -236,6 +267,11 @@ def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, url:
         unload = {"lora_name": versions.newest.name}
         if versions.number:
             with suppress(httpx.HTTPError):  # a server that is gone has nothing to unload
-                httpx.post(f"{url}/unload_lora_adapter", json=unload, headers=client.headers, timeout=LEAVE_SECONDS)
+                httpx.post(
+                    f"{url}/unload_lora_adapter",
+                    json=unload,
+                    headers=client.headers,
+                    timeout=LEAVE_SECONDS,
+                )
     finally:
         versions.close()

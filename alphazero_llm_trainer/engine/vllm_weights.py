@@ -1,4 +1,6 @@
-"""What vLLM reads new weights from: a LoRA adapter's folder, or a folder with all weights of a model."""
+"""What vLLM reads new weights from: a LoRA adapter's folder, or a folder with all weights of a
+model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def has_adapter(model: Any) -> bool:
 
 
 def write_adapter(model: Any, folder: Path) -> None:
-    """The policy's adapter as peft writes one: its configuration and its tensors, under peft's names.
+    """The policy's adapter as peft writes one: its configuration and its tensors, under peft's
+    names.
 
     Raises ConfigError for ranks or scales by layer, which vLLM leaves out without a word.
     """
@@ -48,16 +51,21 @@ def write_adapter(model: Any, folder: Path) -> None:
 def write_weights(model: Any, folder: Path) -> None:
     """All parameters under the model's own names, for an untied copy of it (`write_model`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().to("cpu").contiguous() for name, parameter in model.named_parameters()}
+    tensors = {
+        name: parameter.detach().to("cpu").contiguous()
+        for name, parameter in model.named_parameters()
+    }
     if model.config.tie_word_embeddings:
         tensors[HEAD] = model.get_output_embeddings().weight.detach().to("cpu").clone()
     save_file(tensors, folder / "model.safetensors")
 
 
 def write_model(model: Any, folder: Path) -> None:
-    """The model as a folder, with an output layer of its own where it shares the embedding's weights.
+    """The model as a folder, with an output layer of its own where it shares the embedding's
+    weights.
 
-    vLLM's reload leaves a shared one behind: on a CPU its weights are a packed copy that keeps the old numbers.
+    vLLM's reload leaves a shared one behind: on a CPU its weights are a packed copy that keeps the
+    old numbers.
     """
     write_weights(model, folder)
     shape = copy.deepcopy(model.config)
@@ -66,7 +74,9 @@ def write_model(model: Any, folder: Path) -> None:
 
 
 class Versions:
-    """Numbered folders below a temporary one, or below `parent` where the reader sees another `/tmp`."""
+    """Numbered folders below a temporary one, or below `parent` where the reader sees another
+    `/tmp`.
+    """
 
     def __init__(self, parent: str | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="alphazero-weights-", dir=parent))

@@ -1,8 +1,10 @@
-"""Sampling without replacement: draws from the policy's distribution without the sequences that were drawn before.
+"""Sampling without replacement: draws from the policy's distribution without the sequences that
+were drawn before.
 
-A sequence that was drawn takes its probability with it: at each token of a new draw, a token weighs its probability less
-that of the drawn sequences which go on with it (Shi et al. 2020, "Incremental sampling without replacement for sequence
-models", algorithm 1). One draw costs what any other does, and is never one of them.
+A sequence that was drawn takes its probability with it: at each token of a new draw, a token weighs
+its probability less that of the drawn sequences which go on with it (Shi et al. 2020, "Incremental
+sampling without replacement for sequence models", algorithm 1). One draw costs what any other does,
+and is never one of them.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Probability that has to be left: a draw out of less would be one of steps that the policy all but excludes.
+# Probability that has to be left: a draw out of less would be one of steps that the policy all but
+# excludes.
 LEAST = 1e-3
 
 
 @dataclass(slots=True)
 class Taken:
-    """The drawn sequences that go on from one prefix: `share` of the probability there is theirs, by next token `after`."""
+    """The drawn sequences that go on from one prefix: `share` of the probability there is theirs,
+    by next token `after`.
+    """
 
     chance: float = 1.0  # of this prefix's last token after the others, at the draws' temperature
     share: float = 0.0
@@ -27,8 +32,9 @@ class Taken:
 
     @classmethod
     def of(cls, sequences: Iterable[tuple[tuple[int, ...], tuple[float, ...]]]) -> Taken | None:
-        """The tree of (token ids `[T]`, log-probabilities at the draws' temperature `[T]`); None where nothing is taken or
-        left."""
+        """The tree of (token ids `[T]`, log-probabilities at the draws' temperature `[T]`); None
+        where nothing is taken or left.
+        """
         root = cls()
         made = [root]
         for ids, logprobs in sequences:
@@ -39,23 +45,30 @@ class Taken:
                     made.append(at.after[token])
                 at = at.after[token]
             at.share = 1.0
-        # share(s) = sum over drawn next tokens a of p(a | s) share(s a): what of the probability after s is taken.
+        # share(s) = sum over drawn next tokens a of p(a | s) share(s a): what of the probability
+        # after s is taken.
         for node in reversed(made):  # children before their parents
             if node.share < 1.0:
-                node.share = min(1.0, math.fsum(child.chance * child.share for child in node.after.values()))
+                node.share = min(
+                    1.0, math.fsum(child.chance * child.share for child in node.after.values())
+                )
         return root if root.after and 1.0 - root.share >= LEAST else None
 
     def draw(self, logprobs: np.ndarray, temperature: float, uniform: float) -> int | None:
-        """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats, temperature 1) at `temperature`; None
-        of nothing."""
+        """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats, temperature 1)
+        at `temperature`; None of nothing.
+        """
         left = logprobs.astype(np.float64)
         for token, child in self.after.items():
             if child.share >= 1.0:
-                left[token] = -math.inf  # before the maximum: beside it little of the others would be left
+                left[
+                    token
+                ] = -math.inf  # before the maximum: beside it little of the others would be left
         highest = left.max()
         if highest == -math.inf:
             return None
-        # q(a) is proportional to p_T(a) (1 - share(s a)): a token weighs what its drawn continuations leave of it.
+        # q(a) is proportional to p_T(a) (1 - share(s a)): a token weighs what its drawn
+        # continuations leave of it.
         weights = np.exp((left - highest) / temperature)
         for token, child in self.after.items():
             weights[token] *= 1.0 - child.share
@@ -66,7 +79,9 @@ class Taken:
 
 
 def tempered(logprobs: np.ndarray, temperature: float, token: int) -> float:
-    """The log-probability (nats) of `token` under `logprobs` `[V]` (nats, temperature 1) at `temperature`."""
+    """The log-probability (nats) of `token` under `logprobs` `[V]` (nats, temperature 1) at
+    `temperature`.
+    """
     scaled = logprobs.astype(np.float64) / temperature
     highest = scaled.max()
     # log p_T(a) = l_a/T - log sum_b exp(l_b/T)

@@ -1,4 +1,6 @@
-"""The `vf-eval` console script of this package; `python -m alphazero_llm_trainer.environment` is the same."""
+"""The `vf-eval` console script of this package; `python -m alphazero_llm_trainer.environment` is
+the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chat calls of one rollout through verifiers' interception server, and a step policy for the search over them."""
+"""Chat calls of one rollout through verifiers' interception server, and a step policy for the
+search over them.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,28 @@ GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
 PROBE = "1"  # one token, of nearly every tokenizer
 SPARE = 2  # tokens: PROBE's, and where it isn't one
 NEEDS = (
-    "tree search asks with continue_final_message, which vLLM, llama.cpp's server and `alphazero-llm-trainer serve` have:"
+    "tree search asks with continue_final_message, which vLLM, llama.cpp's server and "
+    "`alphazero-llm-trainer serve` have:"
     " use one of them, or leave --env.agent.harness.search out"
 )
 
 
 class ChatCalls:
-    """Posts messages and returns choices. The interception server records every call in the rollout's trace."""
+    """Posts messages and returns choices. The interception server records every call in the
+    rollout's trace.
+    """
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: str, secret: str, model: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, endpoint: str, secret: str, model: str
+    ) -> None:
         self.model = model
         self._session = session
         self._url = endpoint.rstrip("/") + "/chat/completions"
         self._headers = {"Authorization": f"Bearer {secret}"}
 
-    async def __call__(self, messages: Sequence[dict[str, Any]], **parameters: Any) -> tuple[dict[str, Any], Cost]:
+    async def __call__(
+        self, messages: Sequence[dict[str, Any]], **parameters: Any
+    ) -> tuple[dict[str, Any], Cost]:
         """One completion: its first choice, and what it took.
 
         Raises:
@@ -46,7 +55,10 @@ class ChatCalls:
         try:
             async with self._session.post(self._url, json=body, headers=self._headers) as response:
                 if response.status >= 400:
-                    raise EngineError(f"the model call failed with status {response.status}: {await response.text()}")
+                    raise EngineError(
+                        f"the model call failed with status {response.status}: "
+                        f"{await response.text()}"
+                    )
                 answer = await response.json()
             choice = answer["choices"][0]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -73,11 +85,12 @@ def prompt_of(cost: Cost) -> int:
 
 
 class ChatSteps:
-    """`search.driver.StepPolicy` over chat calls: a continuation is one call, which goes on from the steps before it.
+    """`search.driver.StepPolicy` over chat calls: a continuation is one call, which goes on from
+    the steps before it.
 
-    These stand in one assistant's message as they were written, so that the model reads the tokens of its own chain and no
-    turns that it never had. Steps carry the embedded student's token ids where it is the one that answers, and text alone
-    elsewhere.
+    These stand in one assistant's message as they were written, so that the model reads the tokens
+    of its own chain and no turns that it never had. Steps carry the embedded student's token ids
+    where it is the one that answers, and text alone elsewhere.
 
     Args:
         chat: the rollout's calls.
@@ -94,7 +107,8 @@ class ChatSteps:
         frozen: FrozenStudent | None,
     ) -> None:
         self.chat, self.opening, self.settings, self.frozen = chat, list(opening), settings, frozen
-        self._asked = 0  # prompt tokens of the question alone, until the server is known to go on from a message
+        # prompt tokens of the question alone, until the server is known to go on from a message
+        self._asked = 0
 
     async def continuations(
         self,
@@ -106,7 +120,8 @@ class ChatSteps:
         temperature: float | None = None,
         without: Drawn | None = None,  # a server's model may repeat itself
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response or its limits, sampled side by side.
+        """`n` continuations of `steps` to the end of the response or its limits, sampled side by
+        side.
 
         None takes the harness's own temperature.
 
@@ -116,7 +131,9 @@ class ChatSteps:
         warm = self.settings.temperature if temperature is None else temperature
         if steps:
             await self._check_server()
-        drawn = await asyncio.gather(*(self._draw(steps, derive_seed(seed, i), limits, warm) for i in range(n)))
+        drawn = await asyncio.gather(
+            *(self._draw(steps, derive_seed(seed, i), limits, warm) for i in range(n))
+        )
         cost = Cost()
         for _, spent in drawn:
             cost.add(spent)
@@ -142,13 +159,17 @@ class ChatSteps:
             drawn = self._cut(choice["message"].get("content") or "", ended, text_of(prefix))
         else:
             ids, logprobs = tuple(choice["token_ids"]), tuple(choice["token_logprobs"])
-            drawn = self.frozen.steps.cut(Generated(ids, logprobs, "eos" if ended else "length"), prefix)
+            drawn = self.frozen.steps.cut(
+                Generated(ids, logprobs, "eos" if ended else "length"), prefix
+            )
         if len(drawn.steps) > limits.steps:
             drawn = Continuation(drawn.steps[: limits.steps], ended=False)
         return drawn, cost
 
     def _cut(self, text: str, ended: bool, before: str) -> Continuation:
-        """A reply to the response `before` as steps. Whatever follows the final answer is not part of the response."""
+        """A reply to the response `before` as steps. Whatever follows the final answer is not part
+        of the response.
+        """
         steps = split_steps(text, self.settings.step)
         kept: list[Step] = []
         for step in steps:
@@ -162,15 +183,18 @@ class ChatSteps:
     async def _check_server(self) -> None:
         """Raise EngineError for a server that takes the parameter and ignores it.
 
-        A message that goes on is as many tokens longer than the question alone as it has; one that was closed, with a new
-        one opened behind it, has the chat's own tokens too.
+        A message that goes on is as many tokens longer than the question alone as it has; one that
+        was closed, with a new one opened behind it, has the chat's own tokens too.
         """
         if self.frozen is not None or not self._asked:
             return  # asked once, and nothing is known where a server tells no usage
         begun = [*self.opening, {"role": "assistant", "content": PROBE}]
         _, cost = await self.chat(begun, temperature=0.0, max_tokens=1, **GOING_ON)
         if prompt_of(cost) > self._asked + SPARE:
-            raise EngineError(f"the server begins a new message where it should go on from the assistant's; {NEEDS}")
+            raise EngineError(
+                "the server begins a new message where it should go on from the assistant's; "
+                f"{NEEDS}"
+            )
         self._asked = 0
 
     async def adopt(
@@ -181,7 +205,9 @@ class ChatSteps:
         final = is_final(line, text_of(steps))
         written = line if final else line + "\n"
         ids = () if self.frozen is None else self.frozen.encode(written, final)
-        return Continuation((Step(ids, (), written),), ended=final, source=source, direction=direction), Cost()
+        return Continuation(
+            (Step(ids, (), written),), ended=final, source=source, direction=direction
+        ), Cost()
 
     def messages(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
         """The opening, and the steps so far in one assistant's message."""

@@ -1,4 +1,6 @@
-"""`vf-eval` for this package: training hand-over, the embedded defaults, one-sentence errors, honest exit codes."""
+"""`vf-eval` for this package: training hand-over, the embedded defaults, one-sentence errors,
+honest exit codes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 EXIT_ALL_FAILED = 1
 TRAIN_SIZE = 50  # problems of the train split
 MOST_WARNINGS = 1000
-UNKNOWN_PARAMETER = re.compile("upstream (400|404|422)")  # how a server may refuse `continue_final_message`
+UNKNOWN_PARAMETER = re.compile(
+    "upstream (400|404|422)"
+)  # how a server may refuse `continue_final_message`
 TRAIN_EXAMPLE = f"`vf-eval {OUR_ID} -s -- --num-examples 100 --use-grpo`"
 
 USAGE = f"""\
@@ -68,14 +72,18 @@ class Flags(argparse.ArgumentParser):
         self.add_argument("--help-all", action="store_true")
         self.add_argument("--tier")
         self.add_argument("--use-student-model", nargs="?", const="true")
-        self.add_argument("--no-use-student-model", action="store_const", const="false", dest="use_student_model")
+        self.add_argument(
+            "--no-use-student-model", action="store_const", const="false", dest="use_student_model"
+        )
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `vf-eval` with `argv`; its exit code: 0, 1 when every rollout failed, 2 for what the user can fix."""
+    """Run `vf-eval` with `argv`; its exit code: 0, 1 when every rollout failed, 2 for what the user
+    can fix.
+    """
     try:
         return dispatch(list(argv))
     except AlphaZeroError as error:
@@ -90,9 +98,16 @@ def dispatch(argv: list[str]) -> int:
     at = argv.index("--") if "--" in argv else len(argv)
     flags, rest = Flags().parse_known_args(argv[:at])
     if flags.train:
-        strays = [word for word in rest if word != ID_FLAG and not is_our_id(word.removeprefix(f"{ID_FLAG}="))]
+        strays = [
+            word
+            for word in rest
+            if word != ID_FLAG and not is_our_id(word.removeprefix(f"{ID_FLAG}="))
+        ]
         if strays:
-            raise ConfigError(f"{strays[0]} stands before `--`: write training options after it, as in {TRAIN_EXAMPLE}")
+            raise ConfigError(
+                f"{strays[0]} stands before `--`: write training options after it, as in "
+                f"{TRAIN_EXAMPLE}"
+            )
         from ..cli.train import train_main
 
         return train_main(["--help"] if flags.help else argv[at + 1 :])
@@ -105,7 +120,9 @@ def dispatch(argv: list[str]) -> int:
         return 0
     rest += [] if flags.tier is None else ["--env.taskset.tier", flags.tier]
     likely = flags.use_student_model
-    return evaluate([*rest, *([] if likely is None else ["--env.taskset.use-student-model", likely])])
+    return evaluate(
+        [*rest, *([] if likely is None else ["--env.taskset.use-student-model", likely])]
+    )
 
 
 def verifiers_own(argv: list[str]) -> int:
@@ -134,7 +151,11 @@ def evaluate(argv: list[str]) -> int:
     for line in [*plan(config), *left_out(config)]:
         print(line, flush=True)
     # Of one command alone, so they are no part of a saved configuration.
-    once = [f"--{name.replace('_', '-')}" for name in ("dry_run", "clean", "resume") if getattr(config, name)]
+    once = [
+        f"--{name.replace('_', '-')}"
+        for name in ("dry_run", "clean", "resume")
+        if getattr(config, name)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
@@ -160,8 +181,10 @@ def evaluate(argv: list[str]) -> int:
 
 @contextmanager
 def warnings_afterwards() -> Iterator[None]:
-    """Print warnings when verifiers' dashboard has left the screen. It takes Python's handler of last resort away, and in the
-    place of a warning without a handler Python says that there is none."""
+    """Print warnings when verifiers' dashboard has left the screen. It takes Python's handler of
+    last resort away, and in the place of a warning without a handler Python says that there is
+    none.
+    """
     kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
     kept.setLevel(logging.WARNING)
     root, last_resort = logging.getLogger(), logging.lastResort
@@ -206,7 +229,8 @@ def own_env(config: EvalConfig) -> AlphaZeroEnvConfig | None:
 
 
 def fill(config: EvalConfig) -> None:
-    """Set what a command line leaves open: the embedded student and its problems, as many as `-n` says, no upload.
+    """Set what a command line leaves open: the embedded student and its problems, as many as `-n`
+    says, no upload.
 
     Raises:
         ConfigError: half a model is named, or a search's size without a search.
@@ -219,14 +243,17 @@ def fill(config: EvalConfig) -> None:
     env = own_env(config)
     if env is None:
         if "model" not in config.model_fields_set:
-            raise ConfigError("the embedded student answers in this package's own environment only: add -m MODEL")
+            raise ConfigError(
+                "the embedded student answers in this package's own environment only: add -m MODEL"
+            )
         return
     harness = env.agent.harness
     if isinstance(harness, AlphaZeroHarnessConfig) and harness.search == "none":
         for name in ("simulations", "samples"):
             if getattr(harness, name) is not None:
                 raise ConfigError(
-                    f"--env.agent.harness.{name} is of a search, and there is none: add --env.agent.harness.search mcts"
+                    f"--env.agent.harness.{name} is of a search, and there is none: add "
+                    "--env.agent.harness.search mcts"
                 )
     if env.agent.client is None:
         fill_model(config, env.agent.model is not None)
@@ -246,7 +273,8 @@ def fill(config: EvalConfig) -> None:
 
 
 def fill_model(config: EvalConfig, of_seat: bool) -> None:
-    """The embedded student where neither a model (of the run, or `of_seat`) nor an endpoint is named.
+    """The embedded student where neither a model (of the run, or `of_seat`) nor an endpoint is
+    named.
 
     Raises:
         ConfigError: one of them is.
@@ -274,7 +302,9 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
 
 
 def plan(config: EvalConfig) -> list[str]:
-    """The line that says which model answers which problems and how to change that; none under another environment."""
+    """The line that says which model answers which problems and how to change that; none under
+    another environment.
+    """
     from .frozen import EMBEDDED_URL
 
     env = own_env(config)
@@ -284,9 +314,15 @@ def plan(config: EvalConfig) -> list[str]:
     assert size is not None
     embedded = config.client.base_url == EMBEDDED_URL
     model = "the embedded student" if embedded else config.model
-    change = "-m MODEL --client.base-url URL" if embedded else "-m, or leave it out for the embedded student"
+    change = (
+        "-m MODEL --client.base-url URL"
+        if embedded
+        else "-m, or leave it out for the embedded student"
+    )
     other = "gsm8k" if taskset.source == "embedded" else "embedded"
-    count = size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
+    count = (
+        size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
+    )
     return [
         f"model: {model} (change: {change}); problems: {taskset.source} {taskset.split}, {count}"
         f" (change: --env.taskset.source {other}, --env.taskset.split, -n)"
@@ -300,7 +336,10 @@ def left_out(config: EvalConfig) -> list[str]:
     env = own_env(config)
     if env is None or env.taskset.tier == "none":
         return []
-    tier, missing = env.taskset.tier, missing_key(load_config(env.taskset.config_file), env.taskset.tier)
+    tier, missing = (
+        env.taskset.tier,
+        missing_key(load_config(env.taskset.config_file), env.taskset.tier),
+    )
     reasons = []
     if missing is not None:
         reasons.append(f"{missing} isn't set")

@@ -1,4 +1,6 @@
-"""The frozen embedded student of this process: it answers on the loopback server and measures perplexity for PRE."""
+"""The frozen embedded student of this process: it answers on the loopback server and measures
+perplexity for PRE.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from ..rewards.perplexity import Perplexity
 from ..types import Problem, Step
 
 EMBEDDED_MODEL = "embedded-student"
-# A name, not an address: records and `--resume` stay the same from run to run while the server's port changes.
+# A name, not an address: records and `--resume` stay the same from run to run while the server's
+# port changes.
 EMBEDDED_URL = "embedded://student/v1"
 
 
@@ -27,25 +30,33 @@ class FrozenStudent:
         self.steps = EngineSteps(student, config.search.temperature)
 
     def room(self, question: str) -> int:
-        """Tokens that the context leaves for a response to `question`; none, or fewer, where it doesn't fit."""
+        """Tokens that the context leaves for a response to `question`; none, or fewer, where it
+        doesn't fit.
+        """
         return self.student.engine.capabilities.max_context - len(self.student.prompt_ids(question))
 
     def encode(self, text: str, ended: bool) -> tuple[int, ...]:
-        """Token ids of `text` that somebody else wrote, with the end token where the response ended there."""
+        """Token ids of `text` that somebody else wrote, with the end token where the response ended
+        there.
+        """
         return (*self.student.encode(text), *((self.student.engine.eos_id,) if ended else ()))
 
-    async def perplexity_reward(self, problem: Problem, response: str, token_ids: Sequence[int] | None = None) -> float:
-        """PRE of a response (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
+    async def perplexity_reward(
+        self, problem: Problem, response: str, token_ids: Sequence[int] | None = None
+    ) -> float:
+        """PRE of a response (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own
+        greedy answer.
 
-        `token_ids` are the response's where the student sampled it itself; somebody else's text is tokenised. A response
-        beyond the student's context is measured on the part that fits.
+        `token_ids` are the response's where the student sampled it itself; somebody else's text is
+        tokenised. A response beyond the student's context is measured on the part that fits.
 
         Raises:
             EngineError: the question itself doesn't fit into the student's context.
         """
         if token_ids is None:
             text = response.strip()
-            # One that states its answer last ended there, and so does the baseline it is compared with.
+            # One that states its answer last ended there, and so does the baseline it is compared
+            # with.
             token_ids = self.encode(text, is_final(text.rpartition("\n")[2])) if text else ()
         fitting = tuple(token_ids[: max(self.room(problem.question), 0)])
         reward, _ = await self.perplexity(problem, [Step(fitting, (), response)])
@@ -56,7 +67,9 @@ _students: WeakKeyDictionary[asyncio.AbstractEventLoop, FrozenStudent] = WeakKey
 
 
 def frozen_student() -> FrozenStudent:
-    """The running event loop's student, loaded at the first call (about a second, and nothing else runs meanwhile)."""
+    """The running event loop's student, loaded at the first call (about a second, and nothing else
+    runs meanwhile).
+    """
     loop = asyncio.get_running_loop()
     student = _students.get(loop)
     if student is None:

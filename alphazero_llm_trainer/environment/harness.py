@@ -24,7 +24,8 @@ from .calls import NEEDS, ChatCalls, ChatSteps
 from .frozen import EMBEDDED_MODEL, frozen_student
 
 FAILED = 1
-TOO_LONG = "too long"  # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
+# trace.info["skipped"] of a question that doesn't fit into the embedded student's context
+TOO_LONG = "too long"
 Tier = Literal["none", "free", "production", "local"]
 
 
@@ -33,30 +34,40 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
 
     id: vf.ID = OUR_ID
     search: Literal["none", "mcts"] = "none"
-    """none: one call a question. mcts: tree search over reasoning steps, one call a sampled continuation. The server has to
-    go on from an assistant's message (`continue_final_message`)."""
+    """none: one call a question. mcts: tree search over reasoning steps, one call a sampled
+    continuation. The server has to go on from an assistant's message (`continue_final_message`).
+    """
     simulations: Annotated[int, Field(ge=1)] | None = None
     """Expansions a question (unset: search.simulations of training.yaml, 60)."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Sampled continuations an expansion (unset: search.samples of training.yaml, 4)."""
     tier: Tier = "none"
-    """Teachers that propose steps in search. This package's environment sets it from `--env.taskset.tier`."""
+    """Teachers that propose steps in search. This package's environment sets it from
+    `--env.taskset.tier`.
+    """
     config_file: Path | None = None
     """A YAML file over training.yaml, likewise from `--env.taskset.config-file`."""
 
     def resolve(self, model: str) -> Config:
-        """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer.
+        """training.yaml with this harness's own settings on top. Likely-wrong proposals have no
+        place in an answer.
 
-        Where steps end and how long a response may be is as `model`'s entry of models.yaml says (its name's, or its path's);
-        a model without one has the defaults of an entry.
+        Where steps end and how long a response may be is as `model`'s entry of models.yaml says
+        (its name's, or its path's); a model without one has the defaults of an entry.
         """
         own = {"simulations": self.simulations, "samples": self.samples}
         search = {name: value for name, value in own.items() if value is not None}
         entries = load_config(self.config_file).models
         name = "embedded" if model == EMBEDDED_MODEL else model
-        student = next((known for known, entry in entries.items() if name in (known, entry.path)), name)
+        student = next(
+            (known for known, entry in entries.items() if name in (known, entry.path)), name
+        )
         more = {} if student in entries else {"models": {student: {"path": student}}}
-        settings = {"student": student, "search": search, "teachers": {"tier": self.tier, "wrong": 0}}
+        settings = {
+            "student": student,
+            "search": search,
+            "teachers": {"tier": self.tier, "wrong": 0},
+        }
         return load_config(self.config_file, [more, settings])
 
 
@@ -76,15 +87,21 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Answer `data`'s prompt. A failed call gives a non-zero result, or the rollout would count as an answer."""
+        """Answer `data`'s prompt. A failed call gives a non-zero result, or the rollout would count
+        as an answer.
+        """
         system, prompt = self.resolve_prompt(data)
-        messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        messages: list[dict[str, Any]] = (
+            [] if system is None else [{"role": "system", "content": system}]
+        )
         if isinstance(prompt, str):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message.model_dump(exclude_none=True) for message in prompt or []]
         if ctx.model == EMBEDDED_MODEL and frozen_student().room(data.prompt_text) <= 0:
-            trace.info["skipped"] = TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
+            trace.info["skipped"] = (
+                TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
+            )
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
@@ -92,7 +109,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             try:
                 if self.config.search == "none" and ctx.model == EMBEDDED_MODEL:
                     choice, _ = await chat(messages, temperature=0.0, return_token_ids=True)
-                    trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
+                    trace.info["token_ids"] = choice[
+                        "token_ids"
+                    ]  # what is scored, as it was sampled
                 elif self.config.search == "none":
                     await chat(messages)
                 elif ctx.client.type == "train":
@@ -104,7 +123,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                 return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
-    async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
+    async def _search(
+        self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem
+    ) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         config, teachers = self._settings(chat.model)
         frozen = frozen_student() if chat.model == EMBEDDED_MODEL else None
@@ -119,7 +140,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         return cache(self._read)
 
     def _read(self, model: str) -> tuple[Config, TeacherEnsemble | None]:
-        """The search's settings, and the teachers where their tier is named and its key is there."""
+        """The search's settings, and the teachers where their tier is named and its key is
+        there.
+        """
         config = self.config.resolve(model)
         taught = self.config.tier != "none" and missing_key(config, self.config.tier) is None
         remote = open_remote(config) if taught and is_remote(config) else None
@@ -131,14 +154,17 @@ def _no_scripted_teacher() -> Any:
 
 
 def record(result: SearchResult) -> dict[str, Any]:
-    """What `trace.info["mcts"]` holds: the chosen path, which is what is scored, and the whole tree.
+    """What `trace.info["mcts"]` holds: the chosen path, which is what is scored, and the whole
+    tree.
 
     Raises:
         EngineError: no response was finished, so there is nothing to score.
     """
     choice = result.choice
     if choice is None:
-        raise EngineError(f"search ended by {result.ended_by} with no finished response: raise its budgets")
+        raise EngineError(
+            f"search ended by {result.ended_by} with no finished response: raise its budgets"
+        )
     return {
         "response": choice.response,
         "token_ids": list(result.tree.sequence(choice.node)[0]),

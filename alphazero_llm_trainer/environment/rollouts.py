@@ -1,4 +1,6 @@
-"""What a finished evaluation says: the printed lines and the exit code, read from the traces that verifiers wrote."""
+"""What a finished evaluation says: the printed lines and the exit code, read from the traces that
+verifiers wrote.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ TRACES = "traces.jsonl"
 class RolloutSummary:
     """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0.
 
-    `means`: "reward" for the weighted total, and the names of rewards and metrics, over rollouts that ended.
+    `means`: "reward" for the weighted total, and the names of rewards and metrics, over rollouts
+    that ended.
     """
 
     total: int = 0
@@ -34,17 +37,28 @@ def summarise(folder: Path) -> RolloutSummary:
         traces = episode.get("traces", [])
         if not episode.get("ok"):
             summary.failed += 1
-            errors = [*episode.get("errors", []), *(error for trace in traces for error in trace.get("errors", []))]
-            message = " ".join(errors[0].get("message", "").split()) if errors else "no error was recorded"
+            errors = [
+                *episode.get("errors", []),
+                *(error for trace in traces for error in trace.get("errors", [])),
+            ]
+            message = (
+                " ".join(errors[0].get("message", "").split())
+                if errors
+                else "no error was recorded"
+            )
             summary.first_error = summary.first_error or message
             continue
         for trace in traces:
             summary.skipped += "skipped" in trace.get("info", {})
-            rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
+            rewards = {
+                name: part for name, part in trace.get("rewards", {}).items() if part is not None
+            }
             parts = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
             if len(rewards) > 1:  # one alone is the total
                 parts |= {name: part["score"] for name, part in rewards.items()}
-            parts |= {name: value for name, value in trace.get("metrics", {}).items() if value is not None}
+            parts |= {
+                name: value for name, value in trace.get("metrics", {}).items() if value is not None
+            }
             for name, value in parts.items():
                 sums.setdefault(name, []).append(value)
     summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
@@ -54,7 +68,9 @@ def summarise(folder: Path) -> RolloutSummary:
 def text(summary: RolloutSummary, folder: Path) -> str:
     """The closing lines: rewards, failures, where the traces are."""
     names = ["reward", *sorted(name for name in summary.means if name != "reward")]
-    rewards = "   ".join(f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means)
+    rewards = "   ".join(
+        f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means
+    )
     count = f"{summary.total} rollout{'' if summary.total == 1 else 's'}, {summary.failed} failed"
     if summary.skipped:
         count += f", {summary.skipped} too long for the context (scored 0)"

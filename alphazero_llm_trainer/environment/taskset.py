@@ -1,4 +1,6 @@
-"""The verifiers taskset: rows -> tasks, and the reward of docs/design.md, section 5, with its parts as metrics."""
+"""The verifiers taskset: rows -> tasks, and the reward of docs/design.md, section 5, with its parts
+as metrics.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     """What scoring needs."""
 
     use_student_model: bool | None = None
-    """Perplexity under the frozen student is a part of the reward. None: on when the embedded student answers. Set it as
-    `--env.taskset.use-student-model`."""
+    """Perplexity under the frozen student is a part of the reward. None: on when the embedded
+    student answers. Set it as `--env.taskset.use-student-model`.
+    """
     custom: str | None = None
-    """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or package.module:NAME: code
-    that runs here."""
+    """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or
+    package.module:NAME: code that runs here.
+    """
     weights: RewardConfig | None = None
     """The section `rewards`; unset, that of the YAML file."""
 
@@ -41,7 +45,9 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
         weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
-        return weights if self.custom is None else weights.model_copy(update={"custom": self.custom})
+        return (
+            weights if self.custom is None else weights.model_copy(update={"custom": self.custom})
+        )
 
 
 class AlphaZeroData(vf.TaskData):
@@ -53,8 +59,9 @@ class AlphaZeroData(vf.TaskData):
 
 
 class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
-    """One problem. A response's reward is what training gives it (`rewards.combined`), in [0, 1]; correctness, perplexity
-    and the user's own reward are metrics, which verifiers computes first."""
+    """One problem. A response's reward is what training gives it (`rewards.combined`), in [0, 1];
+    correctness, perplexity and the user's own reward are metrics, which verifiers computes first.
+    """
 
     @property
     def key(self) -> str:
@@ -69,39 +76,53 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """
         clone = self.with_data()
         clone.config = self.config.model_copy(update={"use_student_model": on})
-        hre, pre, custom = (0.0 if there else None for there in (self.has_grader, on, self.config.needs.custom))
+        hre, pre, custom = (
+            0.0 if there else None for there in (self.has_grader, on, self.config.needs.custom)
+        )
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
     async def graded(self, response: str, cut: bool = False) -> Grade:
-        """The grade of a response by the rule of the problem's source; of one that a limit cut a marked answer alone counts."""
+        """The grade of a response by the rule of the problem's source; of one that a limit cut a
+        marked answer alone counts.
+        """
         return await source_of(self.own.problem).grade_async(response, self.own, strict=cut)
 
     @property
     def own(self) -> ProblemTask:
         """The task as this package has it, without its worked solution."""
-        return ProblemTask(Problem(self.key, self.data.prompt_text, self.data.source, self.data.level), self.data.gold)
+        return ProblemTask(
+            Problem(self.key, self.data.prompt_text, self.data.source, self.data.level),
+            self.data.gold,
+        )
 
     @property
     def has_grader(self) -> bool:
-        """Whether correctness is a part of the reward: there is a gold answer, or the source needs none."""
+        """Whether correctness is a part of the reward: there is a gold answer, or the source needs
+        none.
+        """
         return bool(self.data.gold) or source_of(self.own.problem).gold_free
 
     @vf.metric
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
-        """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial;
-        not recorded for a task that can't be graded."""
+        """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between
+        them where it is partial; not recorded for a task that can't be graded.
+        """
         if not self.has_grader:
             return {}
         return (await self.graded(response_text(trace), was_cut(trace))).score
 
     @vf.metric
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
-        """PRE of the response under the frozen student, in [0, 1]; not recorded at all where it is switched off."""
+        """PRE of the response under the frozen student, in [0, 1]; not recorded at all where it is
+        switched off.
+        """
         if not self.config.use_student_model:
             return {}
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
-        return await frozen_student().perplexity_reward(problem, response_text(trace), response_ids(trace))
+        return await frozen_student().perplexity_reward(
+            problem, response_text(trace), response_ids(trace)
+        )
 
     @vf.metric
     async def custom_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -117,7 +138,9 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     @vf.reward(weight=1.0)
     async def combined_reward(self, trace: vf.Trace) -> float:
-        """The parts by their weights, less what the steps cost, with the bonus and the penalty of a search's directions."""
+        """The parts by their weights, less what the steps cost, with the bonus and the penalty of a
+        search's directions.
+        """
         directions = trace.info.get("mcts", {}).get("directions", ())
         return combined(
             trace.metrics.get("correctness_reward"),
@@ -141,7 +164,9 @@ def was_cut(trace: vf.Trace) -> bool:
 
 
 def response_text(trace: vf.Trace) -> str:
-    """What is scored: search's chosen response, or the last reply (which under search is only its last leaf)."""
+    """What is scored: search's chosen response, or the last reply (which under search is only its
+    last leaf).
+    """
     chosen = trace.info.get("mcts")
     return trace.last_reply if chosen is None else chosen["response"]
 
@@ -157,27 +182,41 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
-    """Which problems: a name, a file, or another address. Unset: gsm8k (embedded under `vf-eval` with the embedded student)."""
+    """Which problems: a name, a file, or another address. Unset: gsm8k (embedded under `vf-eval`
+    with the embedded student).
+    """
     split: Literal["train", "validation", "arena", "test"] | None = None
-    """Which split (math has test alone, unless `path` has a train.jsonl). Unset: train, as a trainer that loads the taskset
-    needs it (test under `vf-eval`)."""
+    """Which split (math has test alone, unless `path` has a train.jsonl). Unset: train, as a
+    trainer that loads the taskset needs it (test under `vf-eval`).
+    """
     train_size: Annotated[int, Field(ge=1)] | None = None
-    """Problems of the train split. Unset: all of them, and 1,000 of an endless source (50 under `vf-eval`)."""
+    """Problems of the train split. Unset: all of them, and 1,000 of an endless source (50 under
+    `vf-eval`).
+    """
     eval_size: Annotated[int, Field(ge=1)] = 20
     """Problems of any other split."""
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
     """Difficulty levels of embedded and numbers, 1-4 (unset: the default mix)."""
     path: str | None = None
-    """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
+    """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then
+    the hub).
+    """
     tier: Literal["none", "free", "production", "local"] = "none"
-    """Teachers that may propose steps in search (`--env.agent.harness.search mcts`); they need their tier's key."""
+    """Teachers that may propose steps in search (`--env.agent.harness.search mcts`); they need
+    their tier's key.
+    """
     use_student_model: bool | None = None
-    """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
+    """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student
+    answers.
+    """
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, columns of rows, problems.path."""
+    """A YAML file over the shipped training.yaml: reward weights, columns of rows, problems.path.
+    """
 
     def tell_the_task(self) -> None:
-        """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay` reads nothing else."""
+        """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay`
+        reads nothing else.
+        """
         self.task = scoring(self, load_config(self.config_file).rewards)
 
     @property
@@ -197,7 +236,9 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        own = {"source": TRAINERS_SOURCE} | chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
+        own = {"source": TRAINERS_SOURCE} | chosen.model_dump(
+            include={"source", "levels", "path"}, exclude_none=True
+        )
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)
         source = open_problems(problems)
         check_reads(problems, [source])
@@ -208,15 +249,29 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
             size = ENDLESS if source.endless else sys.maxsize
         for row in load_tasks(source, chosen.split or "train", size, rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row), task_config)
-            yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
+            yield (
+                task
+                if task_config.use_student_model is None
+                else task.with_student(task_config.use_student_model)
+            )
 
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
-    """The task's configuration: the taskset's switch and file, else what the task has of its own, else `rewards`."""
-    likely = chosen.task.use_student_model if chosen.use_student_model is None else chosen.use_student_model
+    """The task's configuration: the taskset's switch and file, else what the task has of its own,
+    else `rewards`.
+    """
+    likely = (
+        chosen.task.use_student_model
+        if chosen.use_student_model is None
+        else chosen.use_student_model
+    )
     if likely is None and not rewards.use_student_model:
         likely = False
-    weights = rewards if chosen.config_file is not None or chosen.task.weights is None else chosen.task.weights
+    weights = (
+        rewards
+        if chosen.config_file is not None or chosen.task.weights is None
+        else chosen.task.weights
+    )
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 

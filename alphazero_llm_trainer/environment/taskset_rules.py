@@ -1,11 +1,12 @@
 """A verifiers taskset's tasks as problems: what they have to be, and what a reply earns.
 
-A problem is one question with one reply, whose rewards run in this process; anything else is refused with one sentence before
-anything starts.
+A problem is one question with one reply, whose rewards run in this process; anything else is
+refused with one sentence before anything starts.
 
-A reply earns the task's own rewards on the trace that a single-turn rollout leaves, made as `verifiers.v1.rollout` makes one:
-the task, one model call, the prompt's messages and the reply; then the task's `finalize`, its metrics, rewards and judges
-(`Task.score`) run on it, under its time limits. There is no runtime. The trace has no token counts and says that the model
+A reply earns the task's own rewards on the trace that a single-turn rollout leaves, made as
+`verifiers.v1.rollout` makes one: the task, one model call, the prompt's messages and the reply;
+then the task's `finalize`, its metrics, rewards and judges (`Task.score`) run on it, under its time
+limits. There is no runtime. The trace has no token counts and says that the model
 stopped by itself: both are unknown where text alone is graded.
 """
 
@@ -49,7 +50,8 @@ def own_code(address: str, doing: str) -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{address}: {doing} failed ({error}): install its package, or put the folder that holds it on PYTHONPATH"
+            f"{address}: {doing} failed ({error}): install its package, or put the folder that "
+            "holds it on PYTHONPATH"
         ) from error
     except Exception as error:
         text = " ".join(str(error).split())
@@ -57,7 +59,9 @@ def own_code(address: str, doing: str) -> Iterator[None]:
 
 
 def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, float]]:
-    """The taskset's options and the rewards' range in an address's `KEY=VALUE&KEY=VALUE`; a dot goes down a section."""
+    """The taskset's options and the rewards' range in an address's `KEY=VALUE&KEY=VALUE`; a dot
+    goes down a section.
+    """
     options: dict[str, Any] = {}
     declared = (0.0, 1.0)
     for key, value in parse_qsl(query, keep_blank_values=True):
@@ -83,7 +87,9 @@ def declared_range(address: str, value: str) -> tuple[float, float]:
 
 
 def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.SingleAgentEnvConfig:
-    """The configuration of an id's environment. Raises ConfigError where it can't be set up, or has several turns."""
+    """The configuration of an id's environment. Raises ConfigError where it can't be set up, or has
+    several turns.
+    """
     with own_code(address, "setting it up"):
         environment = vf.environment_class(env_id)
         config = vf.resolve_env_config({"taskset": {**options, "id": env_id}})
@@ -91,7 +97,8 @@ def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.S
     changed = not issubclass(environment, single) or environment.run is not single.run
     if changed or environment.finalize is not single.finalize:
         raise ConfigError(
-            f"{address} can't be searched: its environment {environment.__name__} has several turns or several agents,"
+            f"{address} can't be searched: its environment {environment.__name__} has several "
+            "turns or several agents,"
             " and a problem here is one prompt with one reply"
         )
     assert isinstance(config, vf.SingleAgentEnvConfig)
@@ -106,8 +113,12 @@ def of_class(task: vf.Task) -> str | None:
         return "it watches or rewrites a conversation's turns, and a problem here is one prompt with one reply"
     hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
     scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
-    if type(task).NEEDS_CONTAINER or any(needs_runtime(function) for function in (*hooks, *scoring)):
-        return "it needs a container or a runtime to run commands in, and rewards run in this process"
+    if type(task).NEEDS_CONTAINER or any(
+        needs_runtime(function) for function in (*hooks, *scoring)
+    ):
+        return (
+            "it needs a container or a runtime to run commands in, and rewards run in this process"
+        )
     return None if scoring or overridden(task, "score") else "it has no rewards"
 
 
@@ -119,7 +130,9 @@ def of_data(data: vf.TaskData) -> str | None:
     if isinstance(data.prompt, str):
         return None if data.prompt.strip() else "its prompt is empty"
     asked = [message for message in data.prompt or [] if not isinstance(message, SystemMessage)]
-    if [type(message) for message in asked] != [UserMessage] or not isinstance(asked[0].content, str):
+    if [type(message) for message in asked] != [UserMessage] or not isinstance(
+        asked[0].content, str
+    ):
         return "its prompt isn't one question in text"
     return None
 
@@ -135,15 +148,20 @@ def needs_runtime(function: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-# -- scoring ---------------------------------------------------------------------------------------------------------
+# -- scoring
+# --------------------------------------------------------------------------------------------------
 
 
 async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:
-    """The scored trace. It is not `ok` where the task's code failed (`errors`) or took too long (`is_timeout`)."""
+    """The scored trace. It is not `ok` where the task's code failed (`errors`) or took too long
+    (`is_timeout`).
+    """
     trace: vf.Trace = vf.Trace(
         task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
         state=state_cls(type(task))(),
-        agent=vf.AgentInfo(config=agent.model_copy(update={"model": MODEL, "runtime": vf.SubprocessConfig()})),
+        agent=vf.AgentInfo(
+            config=agent.model_copy(update={"model": MODEL, "runtime": vf.SubprocessConfig()})
+        ),
     )
     limits = resolve_rollout_timeouts(agent.timeout, task)
     available: dict[str | type, Any] = {"trace": trace, "runtime": None}
@@ -168,15 +186,25 @@ async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:
 def turn(trace: vf.Trace, data: vf.TaskData, reply: str) -> None:
     """Add the one model call of a single-turn rollout: the prompt's messages and the reply."""
     message = AssistantMessage(content=reply)
-    response = Response(id=trace.id, created=int(time.time()), model=MODEL, message=message, finish_reason="stop")
+    response = Response(
+        id=trace.id, created=int(time.time()), model=MODEL, message=message, finish_reason="stop"
+    )
     node = prepare_turn(trace, messages(data)).commit(response)
-    trace.calls.append(vf.ModelCall(node=node, model=MODEL, endpoint="/chat/completions", finish_reason="stop"))
+    trace.calls.append(
+        vf.ModelCall(node=node, model=MODEL, endpoint="/chat/completions", finish_reason="stop")
+    )
 
 
 def messages(data: vf.TaskData) -> Messages:
     """A task's prompt as a harness sends it: the system prompt, then the prompt."""
-    system: Messages = [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
-    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
+    system: Messages = (
+        [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
+    )
+    prompt = (
+        [UserMessage(content=data.prompt)]
+        if isinstance(data.prompt, str)
+        else list(data.prompt or [])
+    )
     return [*system, *prompt]
 
 
@@ -185,13 +213,19 @@ def failure(trace: vf.Trace) -> str | None:
     if trace.is_timeout:
         return "its rewards took too long"
     if not trace.ok:
-        return str(trace.last_error.message).partition("\n")[0] if trace.last_error else "its rewards failed"
+        return (
+            str(trace.last_error.message).partition("\n")[0]
+            if trace.last_error
+            else "its rewards failed"
+        )
     return None if math.isfinite(trace.reward) else f"its reward is {trace.reward}"
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """`work`'s result, for callers that don't await. It runs in this thread, as rewards may need (math-verify's time limits
-    are signals, which only the main thread gets), or in another one where an event loop is running here."""
+    """`work`'s result, for callers that don't await. It runs in this thread, as rewards may need
+    (math-verify's time limits are signals, which only the main thread gets), or in another one
+    where an event loop is running here.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,15 +1,18 @@
-"""A verifiers taskset as a source of problems: `verifiers:ENV_ID`, any installed single-turn V1 taskset.
+"""A verifiers taskset as a source of problems: `verifiers:ENV_ID`, any installed single-turn V1
+taskset.
 
-`verifiers:ENV_ID?KEY=VALUE&KEY=VALUE` sets the taskset's own options, as `--env.taskset.KEY` does in `vf-eval`, and
-`reward_range=LOW:HIGH` says what its rewards can sum up to: 0 to 1 where it is left out.
+`verifiers:ENV_ID?KEY=VALUE&KEY=VALUE` sets the taskset's own options, as `--env.taskset.KEY` does
+in `vf-eval`, and `reward_range=LOW:HIGH` says what its rewards can sum up to: 0 to 1 where it is
+left out.
 
-A problem is a task's prompt; its id is the task's key. Where the taskset has an option `split` with named choices, those
-that mean train, validation, arena or test are these splits; one that it lacks is cut out of its train split. Where it has
-no such option (or the address sets it), all four are cut out of all tasks. Cuts are by a stable hash of the question. Of
-an endless taskset the first `MOST` tasks are taken.
+A problem is a task's prompt; its id is the task's key. Where the taskset has an option `split` with
+named choices, those that mean train, validation, arena or test are these splits; one that it lacks
+is cut out of its train split. Where it has no such option (or the address sets it), all four are
+cut out of all tasks. Cuts are by a stable hash of the question. Of an endless taskset the first
+`MOST` tasks are taken.
 
-A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled from its range to [0, 1]. The verdict
-is correct where the scaled sum is 1.0.
+A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled from its
+range to [0, 1]. The verdict is correct where the scaled sum is 1.0.
 """
 
 from __future__ import annotations
@@ -31,7 +34,17 @@ from ..problems.grading import GRADERS, Grade, Verdict
 from ..problems.source import SPLITS, Source, split_of
 from ..types import Problem, Task
 from .argv import is_our_id
-from .taskset_rules import RANGE, failure, load_environment, of_class, of_data, options_of, own_code, run_now, scored
+from .taskset_rules import (
+    RANGE,
+    failure,
+    load_environment,
+    of_class,
+    of_data,
+    options_of,
+    own_code,
+    run_now,
+    scored,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +66,12 @@ class VerifiersTaskset(Source):
 
     Args:
         address: what follows `verifiers:`.
-        system_prompt: takes the place of the tasks' own, as `--env.taskset.system-prompt` does; None keeps theirs.
+        system_prompt: takes the place of the tasks' own, as `--env.taskset.system-prompt` does;
+            None keeps theirs.
 
     Raises:
-        ConfigError: the taskset isn't installed, can't be set up, or its tasks are more than one prompt with one reply.
+        ConfigError: the taskset isn't installed, can't be set up, or its tasks are more than one
+            prompt with one reply.
     """
 
     name = "verifiers"
@@ -75,7 +90,9 @@ class VerifiersTaskset(Source):
         self._items: dict[str, vf.Task] = {}
         with own_code(self.name, "loading its tasks"):
             self._read(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
-        self.prompt_tokens = max(len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values())
+        self.prompt_tokens = max(
+            len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values()
+        )
         self.prompt_tokens = self.prompt_tokens // CHARACTERS + 32
         self._warned = False
 
@@ -84,11 +101,13 @@ class VerifiersTaskset(Source):
         """See `Source.open`: the taskset's id is behind the colon."""
         if not rest.partition("?")[0]:
             raise ConfigError(
-                f"problems.source is {problems.source!r} without a taskset: write verifiers:ENV_ID, the id that vf-eval takes"
+                f"problems.source is {problems.source!r} without a taskset: write "
+                "verifiers:ENV_ID, the id that vf-eval takes"
             )
         return cls(rest, problems.system_prompt)
 
-    # -- tasks -------------------------------------------------------------------------------------------------------
+    # -- tasks
+    # ----------------------------------------------------------------------------------------------
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
@@ -107,20 +126,31 @@ class VerifiersTaskset(Source):
                 log.warning("%s has no %s split (%s)", self.name, origin, error)
                 failed = error
         if not any(read.values()):
-            raise failed or ConfigError(f"{self.name} has no tasks: name another taskset, or other options of it")
-        # One system prompt for all tasks is the source's; where they differ, each stands before its question.
+            raise failed or ConfigError(
+                f"{self.name} has no tasks: name another taskset, or other options of it"
+            )
+        # One system prompt for all tasks is the source's; where they differ, each stands before its
+        # question.
         prompts = {prompt_of(item.data)[0] for items in read.values() for item in items}
         self.system_prompt = prompts.pop() if len(prompts) == 1 else None
         for origin, items in read.items():
             for task in [self._keep(origin, item) for item in items]:
-                part = split_of(task.problem.question, list(self._own)) if origin == "train" else origin
+                part = (
+                    split_of(task.problem.question, list(self._own))
+                    if origin == "train"
+                    else origin
+                )
                 self._tasks[part].append(task)
 
     def _checked(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
-        """The tasks of a taskset, with this source's system prompt. Raises ConfigError for one that can't be a problem."""
+        """The tasks of a taskset, with this source's system prompt. Raises ConfigError for one that
+        can't be a problem.
+        """
         seen: set[type] = set()
         if taskset.toolsets(taskset.config):
-            raise ConfigError(f"{self.name} can't be searched: its tasks share tools, and a problem here has none")
+            raise ConfigError(
+                f"{self.name} can't be searched: its tasks share tools, and a problem here has none"
+            )
         for item in taskset if taskset.bounded else islice(taskset, MOST):
             reason = of_data(item.data) or (None if type(item) in seen else of_class(item))
             if reason is not None:
@@ -132,7 +162,9 @@ class VerifiersTaskset(Source):
         """An item of the taskset's split `origin` as a task, remembered by its key."""
         name = item.key if item.key not in self._items else f"{origin}/{item.key}"
         if name in self._items:
-            raise DataError(f"{self.name} has two tasks with the key {item.key!r}: give each its own")
+            raise DataError(
+                f"{self.name} has two tasks with the key {item.key!r}: give each its own"
+            )
         self._items[name] = item
         system, question = prompt_of(item.data)
         if system is not None and system != self.system_prompt:
@@ -141,10 +173,13 @@ class VerifiersTaskset(Source):
         gold = next((gold for gold in golds if isinstance(gold, str)), "")
         return Task(Problem(name, question, self.name), gold)
 
-    # -- responses ---------------------------------------------------------------------------------------------------
+    # -- responses
+    # ----------------------------------------------------------------------------------------------
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        r"""The `####` line or `\boxed{}` where there is one; else, unless strict, all that the response says."""
+        r"""The `####` line or `\boxed{}` where there is one; else, unless strict, all that the
+        response says.
+        """
         stated = GRADERS["math"].final_answer(response, strict)
         return stated if stated is not None or strict else answers.spoken(response).strip() or None
 
@@ -153,10 +188,14 @@ class VerifiersTaskset(Source):
         return answers.normalize(self.final_answer(response) or "")
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """See `Source.grade_many`. `strict` changes nothing: the task's own rewards say what counts."""
+        """See `Source.grade_many`. `strict` changes nothing: the task's own rewards say what
+        counts.
+        """
         return run_now(self.grade_all(pairs, strict))
 
-    async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+    async def grade_all(
+        self, pairs: Sequence[tuple[str, Task]], strict: bool = False
+    ) -> list[Grade]:
         """See `Source.grade_all`."""
         gate = asyncio.Semaphore(CONCURRENT)
 
@@ -171,7 +210,8 @@ class VerifiersTaskset(Source):
         """The trace of a response with the task's own rewards."""
         if task.problem.id not in self._items:
             raise DataError(
-                f"{self.name} has no task {task.problem.id!r}: it was made with other options, or by another version"
+                f"{self.name} has no task {task.problem.id!r}: it was made with other options, or "
+                "by another version"
             )
         return await scored(self.agent, self._items[task.problem.id], response)
 
@@ -185,7 +225,8 @@ class VerifiersTaskset(Source):
         if not -1e-9 <= score <= 1 + 1e-9 and not self._warned:
             self._warned = True
             log.warning(
-                "%s gave a reward of %g, which is cut to its range of %g to %g: write ?%s=LOW:HIGH behind its name",
+                "%s gave a reward of %g, which is cut to its range of %g to %g: write ?%s=LOW:HIGH "
+                "behind its name",
                 self.name, trace.reward, self.low, self.high, RANGE,
             )  # fmt: skip
         score = min(1.0, max(0.0, score))
@@ -193,17 +234,26 @@ class VerifiersTaskset(Source):
 
 
 def outcome_alone(config: Any) -> vf.TasksetConfig:
-    """This package's own taskset without what a response's steps cost: training takes that off itself."""
+    """This package's own taskset without what a response's steps cost: training takes that off
+    itself.
+    """
     free = {"step_penalty": 0.0}
-    weights = (config.task.weights or load_config(config.config_file).rewards).model_copy(update=free)
+    weights = (config.task.weights or load_config(config.config_file).rewards).model_copy(
+        update=free
+    )
     return config.model_copy(update={"task": config.task.model_copy(update={"weights": weights})})
 
 
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
-    """The choices of a taskset's option `split`, by what they are called here; {} where it has none that is known."""
+    """The choices of a taskset's option `split`, by what they are called here; {} where it has none
+    that is known.
+    """
     field = type(config).model_fields.get("split")
     choices = [] if field is None else list(choices_of(field.annotation))
-    names = {split: next((name for name in known if name in choices), None) for split, known in SPLIT_NAMES.items()}
+    names = {
+        split: next((name for name in known if name in choices), None)
+        for split, known in SPLIT_NAMES.items()
+    }
     return {split: name for split, name in names.items() if name is not None}
 
 
@@ -218,7 +268,15 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
     """A task's system prompt and question."""
-    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt or []
-    said = [content_text(message.content) for message in prompt if isinstance(message, SystemMessage)]
-    asked = [content_text(message.content) for message in prompt if isinstance(message, UserMessage)]
-    return "\n\n".join(text for text in (data.system_prompt, *said) if text) or None, "\n\n".join(asked)
+    prompt = (
+        [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt or []
+    )
+    said = [
+        content_text(message.content) for message in prompt if isinstance(message, SystemMessage)
+    ]
+    asked = [
+        content_text(message.content) for message in prompt if isinstance(message, UserMessage)
+    ]
+    return "\n\n".join(text for text in (data.system_prompt, *said) if text) or None, "\n\n".join(
+        asked
+    )

@@ -1,6 +1,7 @@
 """One method at one problem with one budget: what it draws, what that costs, and what is left.
 
-A budget is sampled plus scored tokens. What a draw may take is known before it is made, so that no method can get over.
+A budget is sampled plus scored tokens. What a draw may take is known before it is made, so that no
+method can get over.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class OverBudgetError(RuntimeError):
 class Answered:
     """What a method answered (None: nothing that is an answer) and what that took.
 
-    `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the verifier), "tokens" (the
-    budget ended it) or "too long" (the prompt doesn't fit into the context). `unjudged`: the verifier was asked, and found no
-    step of the response that it could check.
+    `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the
+    verifier), "tokens" (the budget ended it) or "too long" (the prompt doesn't fit into the
+    context). `unjudged`: the verifier was asked, and found no step of the response that it could
+    check.
     """
 
     response: str | None
@@ -51,7 +53,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A response or the beginning of one. `whole`: it ended by itself; `cut`: a limit ended it inside a step."""
+    """A response or the beginning of one. `whole`: it ended by itself; `cut`: a limit ended it
+    inside a step.
+    """
 
     steps: tuple[Step, ...] = ()
     whole: bool = False
@@ -80,7 +84,8 @@ class Chain:
 class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
-    Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see `rollouts.answer_search`.
+    Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see
+    `rollouts.answer_search`.
     """
 
     def __init__(
@@ -101,13 +106,14 @@ class MethodContext:
 class Attempt:
     """One problem, one budget: draws continuations, has them judged, and adds up what that costs.
 
-    `seed` and the number of the draw decide each draw. `longest` is the most tokens that a response may have. `kept` is
-    what methods that repair keep back, so that they can finish some response where none passed
-    (`search.verify.reserve`, at most half of the budget).
+    `seed` and the number of the draw decide each draw. `longest` is the most tokens that a response
+    may have. `kept` is what methods that repair keep back, so that they can finish some response
+    where none passed (`search.verify.reserve`, at most half of the budget).
 
-    `count` is a number of samples for the methods that draw whole responses, `simulations` one for `mcts`; None leaves
-    both to the budget. What is drawn is added to the `tree` where there is one: then `candidates` are the usable chains
-    in it, `nodes` their last nodes by their texts. `choice` is what `mcts` chose.
+    `count` is a number of samples for the methods that draw whole responses, `simulations` one for
+    `mcts`; None leaves both to the budget. What is drawn is added to the `tree` where there is one:
+    then `candidates` are the usable chains in it, `nodes` their last nodes by their texts. `choice`
+    is what `mcts` chose.
     """
 
     def __init__(
@@ -129,10 +135,14 @@ class Attempt:
         self.settings, self.verify = context.settings, context.settings.verify
         self.prompt = context.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
-        # By the steps before them, and whether they are one line: what was drawn, with log-probabilities at
-        # `search.temperature`; see `draw`.
-        self.drawn: dict[tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]] = {}
-        self.shortest = 1  # tokens of the shortest whole response: another draw has at least as many
+        # By the steps before them, and whether they are one line: what was drawn, with
+        # log-probabilities at `search.temperature`; see `draw`.
+        self.drawn: dict[
+            tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]
+        ] = {}
+        self.shortest = (
+            1  # tokens of the shortest whole response: another draw has at least as many
+        )
         self.judge = CountedVerifier(context.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
         room = context.student.engine.capabilities.max_context - len(self.prompt)
@@ -144,7 +154,9 @@ class Attempt:
         return self.budget - self.cost.sampled_tokens - self.cost.scored_tokens
 
     def room(self, steps: Sequence[Step] = (), kept: int = 0, judged: bool = True) -> int:
-        """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement too."""
+        """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement
+        too.
+        """
         used = sum(len(step.token_ids) for step in steps)
         allowed = self.left - kept
         if judged and self.context.verifier.computes:
@@ -163,11 +175,12 @@ class Attempt:
         judged: bool = True,
         counts: bool = False,
     ) -> Chain:
-        """`steps` and what comes next: to the response's end, or one `line`. There has to be `room`.
+        """`steps` and what comes next: to the response's end, or one `line`. There has to be
+        `room`.
 
-        greedy: at `search.verify.first_temperature` instead of `search.temperature`, where nothing was drawn after these
-        steps; judged: by the verifier. What was drawn after them is not drawn again (`search.verify.repeat`), but where it
-        `counts` how often it is.
+        greedy: at `search.verify.first_temperature` instead of `search.temperature`, where nothing
+        was drawn after these steps; judged: by the verifier. What was drawn after them is not drawn
+        again (`search.verify.repeat`), but where it `counts` how often it is.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += 1
@@ -193,7 +206,9 @@ class Attempt:
         return await self.drawn_chain(chain, judged)
 
     async def draw_many(self, count: int, judged: bool = True) -> list[Chain]:
-        """`count` whole responses side by side, which share their prompt; what is `left` is shared out among them."""
+        """`count` whole responses side by side, which share their prompt; what is `left` is shared
+        out among them.
+        """
         seed = derive_seed(self.seed, self.draws)
         self.draws += count
         allowed = self.left // count
@@ -202,7 +217,9 @@ class Attempt:
         if min(allowed, self.longest) <= 0:
             return []
         limits = Limits(self.settings.max_depth, min(allowed, self.longest))
-        drawn, spent = await self.context.policy.continuations(self.problem, (), count, seed, limits)
+        drawn, spent = await self.context.policy.continuations(
+            self.problem, (), count, seed, limits
+        )
         self.cost.add(spent)
         chains = [chain_of(response.steps, response.ended, response.cut) for response in drawn]
         return [await self.drawn_chain(chain, judged) for chain in chains]
@@ -216,14 +233,18 @@ class Attempt:
         return chain
 
     def record(self, chain: Chain, tree: Tree) -> None:
-        """Add a chain to the tree: a visit of its total, terminal where it ended or its last step was rejected."""
+        """Add a chain to the tree: a visit of its total, terminal where it ended or its last step
+        was rejected.
+        """
         node = ROOT
         for at, step in enumerate(chain.steps):
             node = tree.attach(node, step)
             if chain.judged is not None and at not in chain.judged.unchecked:
                 tree.prm[node] = chain.judged.steps[at]
         # Counted samples are ranked; none is repaired.
-        rejected = self.count is None and chain.judged is not None and self.rejects(chain, last=True)
+        rejected = (
+            self.count is None and chain.judged is not None and self.rejects(chain, last=True)
+        )
         total = 0.0 if rejected else chain.total
         if node != ROOT and (chain.whole or rejected):
             verdict = REJECTED if rejected else "answer" if self.states(chain) else "ended"
@@ -264,11 +285,15 @@ class Attempt:
         return chain.whole and passes and self.states(chain)
 
     def best(self, chains: Sequence[Chain]) -> Chain | None:
-        """The one that ranks highest, those with an answer first; the first one on ties, None of nothing."""
+        """The one that ranks highest, those with an answer first; the first one on ties, None of
+        nothing.
+        """
         return max(chains, key=lambda chain: (self.states(chain), chain.rank), default=None)
 
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
-    """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside a step (`cut`)."""
+    """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside
+    a step (`cut`).
+    """
     final = bool(steps) and is_final(steps[-1].text, text_of(steps[:-1]))
     return Chain(steps, whole=ended or (final and not cut), cut=cut)

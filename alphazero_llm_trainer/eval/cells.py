@@ -23,7 +23,10 @@ from .methods import answered
 from .metrics import repeats
 
 SAMPLES = "samples"
-NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method has none; the prompt doesn't fit
+NO_ANSWER, TOO_LONG = (
+    "no answer",
+    "too long",
+)  # nothing to grade: the method has none; the prompt doesn't fit
 
 T = TypeVar("T")
 
@@ -44,14 +47,16 @@ class Benchmark:
 class Cell:
     """What a method did on a benchmark with a budget.
 
-    `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
-    scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
-    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `unjudged` counts the answers of which the verifier could
-    check no step. `rewards` are what the user's own reward gave each response (0 where there is none, None where it
-    failed); empty without one. Without `gold` no problem has an answer to be compared with, and outcomes say nothing.
+    `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens`
+    are sampled and scored ones of each problem, `groups` which problems repeat each other
+    (`metrics.repeats`); the other figures are sums over problems, `f1` of HotpotQA's alone,
+    `seconds` wall-clock. `unjudged` counts the answers of which the verifier could check no step.
+    `rewards` are what the user's own reward gave each response (0 where there is none, None where
+    it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
+    outcomes say nothing.
 
-    The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i, and its answer's key (None: none);
-    its budget is their number.
+    The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i, and its
+    answer's key (None: none); its budget is their number.
     """
 
     benchmark: str
@@ -93,10 +98,11 @@ async def run_cell(
     progress: Progress,
     custom: CustomReward | None = None,
 ) -> Cell:
-    """All problems of `benchmark` by `method`, counted on `progress`. Raises RewardError where `custom` fails for every
-    response.
+    """All problems of `benchmark` by `method`, counted on `progress`. Raises RewardError where
+    `custom` fails for every response.
 
-    Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
+    Every method sees the same seeds. The policy's cache is emptied first, so that no method lives
+    on another one's.
     """
     tasks, began = benchmark.tasks, time.perf_counter()
 
@@ -111,7 +117,11 @@ async def run_cell(
     responses = [answer.response for answer in answers]
     grades = await graded(responses, tasks)
     verdicts = [
-        TOO_LONG if answer.ended_by == TOO_LONG else NO_ANSWER if grade is None else str(grade.verdict)
+        TOO_LONG
+        if answer.ended_by == TOO_LONG
+        else NO_ANSWER
+        if grade is None
+        else str(grade.verdict)
         for answer, grade in zip(answers, grades, strict=True)
     ]
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
@@ -136,8 +146,12 @@ async def run_cell(
     )
 
 
-async def run_samples(context: MethodContext, benchmark: Benchmark, samples: int, progress: Progress) -> Cell:
-    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and maj@k."""
+async def run_samples(
+    context: MethodContext, benchmark: Benchmark, samples: int, progress: Progress
+) -> Cell:
+    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and
+    maj@k.
+    """
     cell, began = Cell(benchmark.name, SAMPLES, samples), time.perf_counter()
 
     async def drawn(task: Task) -> list[str | None]:
@@ -147,27 +161,41 @@ async def run_samples(context: MethodContext, benchmark: Benchmark, samples: int
         cell.sampled_tokens += attempt.cost.sampled_tokens
         progress.advance(tokens=attempt.cost.sampled_tokens)
         # None are drawn where the prompt doesn't fit.
-        return [chain.text if attempt.usable(chain) else None for chain in chains] or [None] * samples
+        return [chain.text if attempt.usable(chain) else None for chain in chains] or [
+            None
+        ] * samples
 
     texts = await each(context, drawn, benchmark.tasks)
     repeated = [task for task in benchmark.tasks for _ in range(samples)]
     grades = iter(await graded([text for row in texts for text in row], repeated))
     for row, task in zip(texts, benchmark.tasks, strict=True):
-        cell.correct.append([grade is not None and grade.correct for grade in islice(grades, samples)])
+        cell.correct.append(
+            [grade is not None and grade.correct for grade in islice(grades, samples)]
+        )
         source = source_of(task.problem)
-        cell.answers.append([None if text is None else source.vote_key(text) or None for text in row])
+        cell.answers.append(
+            [None if text is None else source.vote_key(text) or None for text in row]
+        )
     cell.seconds = time.perf_counter() - began
     return cell
 
 
 async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
-    """The grade of each task's response; None where there is none. The one place here that reads gold answers."""
-    pairs = [(response, task) for response, task in zip(responses, tasks, strict=True) if response is not None]
+    """The grade of each task's response; None where there is none. The one place here that reads
+    gold answers.
+    """
+    pairs = [
+        (response, task)
+        for response, task in zip(responses, tasks, strict=True)
+        if response is not None
+    ]
     grades = iter(await source_of(tasks[0].problem).grade_all(pairs) if pairs else ())
     return [None if response is None else next(grades) for response in responses]
 
 
-async def each(context: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]) -> list[T]:
+async def each(
+    context: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]
+) -> list[T]:
     """`work` of all tasks in order, `search.concurrent` at once, from an empty cache on."""
     context.student.engine.reset_prefix_cache()
     gate = asyncio.Semaphore(context.settings.concurrent)

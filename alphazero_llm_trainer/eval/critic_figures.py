@@ -1,4 +1,5 @@
-"""How well a critic does on held-out questions: the order of states and of sibling steps, and its weight in search.
+"""How well a critic does on held-out questions: the order of states and of sibling steps, and its
+weight in search.
 
 Pure functions over numbers, for a value network and a PRM alike.
 """
@@ -20,9 +21,10 @@ LEAST = 10  # questions that an interval can be read off
 class States:
     """States of held-out questions, one entry each `[N]`.
 
-    `target` in [0, 1] is what the critic should say, `weight` how many outcomes it is the mean of, `square` the mean of
-    the single outcomes' squares (the target itself where each is 0 or 1); `logprob` (nats) is the policy's of the step
-    that led there, NaN where it is unknown; `final` tells that the response ends there; `question` is its question's number.
+    `target` in [0, 1] is what the critic should say, `weight` how many outcomes it is the mean of,
+    `square` the mean of the single outcomes' squares (the target itself where each is 0 or 1);
+    `logprob` (nats) is the policy's of the step that led there, NaN where it is unknown; `final`
+    tells that the response ends there; `question` is its question's number.
     """
 
     target: np.ndarray
@@ -35,7 +37,9 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Sibling steps `[P]`: the states after the better and after the worse one, and their question's number."""
+    """Sibling steps `[P]`: the states after the better and after the worse one, and their
+    question's number.
+    """
 
     better: np.ndarray
     worse: np.ndarray
@@ -43,9 +47,11 @@ class Pairs:
 
 
 def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> Interval:
-    """The chance that a state which ends right has a higher value `[N]` than one that ends wrong; ties count half.
+    """The chance that a state which ends right has a higher value `[N]` than one that ends wrong;
+    ties count half.
 
-    Each question counts the same. The interval is the bootstrap's over questions; of fewer than `LEAST` it is all of [0, 1].
+    Each question counts the same. The interval is the bootstrap's over questions; of fewer than
+    `LEAST` it is all of [0, 1].
     """
     _, rank = np.unique(value, return_inverse=True)
     totals = np.bincount(states.question, states.weight)  # [Q]
@@ -54,7 +60,9 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     def area(times: np.ndarray) -> float:
         """With each question so many times `[Q]`; NaN where all end alike."""
         weight = share * times[states.question]
-        right, wrong = (np.bincount(rank, weight * x) for x in (states.target, 1 - states.target))  # by value
+        right, wrong = (
+            np.bincount(rank, weight * x) for x in (states.target, 1 - states.target)
+        )  # by value
         pairs = right.sum() * wrong.sum()
         return float(right @ (wrong.cumsum() - wrong / 2) / pairs) if pairs > 0 else float("nan")
 
@@ -72,8 +80,11 @@ def in_order(score: np.ndarray, pairs: Pairs) -> np.ndarray:
     return (difference > 0) + 0.5 * (difference == 0)
 
 
-def pair_accuracy(value: np.ndarray, states: States, pairs: Pairs, seed: int = 0) -> dict[str, Interval]:
-    """The share of pairs in the right order, by `value` `[N]` and by the policy's log-probability where that is known.
+def pair_accuracy(
+    value: np.ndarray, states: States, pairs: Pairs, seed: int = 0
+) -> dict[str, Interval]:
+    """The share of pairs in the right order, by `value` `[N]` and by the policy's log-probability
+    where that is known.
 
     The intervals are over questions: the pairs of one question are not independent of each other.
     """
@@ -89,15 +100,22 @@ def pair_accuracy(value: np.ndarray, states: States, pairs: Pairs, seed: int = 0
 
 
 def blend(value: np.ndarray, states: States) -> float:
-    """The weight lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` with the least squared error; NaN without data.
+    """The weight lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` with the least squared
+    error; NaN without data.
 
-    At a state with n outcomes of the sum k, one outcome o is the rollout and another o' is what is to be
-    predicted. The squared error of `(1 - lambda)*V + lambda*o` against o', over all ordered pairs, is a parabola in
-    lambda with its least value at `E[(o - V)(o' - V)] / E[(o - V)^2]`, here over states before the end with two outcomes
-    or more, each weighted by its count, clipped to [0, 1].
+    At a state with n outcomes of the sum k, one outcome o is the rollout and another o' is what is
+    to be predicted. The squared error of `(1 - lambda)*V + lambda*o` against o', over all ordered
+    pairs, is a parabola in lambda with its least value at `E[(o - V)(o' - V)] / E[(o - V)^2]`, here
+    over states before the end with two outcomes or more, each weighted by its count, clipped to [0,
+    1].
     """
     kept = (states.weight >= 2) & ~states.final
-    n, v, target, square = states.weight[kept].astype(float), value[kept], states.target[kept], states.square[kept]
+    n, v, target, square = (
+        states.weight[kept].astype(float),
+        value[kept],
+        states.target[kept],
+        states.square[kept],
+    )
     if not kept.any():
         return float("nan")
     k = n * target

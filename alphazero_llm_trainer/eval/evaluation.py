@@ -1,4 +1,6 @@
-"""A whole evaluation: methods x budgets x sources, cell by cell, each kept as it is finished; then what is read off them."""
+"""A whole evaluation: methods x budgets x sources, cell by cell, each kept as it is finished; then
+what is read off them.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,28 @@ class Evaluation(BaseModel):
 
     @classmethod
     def of(cls, flag: Callable[[str], str], **asked: Any) -> Evaluation:
-        """What is `asked` for. Raises ConfigError for the first argument that can't be; `flag` says how it is called."""
+        """What is `asked` for. Raises ConfigError for the first argument that can't be; `flag` says
+        how it is called.
+        """
         try:
             work = cls(**asked)
         except ValidationError as error:
             place = [str(part) for part in error.errors()[0]["loc"]]
-            raise ConfigError(flag(place[0]) + explain(error).removeprefix(".".join(place))) from error
+            raise ConfigError(
+                flag(place[0]) + explain(error).removeprefix(".".join(place))
+            ) from error
         for name, critic in (("prm", work.prm), ("value", work.value)):
             if critic is not None:
                 check_critic(critic, name, f"{flag(name)} {critic}")
-        if work.judge != "none" and set(work.methods) <= set(UNJUDGED) and (work.verifier or work.prm or work.value):
+        if (
+            work.judge != "none"
+            and set(work.methods) <= set(UNJUDGED)
+            and (work.verifier or work.prm or work.value)
+        ):
             raise ConfigError(
                 f"{flag('verifier')} is {work.judge!r} and none of {flag('methods')}"
-                f" {', '.join(work.methods)} asks a verifier: leave it out, or add a method such as mcts"
+                f" {', '.join(work.methods)} asks a verifier: leave it out, or add a method such "
+                "as mcts"
             )
         return work
 
@@ -72,7 +83,12 @@ class Evaluation(BaseModel):
         """(source, method, budget) of every cell, budgets from small to large; samples last."""
         budgets, sources = sorted(set(self.budget_tokens)), dict.fromkeys(self.source)
         methods = dict.fromkeys(self.methods)
-        cells = [(source, method, budget) for source in sources for budget in budgets for method in methods]
+        cells = [
+            (source, method, budget)
+            for source in sources
+            for budget in budgets
+            for method in methods
+        ]
         return cells + [(source, SAMPLES, self.samples) for source in sources if self.samples]
 
     def run(
@@ -85,7 +101,8 @@ class Evaluation(BaseModel):
         progress: Progress,
         stop: Callable[[], bool],
     ) -> dict[str, Any]:
-        """Every cell that is missing in the folder `out`; returns what results.json holds. `path` is the student's folder.
+        """Every cell that is missing in the folder `out`; returns what results.json holds. `path`
+        is the student's folder.
 
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
@@ -97,13 +114,17 @@ class Evaluation(BaseModel):
             )
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
-        benchmarks = {name: self.benchmark(config, name, source, progress) for name, source in sources.items()}
+        benchmarks = {
+            name: self.benchmark(config, name, source, progress) for name, source in sources.items()
+        }
         # Here, because torch takes seconds to load.
         from ..policy.adapters import fingerprint
         from ..policy.student import load_student
 
         if student is None:
-            student = load_student(config, path=path, inference=self.prm is None and self.value is None)
+            student = load_student(
+                config, path=path, inference=self.prm is None and self.value is None
+            )
         openings = {name: opening(config, source, student.name) for name, source in sources.items()}
         facts = {
             name: {
@@ -124,12 +145,17 @@ class Evaluation(BaseModel):
                 student.opening, benchmark = openings[name], benchmarks[name]
                 context = MethodContext(student, verifier, config)
                 if method == SAMPLES:
-                    what, work = f"{budget} samples each", run_samples(context, benchmark, budget, progress)
+                    what, work = (
+                        f"{budget} samples each",
+                        run_samples(context, benchmark, budget, progress),
+                    )
                 else:
                     what = f"{method} at {budget:,} tokens"
                     work = run_cell(context, benchmark, method, budget, progress, custom)
                 doing = f"{number} of {len(self.cells)}, {name}, {what}"
-                progress.start(len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost)
+                progress.start(
+                    len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost
+                )
                 cell = run_until(stop, work)
                 folder.write(cell)
             cells.append(cell)
@@ -149,14 +175,21 @@ class Evaluation(BaseModel):
         }
 
     def benchmark(self, config: Config, name: str, source: Source, progress: Progress) -> Benchmark:
-        """Problems of one source: `num` of the split from number `start` on, or as many as there are."""
+        """Problems of one source: `num` of the split from number `start` on, or as many as there
+        are.
+        """
         tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
-            progress.say(f"{name} has {len(tasks):,} {self.split} problems from number {self.start} on: these are used")
+            progress.say(
+                f"{name} has {len(tasks):,} {self.split} problems from number {self.start} on: "
+                "these are used"
+            )
         return Benchmark(name, tasks)
 
     def identity(self, config: Config) -> dict[str, Any]:
-        """What decides the figures of a cell, besides the student's weights and the benchmarks' rows."""
+        """What decides the figures of a cell, besides the student's weights and the benchmarks'
+        rows.
+        """
         return {
             "seed": config.seed,
             "verifier": self.judge,
@@ -167,14 +200,18 @@ class Evaluation(BaseModel):
             "hold_out": config.problems.hold_out,
             "rewards.custom": config.rewards.custom,
             "engine.max_context": config.engine.max_context,
-            "search": config.search.model_dump(mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"}),
+            "search": config.search.model_dump(
+                mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"}
+            ),
             "prm": digest(self.prm),
             "value": digest(self.value),
         }
 
 
 def digest(critic: Path | None) -> str | None:
-    """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its other files."""
+    """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its
+    other files.
+    """
     if critic is None:
         return None
     content = hashlib.sha256(b"" if critic.is_dir() else str(critic).encode())

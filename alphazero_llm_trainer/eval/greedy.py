@@ -23,9 +23,10 @@ BATCH = 256  # problems put to the engine together
 class Answers:
     """`correct[i][j]` says whether sample j of problem i is right; `responses` are their texts.
 
-    `skipped` counts problems whose prompt doesn't fit into the context: they count as wrong. `grades` are each problem's
-    first sample's in [0, 1], and `rewards` what the user's own reward gave it: None where that failed, empty without one.
-    `partial`: the source grades with partial credit.
+    `skipped` counts problems whose prompt doesn't fit into the context: they count as wrong.
+    `grades` are each problem's first sample's in [0, 1], and `rewards` what the user's own reward
+    gave it: None where that failed, empty without one. `partial`: the source grades with partial
+    credit.
     """
 
     correct: list[list[bool]]
@@ -56,12 +57,14 @@ def answer(
     custom: CustomReward | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Answers:
-    """Answer `tasks` with `n` responses each by the student's weights as they are now, and grade them against gold, and by
-    `custom`: the one way in which training measures a student. Runs its own event loop, and leaves the engine asleep.
+    """Answer `tasks` with `n` responses each by the student's weights as they are now, and grade
+    them against gold, and by `custom`: the one way in which training measures a student. Runs its
+    own event loop, and leaves the engine asleep.
 
     Of a response that was cut at `max_tokens` only a `####` line is read.
 
-    Where a `progress` is given, the problems are counted there as what it is `doing`. Without `stop` nothing ends it.
+    Where a `progress` is given, the problems are counted there as what it is `doing`. Without
+    `stop` nothing ends it.
 
     Raises RewardError where `custom` fails for every response, StoppedError where `stop` says so.
     """
@@ -94,9 +97,12 @@ def answer(
                 texts = [lead + student.decode(sample.token_ids) for sample in generated]
                 answers.skipped += not texts
                 answers.responses.append(texts)
-                # A response that was cut off has no answer unless it marked one: its last number is an accident.
+                # A response that was cut off has no answer unless it marked one: its last number is
+                # an accident.
                 grades = [
-                    await source_of(task.problem).grade_async(text, task, strict=sample.finish == "length")
+                    await source_of(task.problem).grade_async(
+                        text, task, strict=sample.finish == "length"
+                    )
                     for text, sample in zip(texts, generated, strict=True)
                 ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
@@ -104,7 +110,9 @@ def answer(
                 answers.partial |= any(grade.partial is not None for grade in grades)
                 answers.tokens += sum(len(sample.token_ids) for sample in generated)
         if custom is not None:
-            answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
+            answers.rewards = await custom.scores(
+                tasks, [texts[0] if texts else None for texts in answers.responses]
+            )
 
     held = "after these problems" if stop is None else ""
     if tasks:

@@ -1,8 +1,9 @@
-"""The methods of answering: each answers one problem within one token budget, and none ever sees a gold answer.
+"""The methods of answering: each answers one problem within one token budget, and none ever sees a
+gold answer.
 
-A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and what ended it. The
-ones that repair (step-rejection, beam, dvts, mcts) share the settings of `search.verify`. `eval` compares them, `serve`
-offers them.
+A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and
+what ended it. The ones that repair (step-rejection, beam, dvts, mcts) share the settings of
+`search.verify`. `eval` compares them, `serve` offers them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ MOST_SIMULATIONS = 1000  # the budget ends a search, not this
 BEAM_WIDTH = 2  # partial chains that beam keeps; proposals a step of dvts
 
 
-async def answered(name: str, context: MethodContext, problem: Problem, seed: int, budget: int) -> Answered:
-    """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends more."""
+async def answered(
+    name: str, context: MethodContext, problem: Problem, seed: int, budget: int
+) -> Answered:
+    """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends
+    more.
+    """
     attempt = Attempt(context, problem, seed, budget)
     if attempt.longest <= 0:
         return Answered(None, "too long")
@@ -37,7 +42,8 @@ async def answered(name: str, context: MethodContext, problem: Problem, seed: in
     return Answered(response, ended_by, cost, response in attempt.judge.unjudged)
 
 
-# -- whole responses ---------------------------------------------------------------------------------------------------
+# -- whole responses
+# --------------------------------------------------------------------------------------------------
 
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
@@ -47,14 +53,19 @@ async def greedy(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
-    """As many responses as the budget pays for, one after the other, or the attempt's `count` side by side; those that a
-    limit cut before they stated an answer are left out.
+    """As many responses as the budget pays for, one after the other, or the attempt's `count` side
+    by side; those that a limit cut before they stated an answer are left out.
 
-    Nothing is drawn when less is left than the shortest whole response took. Without a judge a response may be drawn
+    Nothing is drawn when less is left than the shortest whole response took. Without a judge a
+    response may be drawn
     more than once: votes count how often.
     """
     if attempt.count is not None:
-        return [chain for chain in await attempt.draw_many(attempt.count, judged) if attempt.usable(chain)]
+        return [
+            chain
+            for chain in await attempt.draw_many(attempt.count, judged)
+            if attempt.usable(chain)
+        ]
     chains: list[Chain] = []
     while attempt.room(judged=judged) >= attempt.shortest:
         chain = await attempt.draw(judged=judged, counts=not judged)
@@ -64,7 +75,9 @@ async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
 
 
 async def majority(attempt: Attempt) -> tuple[str | None, str]:
-    """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on ties."""
+    """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on
+    ties.
+    """
     return voted(attempt, await samples(attempt, judged=False)), "tokens"
 
 
@@ -80,12 +93,16 @@ def voted(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
 
 
 async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
-    """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on ties."""
+    """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on
+    ties.
+    """
     return await best_or_last(attempt, await samples(attempt, judged=True)), "tokens"
 
 
 async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
-    """A greedy response, then samples, until one passes the verifier; the best one where none does."""
+    """A greedy response, then samples, until one passes the verifier; the best one where none
+    does.
+    """
     chains: list[Chain] = []
     while attempt.room() >= attempt.shortest:
         chain = await attempt.draw(greedy=not attempt.draws)
@@ -97,13 +114,19 @@ async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def best_or_last(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
-    """The text of the best of `chains`; where there is none, of what the rest of the budget pays for."""
+    """The text of the best of `chains`; where there is none, of what the rest of the budget pays
+    for.
+    """
     best = attempt.best(chains)
     return await last_resort(attempt, ()) if best is None else best.text
 
 
-async def last_resort(attempt: Attempt, steps: tuple[Step, ...], chains: Sequence[Chain] = ()) -> str | None:
-    """The best of `chains` and of one more that finishes `steps`, unjudged where the budget doesn't pay for that."""
+async def last_resort(
+    attempt: Attempt, steps: tuple[Step, ...], chains: Sequence[Chain] = ()
+) -> str | None:
+    """The best of `chains` and of one more that finishes `steps`, unjudged where the budget doesn't
+    pay for that.
+    """
     chains = list(chains)
     if attempt.room(steps, judged=False) > 0:
         last = await attempt.draw(steps, greedy=not attempt.draws, judged=False)
@@ -114,15 +137,18 @@ async def last_resort(attempt: Attempt, steps: tuple[Step, ...], chains: Sequenc
     return None if best is None else best.text
 
 
-# -- step by step ------------------------------------------------------------------------------------------------------
+# -- step by step
+# --------------------------------------------------------------------------------------------------
 
 
 async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
-    """Step by step; a rejected step is drawn again after the same prefix, and `patience` rejections go one step back.
+    """Step by step; a rejected step is drawn again after the same prefix, and `patience` rejections
+    go one step back.
 
-    Going back rejects the step that is given up: where that was the last one its prefix had patience for, it goes as well.
-    A finished response without a rejected step that is not accepted all the same is taken back to before its weakest
-    step. Where none is accepted, what is kept back finishes the prefix that holds.
+    Going back rejects the step that is given up: where that was the last one its prefix had
+    patience for, it goes as well. A finished response without a rejected step that is not accepted
+    all the same is taken back to before its weakest step. Where none is accepted, what is kept back
+    finishes the prefix that holds.
     """
     chains: list[Chain] = []
     path: tuple[Step, ...] = ()
@@ -135,7 +161,11 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
         if attempt.usable(chain):
             chains.append(chain)
         passed = not attempt.rejects(chain, last=True)
-        fresh = passed and not (chain.whole or chain.cut) and len(chain.steps) < attempt.settings.max_depth
+        fresh = (
+            passed
+            and not (chain.whole or chain.cut)
+            and len(chain.steps) < attempt.settings.max_depth
+        )
         if fresh:
             path = chain.steps
             rejections.append(0)
@@ -153,11 +183,12 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def beam(attempt: Attempt) -> tuple[str | None, str]:
-    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `BEAM_WIDTH` of the proposed steps go on.
+    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `BEAM_WIDTH` of the proposed
+    steps go on.
 
-    There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens, and as many again where
-    a model reads them). A finished response keeps its place in the beam by its total. A beam that the budget ends is
-    finished by what is kept back.
+    There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens,
+    and as many again where a model reads them). A finished response keeps its place in the beam by
+    its total. A beam that the budget ends is finished by what is kept back.
     """
     whole_chain = max(attempt.verify.reserve, 1) * (2 if attempt.context.verifier.computes else 1)
     proposals = max(1, attempt.budget // whole_chain)
@@ -183,13 +214,13 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def dvts(attempt: Attempt) -> tuple[str | None, str]:
-    """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open models"): independent
-    chains, each of which goes on with the best of `BEAM_WIDTH` proposed steps; the best finished chain by
-    its total.
+    """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open
+    models"): independent chains, each of which goes on with the best of `BEAM_WIDTH` proposed
+    steps; the best finished chain by its total.
 
-    There are as many chains as the budget pays for, one after the other, each with another first step. Where all proposals
-    are rejected a chain is given up; the first chain's first proposals are greedy ones, so that a small budget gives at
-    least a greedy answer.
+    There are as many chains as the budget pays for, one after the other, each with another first
+    step. Where all proposals are rejected a chain is given up; the first chain's first proposals
+    are greedy ones, so that a small budget gives at least a greedy answer.
     """
     chains: list[Chain] = []
     path: tuple[Step, ...] = ()
@@ -201,7 +232,9 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
             for turn in range(BEAM_WIDTH):
                 if attempt.room(best.steps, attempt.kept) <= 0:
                     break
-                longer = await attempt.draw(best.steps, greedy=first and not turn, line=True, kept=attempt.kept)
+                longer = await attempt.draw(
+                    best.steps, greedy=first and not turn, line=True, kept=attempt.kept
+                )
                 if not longer.cut and not attempt.rejects(longer, last=True):
                     proposed.append(longer)
             path = best.steps
@@ -213,10 +246,16 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def mcts(attempt: Attempt) -> tuple[str | None, str]:
-    """The package's tree search: steps by `search.select` (null: PUCT under a verifier), rejected ones drawn again."""
+    """The package's tree search: steps by `search.select` (null: PUCT under a verifier), rejected
+    ones drawn again.
+    """
     context, settings = attempt.context, attempt.settings
     simulations = settings.simulations
-    changes: dict[str, Any] = {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
+    changes: dict[str, Any] = {
+        "budget_tokens": attempt.budget,
+        "budget_seconds": None,
+        "max_tokens": attempt.longest,
+    }
     if context.judged:
         simulations = MOST_SIMULATIONS
         changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
@@ -237,7 +276,10 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     if not tree.checked(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
     # The last chain of a search in which none passed is kept beside the tree.
-    ends = [tree.verdict[choice.node], *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node)]
+    ends = [
+        tree.verdict[choice.node],
+        *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node),
+    ]
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
     whole = stated or any(end in WHOLE for end in ends)
     return (choice.response if whole else None), result.ended_by

@@ -20,8 +20,8 @@ SUBSETS = 500  # of samples that a majority is averaged over
 class Interval:
     """An estimate and its 95% interval, which always holds the estimate.
 
-    Rounding puts Wilson's lower end for 0 of 50 at 5e-19, and a bootstrap's ends may miss a mean by as little: the ends
-    are moved out to the estimate, also where they were read from a file.
+    Rounding puts Wilson's lower end for 0 of 50 at 5e-19, and a bootstrap's ends may miss a mean by
+    as little: the ends are moved out to the estimate, also where they were read from a file.
     """
 
     value: float
@@ -34,14 +34,18 @@ class Interval:
 
     @property
     def kind(self) -> str:
-        """Of a difference: "good" where all of the interval is above 0, "bad" where it is below, else ""."""
+        """Of a difference: "good" where all of the interval is above 0, "bad" where it is below,
+        else "".
+        """
         return "good" if self.low > 0 else "bad" if self.high < 0 else ""
 
     def __str__(self) -> str:
         return format(self)
 
     def __format__(self, sign: str) -> str:
-        """`0.713 [0.650, 0.768]`; with "+" as the format every number has its sign. "unknown" where one is NaN."""
+        """`0.713 [0.650, 0.768]`; with "+" as the format every number has its sign. "unknown" where
+        one is NaN.
+        """
         numbers = (self.value, self.low, self.high)
         if any(map(math.isnan, numbers)):
             return "unknown"
@@ -52,7 +56,8 @@ class Interval:
 def wilson(successes: int, trials: int, distinct: int | None = None) -> Interval:
     """A proportion with Wilson's score interval at 95% (Wilson 1927).
 
-    Where trials repeat each other, `distinct` is how many there are without repeats: the interval is that of so many.
+    Where trials repeat each other, `distinct` is how many there are without repeats: the interval
+    is that of so many.
     """
     if trials == 0:
         return Interval(float("nan"), 0.0, 1.0)
@@ -70,14 +75,17 @@ def paired_bootstrap(
     draws: int = 10_000,
     groups: Sequence[int] | None = None,
 ) -> Interval:
-    """Mean of `after - before` over the same problems `[n]`, with the 95% percentile bootstrap interval.
+    """Mean of `after - before` over the same problems `[n]`, with the 95% percentile bootstrap
+    interval.
 
     Problems of one group (see `repeats`) are drawn together: they are no independent evidence.
     """
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if difference.size == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
-    _, numbers = np.unique(range(difference.size) if groups is None else groups, return_inverse=True)
+    _, numbers = np.unique(
+        range(difference.size) if groups is None else groups, return_inverse=True
+    )
     sums, counts = np.bincount(numbers, difference), np.bincount(numbers)
     rng = np.random.default_rng(seed)
     means = []
@@ -89,31 +97,39 @@ def paired_bootstrap(
 
 
 def repeats(tasks: Sequence[Task]) -> list[int]:
-    """The group of each task, numbered from 0: tasks with one worked solution are one problem in other words."""
+    """The group of each task, numbered from 0: tasks with one worked solution are one problem in
+    other words.
+    """
     numbers: dict[str, int] = {}
     keys = (task.problem.id if task.solution is None else task.solution for task in tasks)
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of one number a problem: Wilson's interval where every number is 0 or 1, else the bootstrap's."""
+    """The mean of one number a problem: Wilson's interval where every number is 0 or 1, else the
+    bootstrap's.
+    """
     if set(values) <= {0.0, 1.0}:
         return wilson(round(sum(values)), len(values))
     return paired_bootstrap(values, [0.0] * len(values))
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased probability that one of k samples is right: `1 - C(n-c, k)/C(n, k)` (Chen et al. 2021, equation 1)."""
+    """Unbiased probability that one of k samples is right: `1 - C(n-c, k)/C(n, k)` (Chen et al.
+    2021, equation 1).
+    """
     if k > samples:
         raise ValueError(f"k is {k} with {samples} samples: draw more samples")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int, seed: int = 0) -> float:
+def majority_at_k(
+    answers: Sequence[str | None], correct: Sequence[bool], k: int, seed: int = 0
+) -> float:
     """The probability that the majority of k of the samples is right; None answers don't vote.
 
-    Over all subsets of k where there are at most SUBSETS of them, else over so many random ones. Among the answers with
-    the most votes each is chosen equally often.
+    Over all subsets of k where there are at most SUBSETS of them, else over so many random ones.
+    Among the answers with the most votes each is chosen equally often.
     """
     n = len(answers)
     if k > n:

@@ -2,6 +2,15 @@
 
 from typing import Literal, get_args
 
-MethodName = Literal["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "dvts", "mcts"]
+MethodName = Literal[
+    "greedy",
+    "majority",
+    "best-of-n",
+    "adaptive-best-of-n",
+    "step-rejection",
+    "beam",
+    "dvts",
+    "mcts",
+]
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
 UNJUDGED = ("greedy", "majority")  # ask no verifier

@@ -27,13 +27,14 @@ CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
 
 
 class EvalFolder:
-    """The output of `eval`: run.json (what was asked), cells/*.json (finished work), results.* (read off the cells).
+    """The output of `eval`: run.json (what was asked), cells/*.json (finished work), results.*
+    (read off the cells).
 
     Args:
         path: the folder, made where it is missing.
         identity: what decides a cell's figures; a resumed run's must be the same.
-        benchmarks: facts of each benchmark, its rows' hash among them; a resumed run may have others beside those that
-            are there, which must be the same.
+        benchmarks: facts of each benchmark, its rows' hash among them; a resumed run may have
+            others beside those that are there, which must be the same.
         resume: go on with what is there.
 
     Raises:
@@ -41,19 +42,24 @@ class EvalFolder:
         DataError: what is there can't be read.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool
+    ) -> None:
         self.path, self.cells, card = path, path / "cells", path / CARD
         asked = json.loads(json.dumps({"identity": identity, "benchmarks": benchmarks}))
         if card.exists():
             if not resume:
                 raise ConfigError(
-                    f"--out {path} holds an evaluation already: add --resume to go on with it, or name another folder"
+                    f"--out {path} holds an evaluation already: add --resume to go on with it, or "
+                    "name another folder"
                 )
             try:
                 stored = read_object(card)
                 known = stored["benchmarks"]
             except (OSError, ValueError, KeyError) as error:
-                raise DataError(f"{card} is not what this version's `eval` wrote: name another folder") from error
+                raise DataError(
+                    f"{card} is not what this version's `eval` wrote: name another folder"
+                ) from error
             had, wanted = dict(flat(stored["identity"])), dict(flat(asked["identity"]))
             for name in known.keys() & asked["benchmarks"].keys():
                 had |= flat(known[name], f"{name}: ")
@@ -61,12 +67,15 @@ class EvalFolder:
             for key in had | wanted:
                 if had.get(key) != wanted.get(key):
                     raise ConfigError(
-                        f"{key} is {wanted.get(key)!r}, the evaluation in {path} has {had.get(key)!r}: use that"
+                        f"{key} is {wanted.get(key)!r}, the evaluation in {path} has "
+                        f"{had.get(key)!r}: use that"
                         " value, or name another --out"
                     )
             asked["benchmarks"] = known | asked["benchmarks"]
         elif resume:
-            raise ConfigError(f"--resume found no {CARD} in {path}: name it with --out, or leave --resume out")
+            raise ConfigError(
+                f"--resume found no {CARD} in {path}: name it with --out, or leave --resume out"
+            )
         self.cells.mkdir(parents=True, exist_ok=True)
         write_json(card, asked)
 
@@ -96,12 +105,14 @@ def folder_in(directory: Path, resume: bool) -> Path:
     return directory / f"eval-{max(numbers, default=0) + (not resume):03d}"
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures
+# --------------------------------------------------------------------------------------------------
 
 
 def summary(cell: Cell) -> dict[str, Any]:
-    """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded as an answer; the mean
-    of the user's own reward where it didn't fail, and how often it did."""
+    """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded
+    as an answer; the mean of the user's own reward where it didn't fail, and how often it did.
+    """
     n = len(cell.outcomes)
     counts = {name: cell.verdicts.get(name, 0) for name in UNGRADED}
     names = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "seconds")
@@ -122,7 +133,10 @@ def summary(cell: Cell) -> dict[str, Any]:
     }
     known = [reward for reward in cell.rewards if reward is not None]
     if known:
-        row |= {"reward": triple(mean_interval(known)), "failed_rewards": len(cell.rewards) - len(known)}
+        row |= {
+            "reward": triple(mean_interval(known)),
+            "failed_rewards": len(cell.rewards) - len(known),
+        }
     return row
 
 
@@ -131,8 +145,9 @@ def triple(interval: Interval) -> list[float]:
 
 
 def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Mean differences with 95% paired bootstrap intervals at the same budget: every method over each baseline, those that
-    repair steps over the control too."""
+    """Mean differences with 95% paired bootstrap intervals at the same budget: every method over
+    each baseline, those that repair steps over the control too.
+    """
     by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells}
     rows = []
     for cell in cells:
@@ -151,7 +166,9 @@ def at_k(cell: Cell) -> dict[str, Any]:
     row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
     row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
     for k in (k for k in KS if k <= cell.budget):
-        row[f"pass@{k}"] = triple(mean_interval([pass_at_k(cell.budget, sum(right), k) for right in cell.correct]))
+        row[f"pass@{k}"] = triple(
+            mean_interval([pass_at_k(cell.budget, sum(right), k) for right in cell.correct])
+        )
         majorities = [
             majority_at_k(answers, right, k, seed)
             for seed, (answers, right) in enumerate(zip(cell.answers, cell.correct, strict=True))

@@ -1,4 +1,6 @@
-"""The verifiers that `eval` knows by name: each judges a response, or the beginning of one, without a gold answer."""
+"""The verifiers that `eval` knows by name: each judges a response, or the beginning of one, without
+a gold answer.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,28 @@ class NoVerifier:
 
     name, computes, scored_tokens = "none", False, 0
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         return Judgement((1.0,) * len(steps), 1.0)
 
 
 class LogProbability:
     """The policy's own probabilities, which its sampling gave already.
 
-    A step scores exp of the mean of its tokens' log-probabilities; the total is that over all tokens. No tokens give 1.
+    A step scores exp of the mean of its tokens' log-probabilities; the total is that over all
+    tokens. No tokens give 1.
     """
 
     name, computes, scored_tokens = "log-probability", False, 0
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         tokens = [logprob for step in steps for logprob in step.logprobs]
-        return Judgement(tuple(mean_probability(step.logprobs) for step in steps), mean_probability(tokens))
+        return Judgement(
+            tuple(mean_probability(step.logprobs) for step in steps), mean_probability(tokens)
+        )
 
 
 def mean_probability(logprobs: Sequence[float]) -> float:
@@ -48,10 +57,11 @@ def mean_probability(logprobs: Sequence[float]) -> float:
 
 
 class Product:
-    """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of their step scores.
+    """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of
+    their step scores.
 
-    Log-probability ranks finished responses, and neither checks nor rejects a step: one that is merely unlikely isn't
-    wrong. A step is unchecked where no other part checked it.
+    Log-probability ranks finished responses, and neither checks nor rejects a step: one that is
+    merely unlikely isn't wrong. A step is unchecked where no other part checked it.
     """
 
     def __init__(self, parts: Sequence[Verifier]) -> None:
@@ -63,7 +73,9 @@ class Product:
     def scored_tokens(self) -> int:
         return sum(part.scored_tokens for part in self.parts)
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         unchecked: list[frozenset[int]] = []
         for part in self.parts:
@@ -72,22 +84,29 @@ class Product:
             if part.name != RANKING:
                 scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
                 unchecked.append(judged.unchecked)
-        return Judgement(tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset())
+        return Judgement(
+            tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset()
+        )
 
 
 def named_verifier(name: str | None, prm: Path | None, value: Path | None, beside: str = "") -> str:
-    """The verifier that is named; where none is, `beside` and the network that is named, or the calculator.
+    """The verifier that is named; where none is, `beside` and the network that is named, or the
+    calculator.
 
-    Raises ConfigError for a verifier that there isn't, that lacks its folder, or that doesn't ask a network which is named.
+    Raises ConfigError for a verifier that there isn't, that lacks its folder, or that doesn't ask a
+    network which is named.
     """
-    networks = [network for network, folder in (("prm", prm), ("value", value)) if folder is not None]
+    networks = [
+        network for network, folder in (("prm", prm), ("value", value)) if folder is not None
+    ]
     if name is None:
         name = beside + "+".join(networks) if networks else "calculator"
     check_name(name, prm, value)
     for network in networks:
         if network not in name.split("+"):
             raise ConfigError(
-                f"--{network} is given and --verifier is {name!r}, which doesn't ask it: name it there or leave it out"
+                f"--{network} is given and --verifier is {name!r}, which doesn't ask it: name it "
+                "there or leave it out"
             )
     return name
 
@@ -98,17 +117,28 @@ def check_name(name: str, prm: Path | None, value: Path | None) -> None:
     for part in parts:
         known = SINGLE if len(parts) == 1 else SINGLE[1:]
         if part not in known or parts.count(part) > 1:
-            raise ConfigError(f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with +")
+            raise ConfigError(
+                f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them "
+                "with +"
+            )
         if (part == "prm" and prm is None) or (part == "value" and value is None):
-            raise ConfigError(f"--verifier is {name!r} and --{part} is missing: name the folder of the trained {part}")
+            raise ConfigError(
+                f"--verifier is {name!r} and --{part} is missing: name the folder of the trained "
+                f"{part}"
+            )
     if {"prm", "value"} <= set(parts):
         raise ConfigError(
-            f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm or --value alone"
+            f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm "
+            "or --value alone"
         )
 
 
-def load_verifier(name: str, student: Student, config: Config, prm: Path | None, value: Path | None) -> Verifier:
-    """The verifier of that name, a product where it joins several; networks come from their folders (see `check_name`)."""
+def load_verifier(
+    name: str, student: Student, config: Config, prm: Path | None, value: Path | None
+) -> Verifier:
+    """The verifier of that name, a product where it joins several; networks come from their folders
+    (see `check_name`).
+    """
 
     def load(part: str) -> Verifier:
         if part == "prm":

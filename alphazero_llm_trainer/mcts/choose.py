@@ -12,7 +12,9 @@ from .tree import REJECTED, ROOT, Tree
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen response: its last node, text and answer, its visits and mean reward, and why it was chosen."""
+    """The chosen response: its last node, text and answer, its visits and mean reward, and why it
+    was chosen.
+    """
 
     node: int
     response: str
@@ -24,8 +26,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A finished response of a tree: its last node and text, its visits (at least 1) and their mean reward, and the
-    log-probability of all its tokens under the policy at temperature 1 (nats)."""
+    """A finished response of a tree: its last node and text, its visits (at least 1) and their mean
+    reward, and the log-probability of all its tokens under the policy at temperature 1 (nats).
+    """
 
     node: int
     text: str
@@ -35,19 +38,27 @@ class Response:
 
 
 Text = Callable[[tuple[int, ...]], str]
-Reading = Callable[[str], str | None]  # what a response answers: equal for responses that vote together, None for none
+Reading = Callable[
+    [str], str | None
+]  # what a response answers: equal for responses that vote together, None for none
 
 
 def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
-    """The finished responses: terminal nodes in the order they were made (rejected steps aside), then rollouts.
+    """The finished responses: terminal nodes in the order they were made (rejected steps aside),
+    then rollouts.
 
-    `text` decodes a whole response's tokens; without it the nodes' texts are joined, which is right where nodes are lines.
+    `text` decodes a whole response's tokens; without it the nodes' texts are joined, which is right
+    where nodes are lines.
     """
     for end in tree.finished():
         if end.count and end.verdict != REJECTED:
             ids, logprobs = tree.sequence(end.node)
-            whole = tree.response(end.node) + end.text if text is None else text(ids + end.token_ids)
-            yield Response(end.node, whole, end.count, end.reward, sum(logprobs) + sum(end.logprobs))
+            whole = (
+                tree.response(end.node) + end.text if text is None else text(ids + end.token_ids)
+            )
+            yield Response(
+                end.node, whole, end.count, end.reward, sum(logprobs) + sum(end.logprobs)
+            )
 
 
 def most_visited(tree: Tree) -> int:
@@ -65,16 +76,24 @@ def answer_of(text: str) -> str | None:
 
 
 def choose(
-    tree: Tree, selector: str, end: int | None = None, text: Text | None = None, reading: Reading = answer_of
+    tree: Tree,
+    selector: str,
+    end: int | None = None,
+    text: Text | None = None,
+    reading: Reading = answer_of,
 ) -> Choice | None:
     """The best finished response of `tree` by `selector`, or None when no response was finished.
 
-    - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
-      the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's responses.
-    - "mass": as "vote", for a tree in which no step is drawn twice: how often a response came says nothing of how
+    - "vote": the answer whose responses earned most in all (visits times value, summed over those
+      that agree); of these
+      the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's
+      responses.
+    - "mass": as "vote", for a tree in which no step is drawn twice: how often a response came says
+      nothing of how
       likely it is, so each earns its value times its probability under the policy.
       Where nothing was earned, both count responses without their value.
-    - "value": the response with the largest mean reward, the most visited on ties; of those under a verifier a judged one.
+    - "value": the response with the largest mean reward, the most visited on ties; of those under a
+      verifier a judged one.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
 
@@ -83,7 +102,11 @@ def choose(
     finished = list(responses(tree, text))
     if selector in ("visits", "end"):
         node = most_visited(tree) if selector == "visits" or end is None else end
-        there = [response for response in finished if node in (ROOT, response.node, *tree.path(response.node))]
+        there = [
+            response
+            for response in finished
+            if node in (ROOT, response.node, *tree.path(response.node))
+        ]
         if there or selector == "end":
             best = max(there, key=lambda response: (response.visits, response.value), default=None)
             return _choice(best, reading, f"end of the most visited path ({tree.N[node]} visits)")
@@ -93,17 +116,29 @@ def choose(
         # Under a verifier as in `Judgement.rank`; elsewhere nothing was checked.
         best = max(
             finished,
-            key=lambda r: (r.value > 0, tree.checked(tree.path(r.node)), r.value, r.visits, -r.node),
+            key=lambda r: (
+                r.value > 0,
+                tree.checked(tree.path(r.node)),
+                r.value,
+                r.visits,
+                -r.node,
+            ),
             default=None,
         )
-        why = "" if best is None else f"largest mean reward ({best.value:.3f}) of {len(finished)} finished responses"
+        why = (
+            ""
+            if best is None
+            else f"largest mean reward ({best.value:.3f}) of {len(finished)} finished responses"
+        )
         return _choice(best, reading, why)
     earned = any(response.value > 0 for _, response in voters)
     top = max(response.logprob for _, response in voters if response.value > 0 or not earned)
 
     def weight(response: Response) -> float:
         value = max(response.value, 0.0) if earned else 1.0
-        return value * (response.visits if selector == "vote" else math.exp(min(response.logprob - top, 0.0)))
+        return value * (
+            response.visits if selector == "vote" else math.exp(min(response.logprob - top, 0.0))
+        )
 
     votes: dict[str, float] = {}  # by answer, in the order they were first seen
     for answer, response in voters:
@@ -114,13 +149,16 @@ def choose(
     share = votes[winner] / sum(votes.values())
     weighted = "probability" if selector == "mass" else "value" if earned else "visit"
     return _choice(
-        best, reading, f"{share:.0%} of the {weighted}-weighted vote over {len(finished)} finished responses"
+        best,
+        reading,
+        f"{share:.0%} of the {weighted}-weighted vote over {len(finished)} finished responses",
     )
 
 
 def voting(selector: str, verified: bool) -> str:
-    """`search.choose` as a search votes. Under a verifier a vote goes by probability: steps are drawn once there, and where
-    they may repeat, visits are no better than what they estimate."""
+    """`search.choose` as a search votes. Under a verifier a vote goes by probability: steps are
+    drawn once there, and where they may repeat, visits are no better than what they estimate.
+    """
     return "mass" if verified and selector == "vote" else selector
 
 

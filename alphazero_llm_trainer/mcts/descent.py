@@ -1,4 +1,6 @@
-"""How a descent goes through a tree: what plain, Gumbel and verified search pass to the one loop in `Mcts`."""
+"""How a descent goes through a tree: what plain, Gumbel and verified search pass to the one loop in
+`Mcts`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from .tree import REJECTED, ROOT, Tree
 
-# (tree, node, simulations still to come) -> where the descent goes from `node`: to a child; to `node` itself, which is the
-# leaf then; None where the next choice waits for values of simulations in flight.
+# (tree, node, simulations still to come) -> where the descent goes from `node`: to a child; to
+# `node` itself, which is the leaf then; None where the next choice waits for values of simulations
+# in flight.
 Rule = Callable[[Tree, int, int], int | None]
 Arms = Callable[[Tree, int], Sequence[int]]  # the children of a node that a descent may go on to
 Select = Callable[[Tree, int, float], int]  # (tree, node, exploration) -> a child
@@ -21,7 +24,9 @@ def expanded(tree: Tree, node: int) -> Sequence[int]:
 
 
 def closed(select: Select, exploration: float) -> Rule:
-    """Down by `select` to the first node that wasn't evaluated: an evaluation gives a node all its children at once."""
+    """Down by `select` to the first node that wasn't evaluated: an evaluation gives a node all its
+    children at once.
+    """
 
     def rule(tree: Tree, node: int, left: int) -> int:
         children = tree.children[node]
@@ -33,7 +38,9 @@ def closed(select: Select, exploration: float) -> Rule:
 
 
 def opened(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
-    """Down by `select` until it prefers a new step: each node can be drawn from again, and is once no arm is left."""
+    """Down by `select` until it prefers a new step: each node can be drawn from again, and is once
+    no arm is left.
+    """
 
     def rule(tree: Tree, node: int, left: int) -> int:
         live = arms(tree, node)
@@ -45,9 +52,10 @@ def opened(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
 class Live:
     """The arms of a search under a verifier: a node's children but for rejected ones.
 
-    A node whose children are all rejected is drawn from again at once, and after `patience` rejections it counts as
-    rejected itself (it is in `dead`), so that the search goes one step back. A finished response is an arm only where one of
-    its steps was checked (another visit would learn nothing of it), and without `ends` none is.
+    A node whose children are all rejected is drawn from again at once, and after `patience`
+    rejections it counts as rejected itself (it is in `dead`), so that the search goes one step
+    back. A finished response is an arm only where one of its steps was checked (another visit would
+    learn nothing of it), and without `ends` none is.
     """
 
     def __init__(self, tree: Tree, patience: int, ends: bool = True) -> None:
@@ -61,7 +69,11 @@ class Live:
         for end, _, _ in tree.backups[self._backups :]:
             self._bury(tree, tree.parent[end])
         self._backups = len(tree.backups)
-        return [child for child in tree.children[node] if not self._rejected(tree, child) and self._open(tree, child)]
+        return [
+            child
+            for child in tree.children[node]
+            if not self._rejected(tree, child) and self._open(tree, child)
+        ]
 
     def _rejected(self, tree: Tree, node: int) -> bool:
         return tree.verdict[node] == REJECTED or node in self.dead
@@ -70,13 +82,18 @@ class Live:
         return tree.verdict[node] is None or (self.ends and tree.checked(tree.path(node)))
 
     def _bury(self, tree: Tree, node: int) -> None:
-        """Count `node` as rejected once `patience` draws below it were and nothing good is left; then look at its parent."""
+        """Count `node` as rejected once `patience` draws below it were and nothing good is left;
+        then look at its parent.
+        """
         while node > ROOT and node not in self.dead:
             children = tree.children[node]
             if not children or not all(self._rejected(tree, child) for child in children):
                 return
             # A dead child counts once: its own rejections were counted where they happened.
-            if sum(1 if child in self.dead else tree.N[child] for child in children) < self.patience:
+            if (
+                sum(1 if child in self.dead else tree.N[child] for child in children)
+                < self.patience
+            ):
                 return
             self.dead.add(node)
             node = tree.parent[node]

@@ -29,10 +29,12 @@ from .waiting import together
 
 @dataclass(slots=True)
 class SearchResult:
-    """A finished search: the tree, the best response and why it was chosen, what it cost, and what ended it.
+    """A finished search: the tree, the best response and why it was chosen, what it cost, and what
+    ended it.
 
-    `ended_by` is "simulations", "tokens", "seconds", "stopped", "accepted" (a response passed the verifier) or "enough" (right
-    responses, data generation). `saved` counts the simulations that were not needed.
+    `ended_by` is "simulations", "tokens", "seconds", "stopped", "accepted" (a response passed the
+    verifier) or "enough" (right responses, data generation). `saved` counts the simulations that
+    were not needed.
     """
 
     problem: Problem
@@ -55,11 +57,13 @@ class SearchResult:
 
 
 class Search:
-    """The search of one configuration over one policy: over reasoning steps, or with `search.mode: token` over tokens.
+    """The search of one configuration over one policy: over reasoning steps, or with `search.mode:
+    token` over tokens.
 
     Args:
         policy: the student, as a `StepPolicy` or a `TokenPolicy`.
-        evaluate: grades terminal responses, rewards in [0, 1]; None: `value` does (V of the whole response).
+        evaluate: grades terminal responses, rewards in [0, 1]; None: `value` does (V of the whole
+            response).
         settings: simulations, widths, depth and budgets.
         advisor: teachers, or None (steps alone).
         finished: a terminal checker beside the rule, or None (steps alone).
@@ -67,8 +71,8 @@ class Search:
         value: the value network, or None.
         generating: `search.enough_correct` applies (training searches).
         grading: what `evaluate` computes, where a model has a part in it.
-        verifier: checks each step as it is drawn (`search.verify`, steps alone); `evaluate` is asked in training
-            searches alone then.
+        verifier: checks each step as it is drawn (`search.verify`, steps alone); `evaluate` is
+            asked in training searches alone then.
         reading: for a problem, what a response answers; without it answers are numbers.
 
     Raises ConfigError where the settings need a value network and there is none.
@@ -89,18 +93,32 @@ class Search:
         verifier: Verifier | None = None,
         reading: Callable[[Problem], Reading] = lambda problem: answer_of,
     ) -> None:
-        self.policy, self.evaluate, self.settings, self.reading = policy, evaluate, settings, reading
+        self.policy, self.evaluate, self.settings, self.reading = (
+            policy,
+            evaluate,
+            settings,
+            reading,
+        )
         self.advisor, self.finished, self.stop = advisor, finished, stop
-        self.value, self.generating, self.verifier, self.grading = value, generating, verifier, grading
+        self.value, self.generating, self.verifier, self.grading = (
+            value,
+            generating,
+            verifier,
+            grading,
+        )
         if evaluate is None and value is None:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
         if verifier is None and settings.select == "restart":
             raise ConfigError(
-                "search.select is restart, which begins every chain anew, and no verifier judges chains: name one (eval"
+                "search.select is restart, which begins every chain anew, and no verifier judges "
+                "chains: name one (eval"
                 " --verifier, train.groups=verified), or take search.select=ucb1, puct or gumbel"
             )
         if verifier is not None and settings.mode == "token":
-            raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
+            raise ConfigError(
+                "search.mode is token and a verifier is given: it judges steps; use "
+                "search.mode=step"
+            )
         check_settings(settings, value is not None)
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
@@ -112,7 +130,9 @@ class Search:
     async def run(
         self, problem: Problem, seed: int, tree: Tree | None = None, cost: Cost | None = None
     ) -> SearchResult:
-        """Search one problem, going on with `tree`; `cost` counts up while it runs (None: a new tree and cost)."""
+        """Search one problem, going on with `tree`; `cost` counts up while it runs (None: a new
+        tree and cost).
+        """
         settings, began = self.settings, time.perf_counter()
         tree = Tree() if tree is None else tree
         cost = Cost() if cost is None else cost
@@ -129,7 +149,10 @@ class Search:
             ended_by = await self.simulate(mcts, expansion, cost, began)
             node = await expansion.close(most_visited(tree), self.left(cost))
         except RequestError as error:
-            cost.seconds, error.cost = time.perf_counter() - began, cost  # what was sampled is paid for all the same
+            cost.seconds, error.cost = (
+                time.perf_counter() - began,
+                cost,
+            )  # what was sampled is paid for all the same
             raise
         finally:
             mcts.cancel()
@@ -146,7 +169,11 @@ class Search:
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""
         budget = self.settings.budget_tokens
-        return None if budget is None else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
+        return (
+            None
+            if budget is None
+            else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
+        )
 
     async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
         """Run simulations until something ends the tree; returns what did."""
@@ -155,7 +182,9 @@ class Search:
         if settings.rollout == "none" and settings.budget_tokens is not None:
             # For the one rollout at the end.
             kept = min(settings.max_tokens, settings.budget_tokens // 2)
-        elif self.verifier is not None and settings.budget_tokens is not None and not self.generating:
+        elif (
+            self.verifier is not None and settings.budget_tokens is not None and not self.generating
+        ):
             # For the chain that answers where none passed.
             kept = min(settings.verify.reserve, settings.budget_tokens // 2)
         await expansion.open(self.left(cost, kept))
@@ -172,9 +201,14 @@ class Search:
                 ended_by = "simulations"
             elif self.stop():
                 ended_by = "stopped"
-            elif left is not None and left < len(leaves) * max(expansion.least(leaf.node) for leaf in leaves):
+            elif left is not None and left < len(leaves) * max(
+                expansion.least(leaf.node) for leaf in leaves
+            ):
                 ended_by = "tokens"
-            elif settings.budget_seconds is not None and time.perf_counter() - began >= settings.budget_seconds:
+            elif (
+                settings.budget_seconds is not None
+                and time.perf_counter() - began >= settings.budget_seconds
+            ):
                 ended_by = "seconds"
             elif len(leaves) == 1:
                 mcts.tell(leaves[0], await expansion(leaves[0], left))
@@ -192,14 +226,26 @@ class Search:
         settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
         exploration = constant(selector, settings.exploration)
-        # The improved policy would look at nothing else than a finished response, and that is known.
-        arms = Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
+        # The improved policy would look at nothing else than a finished response, and that is
+        # known.
+        arms = (
+            Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
+        )
         rule = (
-            opened(OPEN_SELECTORS[selector], exploration, arms) if judged else closed(SELECTORS[selector], exploration)
+            opened(OPEN_SELECTORS[selector], exploration, arms)
+            if judged
+            else closed(SELECTORS[selector], exploration)
         )
         if selector == "gumbel":
-            # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
-            drawn = settings.candidates if settings.mode == "token" else 1 if judged else settings.samples
+            # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or
+            # under a verifier singly.
+            drawn = (
+                settings.candidates
+                if settings.mode == "token"
+                else 1
+                if judged
+                else settings.samples
+            )
             rule = GumbelRoot(
                 derive_seed(seed, "gumbel"),
                 settings.candidates,
@@ -218,7 +264,9 @@ class Search:
         common = (policy, settings, problem, tree, seed, cost)
         if self.verifier is not None:
             judge = CountedVerifier(self.verifier, problem, policy.prompt_ids(problem), cost)
-            return VerifiedExpansion(*common, self.evaluate if self.generating else None, reading=reading, judge=judge)
+            return VerifiedExpansion(
+                *common, self.evaluate if self.generating else None, reading=reading, judge=judge
+            )
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
@@ -238,12 +286,20 @@ class Search:
     def decided(self, mcts: Mcts) -> str | None:
         """Why the tree needs no further simulation, or None."""
         settings, tree, left = self.settings, mcts.tree, mcts.simulations - mcts.simulation
-        if self.verifier is not None and not self.generating and accepted(tree, settings.verify.accept_above):
+        if (
+            self.verifier is not None
+            and not self.generating
+            and accepted(tree, settings.verify.accept_above)
+        ):
             return "accepted"
         if left == 0:
             return None
         enough = settings.enough_correct
-        if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
+        if (
+            self.generating
+            and enough
+            and right_responses(tree, self.verifier is not None) >= enough
+        ):
             return "enough"
         return None
 

@@ -1,4 +1,6 @@
-"""What turns a leaf of a tree into children and a value: the part that reasoning steps, tokens and verified steps share."""
+"""What turns a leaf of a tree into children and a value: the part that reasoning steps, tokens and
+verified steps share.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .mcts import Evaluation, Leaf
 from .metered import FREE, MeteredValue, Paid
 from .tree import Tree
 
-# Grades a response's end from the problem, its steps, their directions and its verdict. Has no gold but in training.
+# Grades a response's end from the problem, its steps, their directions and its verdict. Has no gold
+# but in training.
 Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
 
 
@@ -64,7 +67,9 @@ class Expansion:
 
     @property
     def rolls(self) -> bool:
-        """Whether simulations run to a response's end; without rollouts V of the leaf is what is backed up."""
+        """Whether simulations run to a response's end; without rollouts V of the leaf is what is
+        backed up.
+        """
         return self.settings.rollout != "none"
 
     def least(self, node: int) -> int:
@@ -72,23 +77,32 @@ class Expansion:
         raise NotImplementedError
 
     async def open(self, left: int | None) -> None:
-        """What comes before the first simulation. `left` is how many tokens the budget pays for; None: any number."""
+        """What comes before the first simulation. `left` is how many tokens the budget pays for;
+        None: any number.
+        """
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         raise NotImplementedError
 
     async def close(self, node: int, left: int | None) -> int:
-        """What comes after the last simulation, where the most visited path ends in `node`; returns where it ends now."""
+        """What comes after the last simulation, where the most visited path ends in `node`; returns
+        where it ends now.
+        """
         raise NotImplementedError
 
     def limits(self, steps: Sequence[Step], paid: int | None) -> Limits | None:
-        """Steps and tokens that a response may still have after `steps`, where a budget pays for `paid` tokens (None: for
-        any number); None where it may have none."""
+        """Steps and tokens that a response may still have after `steps`, where a budget pays for
+        `paid` tokens (None: for any number); None where it may have none.
+        """
         room = self.settings.max_tokens - len(ids_of(steps))
-        limits = Limits(self.settings.max_depth - len(steps), room if paid is None else min(room, paid))
+        limits = Limits(
+            self.settings.max_depth - len(steps), room if paid is None else min(room, paid)
+        )
         return limits if limits.steps > 0 and limits.tokens > 0 else None
 
-    async def grade(self, steps: Sequence[Step], directions: Sequence[Direction], verdict: str) -> RewardParts:
+    async def grade(
+        self, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
         """The reward of a response's end, whose cost is added to the search's."""
         assert self.evaluate is not None
         reward = await self.evaluate(self.problem, steps, directions, verdict)

@@ -1,10 +1,11 @@
-"""What a tree says: its responses token for token, statistics of them, and value, preference and policy targets.
+"""What a tree says: its responses token for token, statistics of them, and value, preference and
+policy targets.
 
 No model and no generation.
 
-Targets go by a node's *outcomes*: the finished responses that passed through it and how many of them were correct, or how
-good they were where grades lie between right and wrong. Step-level trees end their responses in terminal nodes, token-level
-ones in terminal nodes and rollouts.
+Targets go by a node's *outcomes*: the finished responses that passed through it and how many of
+them were correct, or how good they were where grades lie between right and wrong. Step-level trees
+end their responses in terminal nodes, token-level ones in terminal nodes and rollouts.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ SHORT = {"length": "search.max_tokens", "depth": "search.max_depth", SILENT: "pr
 MUCH = 0.2  # of all responses
 
 
-# -- responses ---------------------------------------------------------------------------------------------------------
+# -- responses
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One distinct finished response of a tree.
 
-    `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
-    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `source` is who wrote it:
-    "student", or the teachers that wrote one of its steps ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its
-    correctness, with the user's own reward where that takes part, and None where neither is known; `verdict` is why it ended,
-    as a terminal node's.
+    `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and
+    `lengths` their token
+    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled;
+    `source` is who wrote it: "student", or the teachers that wrote one of its steps
+    ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its correctness, with the user's
+    own reward where that takes part, and None where neither is known; `verdict` is why it ended, as
+    a terminal node's.
     """
 
     token_ids: tuple[int, ...]
@@ -74,7 +78,9 @@ def trajectories(tree: Tree) -> list[Trajectory]:
             distinct[token_ids] = replace(distinct[token_ids], samples=samples)
         elif token_ids:
             rest = [len(end.token_ids)] if end.token_ids else []
-            writers = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
+            writers = dict.fromkeys(
+                tree.source[node] for node in nodes if tree.source[node] != STUDENT
+            )
             distinct[token_ids] = Trajectory(
                 token_ids=token_ids,
                 logprobs=logprobs + end.logprobs,
@@ -91,7 +97,8 @@ def trajectories(tree: Tree) -> list[Trajectory]:
     return list(distinct.values())
 
 
-# -- statistics --------------------------------------------------------------------------------------------------------
+# -- statistics
+# --------------------------------------------------------------------------------------------------
 
 
 def right_responses(tree: Tree, judged: bool = False) -> int:
@@ -120,13 +127,16 @@ def endings(tree: Tree) -> Counter[str]:
 
 
 def shortfall(ends: Mapping[str, int]) -> str | None:
-    """A line for the user where more than a fifth of the responses was cut or stated no answer; else None."""
+    """A line for the user where more than a fifth of the responses was cut or stated no answer;
+    else None.
+    """
     total, short = sum(ends.values()), {why: ends[why] for why in SHORT if ends.get(why)}
     if sum(short.values()) <= MUCH * total:
         return None
     silent = short.get(SILENT, 0)
     return (
-        f"of {total:,} responses {sum(short.values()) - silent:,} were cut and {silent:,} stated no answer: raise"
+        f"of {total:,} responses {sum(short.values()) - silent:,} were cut and {silent:,} stated "
+        "no answer: raise"
         f" {SHORT[max(short, key=short.__getitem__)]}"
     )
 
@@ -136,7 +146,8 @@ def step_values(
 ) -> list[tuple[float, float]]:
     """For each step `(Q(child), V(parent))`: what the step's node and the one before it are worth.
 
-    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `outcomes`. `reward` is what the response earned in
+    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `outcomes`. `reward` is
+    what the response earned in
     the same currency: what a rollout's tokens are worth, and a node without a count.
     """
     values, parent = [], ROOT
@@ -148,14 +159,18 @@ def step_values(
     return values
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes
+# --------------------------------------------------------------------------------------------------
 
 
-def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
-    """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome in [0, 1]).
+def graded(
+    tree: Tree, correctness: bool = False
+) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
+    """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome
+    in [0, 1]).
 
-    The outcome is the correctness where gold was known, joined by the user's own reward where that takes part (not with
-    `correctness`); the reward where neither is known.
+    The outcome is the correctness where gold was known, joined by the user's own reward where that
+    takes part (not with `correctness`); the reward where neither is known.
     """
     for end in tree.finished():
         if end.count:
@@ -164,7 +179,9 @@ def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[i
 
 
 def outcomes(tree: Tree, correctness: bool = False) -> tuple[list[int], list[float]]:
-    """For each node, how many finished responses passed through it and the sum of their outcomes (see `graded`)."""
+    """For each node, how many finished responses passed through it and the sum of their outcomes
+    (see `graded`).
+    """
     counts, sums = [0] * len(tree), [0.0] * len(tree)
     for node, _, count, outcome in graded(tree, correctness):
         counts[node] += count
@@ -184,16 +201,18 @@ def prefixes(tree: Tree) -> list[tuple[int, ...]]:
     return paths
 
 
-# -- targets -----------------------------------------------------------------------------------------------------------
+# -- targets
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTarget:
     """What a state was worth.
 
-    `node` is the state's node (0: the prompt alone); `token_ids` `[T]` are the response's tokens down to the state, T = 0
-    at the root; `target` in [0, 1] is the mean outcome of the finished responses through it, `weight` >= 1 their number,
-    `square` the mean of the outcomes' squares: the target itself where each is 0 or 1.
+    `node` is the state's node (0: the prompt alone); `token_ids` `[T]` are the response's tokens
+    down to the state, T = 0 at the root; `target` in [0, 1] is the mean outcome of the finished
+    responses through it, `weight` >= 1 their number, `square` the mean of the outcomes' squares:
+    the target itself where each is 0 or 1.
     """
 
     node: int
@@ -205,11 +224,12 @@ class ValueTarget:
 
 @dataclass(frozen=True, slots=True)
 class StepPreference:
-    """Two steps after one prefix, of which one led to better outcomes (Bradley-Terry pair of a process reward model).
+    """Two steps after one prefix, of which one led to better outcomes (Bradley-Terry pair of a
+    process reward model).
 
-    `prefix_ids` `[P]` are the response's tokens before the step (P = 0 at the root), `chosen_ids` and `rejected_ids` the
-    two steps' own tokens; `margin` in (0, 1] is the difference of their mean outcomes, `count` the smaller of the two
-    numbers of responses behind them.
+    `prefix_ids` `[P]` are the response's tokens before the step (P = 0 at the root), `chosen_ids`
+    and `rejected_ids` the two steps' own tokens; `margin` in (0, 1] is the difference of their mean
+    outcomes, `count` the smaller of the two numbers of responses behind them.
     """
 
     prefix_ids: tuple[int, ...]
@@ -223,10 +243,11 @@ class StepPreference:
 class PolicyTarget:
     """Where the search went from an expanded node (AlphaZero's policy target, Silver et al. 2018).
 
-    `prefix_ids` `[P]` are the response's tokens down to the node; `children_ids` are the tokens that each of its K
-    children adds (one each in a token-level tree); `probabilities` `[K]` are the children's shares of the visits and
-    sum to 1; `improved` `[K]` is Gumbel's target instead, the student's probabilities raised or lowered by completed Q
-    (Danihelka et al. 2022, equation 11), which sums to 1 too; `visits` is how many visits they share out.
+    `prefix_ids` `[P]` are the response's tokens down to the node; `children_ids` are the tokens
+    that each of its K children adds (one each in a token-level tree); `probabilities` `[K]` are the
+    children's shares of the visits and sum to 1; `improved` `[K]` is Gumbel's target instead, the
+    student's probabilities raised or lowered by completed Q (Danihelka et al. 2022, equation 11),
+    which sums to 1 too; `visits` is how many visits they share out.
     """
 
     node: int
@@ -238,19 +259,26 @@ class PolicyTarget:
 
 
 def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]:
-    """The mean outcome of every state that a finished response passed through, parents before children.
+    """The mean outcome of every state that a finished response passed through, parents before
+    children.
 
-    A state is a node. With `every_token` it is every token prefix of a response, inside steps and rollouts too: what a
-    token-level search asks the value of. Its `node` is then the one that holds the prefix's last token (a rollout's
+    A state is a node. With `every_token` it is every token prefix of a response, inside steps and
+    rollouts too: what a token-level search asks the value of. Its `node` is then the one that holds
+    the prefix's last token (a rollout's
     tokens: the node that it started from), and prefixes that two siblings share are one state.
     """
     paths = prefixes(tree)
-    # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their squares.
+    # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their
+    # squares.
     states: dict[int | tuple[int, ...], tuple[int, tuple[int, ...], list[float]]] = {}
     for end, rest, count, outcome in graded(tree):
         whole, nodes = paths[end] + rest, [ROOT, *tree.path(end)]
         if every_token:
-            nodes = [ROOT, *(node for node in nodes for _ in tree.token_ids[node]), *[end] * len(rest)]
+            nodes = [
+                ROOT,
+                *(node for node in nodes for _ in tree.token_ids[node]),
+                *[end] * len(rest),
+            ]
         for length, node in enumerate(nodes):
             key, ids = (whole[:length],) * 2 if every_token else (node, paths[node])
             sums = states.setdefault(key, (node, ids, [0, 0.0, 0.0]))[2]
@@ -264,7 +292,8 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:
-    """All sibling pairs whose mean outcomes differ by `margin` or more, each sibling with `least` responses or more.
+    """All sibling pairs whose mean outcomes differ by `margin` or more, each sibling with `least`
+    responses or more.
 
     Raises ValueError for a margin of 0 or less: equal steps are no preference.
     """

@@ -1,4 +1,6 @@
-"""The journal: one finished tree a line, appended and flushed as each ends, readable after any kind of death."""
+"""The journal: one finished tree a line, appended and flushed as each ends, readable after any kind
+of death.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ JOURNAL = "journal.jsonl"
 
 
 class Journal(Mapping[str, dict[str, Any]]):
-    """An append-only JSON Lines file of records with a unique `key`: a mapping of them, and in memory keys and places alone.
+    """An append-only JSON Lines file of records with a unique `key`: a mapping of them, and in
+    memory keys and places alone.
 
-    Each record is read from the file when it is asked for. Opening it reads what is there, a line at a time, and notes where
-    each record is; where a key is there twice, the last one counts. A last line without its line end was cut by a crash: it
-    is dropped from the file, and its tree counts as not searched. Any other broken line is a DataError: the file is not what
-    was written.
+    Each record is read from the file when it is asked for. Opening it reads what is there, a line
+    at a time, and notes where each record is; where a key is there twice, the last one counts. A
+    last line without its line end was cut by a crash: it is dropped from the file, and its tree
+    counts as not searched. Any other broken line is a DataError: the file is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,17 +37,25 @@ class Journal(Mapping[str, dict[str, Any]]):
         self._places = {record["key"]: place for place, record in placed(path)}
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write a record with a new `key` and hand it to the operating system, so that a killed process keeps it."""
+        """Write a record with a new `key` and hand it to the operating system, so that a killed
+        process keeps it.
+        """
         key = record["key"]
         if key in self._places:
-            raise DataError(f"journal {self.path} has a tree for {key!r} already: each key is searched once")
+            raise DataError(
+                f"journal {self.path} has a tree for {key!r} already: each key is searched once"
+            )
         place = self._file.tell()
-        self._file.write(json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        self._file.write(
+            json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        )
         self._file.flush()
         self._places[key] = place
 
     def forget(self) -> None:
-        """Forget which records are there: for who writes keys that never come twice, and reads none."""
+        """Forget which records are there: for who writes keys that never come twice, and reads
+        none.
+        """
         self._places.clear()
 
     def sync(self) -> None:
@@ -53,7 +64,9 @@ class Journal(Mapping[str, dict[str, Any]]):
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file once its bytes and its name are on the disk. What can't be written closes it all the same."""
+        """Close the file once its bytes and its name are on the disk. What can't be written closes
+        it all the same.
+        """
         if self._file.closed:
             return
         try:
@@ -93,7 +106,9 @@ def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
         record = parse_json(line)
     except ValueError as error:
         fix = (
-            "name a tree journal, or restore this one" if where == "line 1" else "restore the file or remove that line"
+            "name a tree journal, or restore this one"
+            if where == "line 1"
+            else "restore the file or remove that line"
         )
         raise DataError(f"journal {path} {where} is not JSON: {fix}") from error
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
@@ -107,7 +122,9 @@ def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise DataError(f"journal {path} can't be read ({error.strerror}): check the path") from error
+        raise DataError(
+            f"journal {path} can't be read ({error.strerror}): check the path"
+        ) from error
     place = 0
     with file:
         for number, line in enumerate(file, 1):
@@ -138,7 +155,9 @@ def journal_of(path: Path) -> Path:
 
 
 def drop_half_line(path: Path) -> int:
-    """Cut off a last line without its line end, which a crash left; returns how many bytes that were."""
+    """Cut off a last line without its line end, which a crash left; returns how many bytes that
+    were.
+    """
     size = path.stat().st_size
     with path.open("r+b") as file:
         whole = sum(len(line) for line in file if line.endswith(b"\n"))

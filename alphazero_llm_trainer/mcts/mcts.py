@@ -1,17 +1,22 @@
 """Monte-Carlo tree search, as ask and tell. Synchronous and pure: no engine, no clock, no gold.
 
-One simulation: descend from the root by the selector while the node's children were asked for; there, the caller
-evaluates the leaf, and its evaluation becomes children and a backed-up value. What a leaf is, is the caller's choice:
+One simulation: descend from the root by the selector while the node's children were asked for;
+there, the caller
+evaluates the leaf, and its evaluation becomes children and a backed-up value. What a leaf is, is
+the caller's choice:
 
-- a reasoning step: continuations are drawn to the end of the response (leaf-parallel playouts, Cazenave & Jouandeau
-  2007), their first steps become children, the rest of each stays in the tree below, and every playout's reward is
-  backed up from its end;
-- a token: its likeliest next tokens become unvisited children with priors, and a value, a rollout's reward or a mix of
+- a reasoning step: continuations are drawn to the end of the response (leaf-parallel playouts,
+  Cazenave & Jouandeau
+  2007), their first steps become children, the rest of each stays in the tree below, and every
+  playout's reward is backed up from its end;
+- a token: its likeliest next tokens become unvisited children with priors, and a value, a rollout's
+  reward or a mix of
   the two is backed up from the leaf (Silver et al. 2016, "Mastering the game of Go", AlphaGo).
 
 A descent that ends in a terminal node backs up that node's reward again and costs nothing.
 
-Where a descent goes is one rule (`descent.py`): of UCB1 or PUCT, of a Gumbel root, or of a verifier's open arms.
+Where a descent goes is one rule (`descent.py`): of UCB1 or PUCT, of a Gumbel root, or of a
+verifier's open arms.
 """
 
 from __future__ import annotations
@@ -34,7 +39,9 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Playout:
-    """A continuation of a leaf with its end's verdict and reward; None for both when it was not evaluated."""
+    """A continuation of a leaf with its end's verdict and reward; None for both when it was not
+    evaluated.
+    """
 
     continuation: Continuation
     verdict: str | None
@@ -46,13 +53,15 @@ class Evaluation:
     """What came of a leaf.
 
     playouts: continuations that are grafted below it, each backed up from its own end.
-    rollout_weight: lambda of `mix`, for what the playouts back up to the leaf and above it when there is an estimate.
+    rollout_weight: lambda of `mix`, for what the playouts back up to the leaf and above it when
+    there is an estimate.
     steps, priors: children that are attached unvisited; the priors are probabilities that sum to 1.
     terminal: verdict and reward when the leaf turned out to be a response's end.
     estimate: the value network's V of the leaf, in [0, 1].
     value: what this simulation backs up from the leaf, in [0, 1]; None when the playouts did that.
     rollouts: how responses went on from the leaf; kept beside the tree.
-    scores: a verifier's score of each step of the one playout, in [0, 1]; None where it had nothing to check.
+    scores: a verifier's score of each step of the one playout, in [0, 1]; None where it had nothing
+    to check.
     """
 
     playouts: Sequence[Playout] = ()
@@ -70,13 +79,19 @@ class Evaluation:
         rewards = [playout.reward for playout in self.playouts]
         if self.terminal is not None:
             rewards.append(self.terminal[1])
-        numbers = [self.estimate, self.value, *self.scores, *(reward.total for reward in rewards if reward is not None)]
+        numbers = [
+            self.estimate,
+            self.value,
+            *self.scores,
+            *(reward.total for reward in rewards if reward is not None),
+        ]
         return [number for number in numbers if number is not None]
 
 
 def mix(value: float, rollout: float, rollout_weight: float) -> float:
-    """`Q = (1 - lambda)*Q_value + lambda*Q_rollout` with lambda = `rollout_weight` (Silver et al. 2016, AlphaGo, leaf
-    evaluation)."""
+    """`Q = (1 - lambda)*Q_value + lambda*Q_rollout` with lambda = `rollout_weight` (Silver et al.
+    2016, AlphaGo, leaf evaluation).
+    """
     return (1.0 - rollout_weight) * value + rollout_weight * rollout
 
 
@@ -88,23 +103,26 @@ class Mcts:
         rule: where a descent goes, see `descent.py`.
         simulations: how many simulations `ask` hands out or does by itself.
 
-    A simulation in flight counts as a visit of value 0 along its path (virtual loss, Chaslot et al. 2008, "Parallel
-    Monte-Carlo tree search"), so that the next descent goes elsewhere.
+    A simulation in flight counts as a visit of value 0 along its path (virtual loss, Chaslot et al.
+    2008, "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
 
-    `expected` is how many simulations are still to come, for the rule: what is left of `simulations`, or fewer where the
-    driver knows that a budget of tokens ends the search before.
+    `expected` is how many simulations are still to come, for the rule: what is left of
+    `simulations`, or fewer where the driver knows that a budget of tokens ends the search before.
     """
 
     def __init__(self, tree: Tree, rule: Rule, simulations: int) -> None:
         self.tree, self.rule = tree, rule
         self.simulations, self.simulation, self.expected = simulations, 0, simulations
-        # Leaves that were asked for and not yet backed up, in ask order, with the evaluation of each that has come.
+        # Leaves that were asked for and not yet backed up, in ask order, with the evaluation of
+        # each that has come.
         self._pending: dict[Leaf, Evaluation | None] = {}
 
     def ask(self, n: int = 1) -> list[Leaf]:
-        """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the simulations are over.
+        """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the
+        simulations are over.
 
-        Fewer than `n` come back when a descent ends in a node whose evaluation is under way already.
+        Fewer than `n` come back when a descent ends in a node whose evaluation is under way
+        already.
         """
         while len(self._pending) < n and self.simulation < self.simulations:
             node = self._descend()
@@ -122,7 +140,9 @@ class Mcts:
         return list(self._pending)
 
     def _descend(self) -> int | None:
-        """The node that the next simulation ends in; None where the rule waits for values in flight."""
+        """The node that the next simulation ends in; None where the rule waits for values in
+        flight.
+        """
         node = ROOT
         while (below := self.rule(self.tree, node, self.expected)) != node:
             if below is None:
@@ -131,10 +151,11 @@ class Mcts:
         return node
 
     def tell(self, leaf: Leaf, evaluation: Evaluation) -> None:
-        """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are told in.
+        """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are
+        told in.
 
-        Telling a leaf again changes nothing. Raises ValueError for a value outside [0, 1] (UCB1's constant means nothing
-        there) and leaves the tree alone.
+        Telling a leaf again changes nothing. Raises ValueError for a value outside [0, 1] (UCB1's
+        constant means nothing there) and leaves the tree alone.
         """
         pending = self._pending
         if leaf not in pending or pending[leaf] is not None:
@@ -151,7 +172,9 @@ class Mcts:
             self._apply(first.node, known)
 
     def cancel(self) -> None:
-        """Let go of every leaf in flight: their virtual losses are taken back, nothing is backed up."""
+        """Let go of every leaf in flight: their virtual losses are taken back, nothing is backed
+        up.
+        """
         for leaf in self._pending:
             self.tree.hold(leaf.node, -1)
         self._pending = {}
@@ -179,7 +202,8 @@ class Mcts:
         for depth, step in enumerate(continuation.steps):
             if tree.verdict[node] is not None:
                 break
-            # Only the proposal is the proposer's; the rollout after a teacher's step is the student's own.
+            # Only the proposal is the proposer's; the rollout after a teacher's step is the
+            # student's own.
             proposer = (continuation.source, continuation.direction) if depth == 0 else ()
             node = tree.attach(node, step, *proposer)
             if depth < len(evaluation.scores):
@@ -194,7 +218,11 @@ class Mcts:
             if playout.verdict == REJECTED and evaluation.estimate is not None:
                 tree.backup(node, reward, above=tree.parent[node])
                 tree.backup(tree.parent[node], evaluation.estimate)
-            elif evaluation.estimate is None or evaluation.rollout_weight == 1.0 or evaluation.value is not None:
+            elif (
+                evaluation.estimate is None
+                or evaluation.rollout_weight == 1.0
+                or evaluation.value is not None
+            ):
                 tree.backup(node, reward)
             else:
                 tree.backup(node, reward, above=leaf)

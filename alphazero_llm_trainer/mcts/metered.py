@@ -1,4 +1,6 @@
-"""Models beside the policy at work on one problem: what a value network and a verifier read is paid for, each token once."""
+"""Models beside the policy at work on one problem: what a value network and a verifier read is paid
+for, each token once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .tree import WHOLE
 
 
 class ReadTokens:
-    """The tokens that a model has read for one problem: each costs once, because it keeps their keys and values."""
+    """The tokens that a model has read for one problem: each costs once, because it keeps their
+    keys and values.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}  # token -> what was read after it
@@ -37,14 +41,18 @@ class ReadTokens:
 
 
 class MeteredValue:
-    """A value function at work on one problem: `cost` takes up each token that a network of its own reads."""
+    """A value function at work on one problem: `cost` takes up each token that a network of its own
+    reads.
+    """
 
     def __init__(self, value: ValueFunction, cost: Cost) -> None:
         self.value, self.cost, self.reader = value, cost, ReadTokens()
         self.rollout_weight, self.computes = value.rollout_weight, value.computes
 
     def price(self, token_ids: tuple[int, ...]) -> int:
-        """Tokens that V of the state after these computes; 0 for a head, which reads what the policy computed."""
+        """Tokens that V of the state after these computes; 0 for a head, which reads what the
+        policy computed.
+        """
         return self.reader.unread(token_ids) if self.computes else 0
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
@@ -56,9 +64,11 @@ class MeteredValue:
 
 @dataclass(slots=True)
 class CountedVerifier:
-    """A verifier at work on one problem: `cost` takes up each token that a model of its own computes, once.
+    """A verifier at work on one problem: `cost` takes up each token that a model of its own
+    computes, once.
 
-    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge the first step.
+    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge
+    the first step.
     """
 
     verifier: Verifier
@@ -66,13 +76,19 @@ class CountedVerifier:
     prompt_ids: tuple[int, ...]
     cost: Cost
     known: set[tuple[int, ...]] = field(default_factory=set)
-    unjudged: set[str] = field(default_factory=set)  # responses, and beginnings, of which no step was checked
+    unjudged: set[str] = field(
+        default_factory=set
+    )  # responses, and beginnings, of which no step was checked
 
     def price(self, steps: Sequence[Step]) -> int:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
         if not self.verifier.computes:
             return 0
-        new = [step for step, prefix in zip(steps, prefixes(steps)[1:], strict=True) if prefix not in self.known]
+        new = [
+            step
+            for step, prefix in zip(steps, prefixes(steps)[1:], strict=True)
+            if prefix not in self.known
+        ]
         return len(ids_of(new)) + (0 if self.known else len(self.prompt_ids))
 
     def open(self) -> int:
@@ -96,8 +112,12 @@ def prefixes(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     return list(accumulate((step.token_ids for step in steps), initial=()))
 
 
-def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading) -> Any:
-    """A terminal reward (`steps.Evaluate`) without gold: V of the whole response; 0 where it states no answer."""
+def valued_by(
+    value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading
+) -> Any:
+    """A terminal reward (`steps.Evaluate`) without gold: V of the whole response; 0 where it states
+    no answer.
+    """
 
     async def evaluate(
         problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
@@ -111,14 +131,17 @@ def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What a budget pays for beside drawn tokens: grading reads each of them once more (`again`), and perhaps the
-    response before them (`whole`)."""
+    """What a budget pays for beside drawn tokens: grading reads each of them once more (`again`),
+    and perhaps the response before them (`whole`).
+    """
 
     again: bool = False
     whole: bool = False
 
     def room(self, left: int, prefix: int, width: int = 1) -> int:
-        """The longest continuation of `prefix` tokens that `left` tokens pay for, drawn `width` times."""
+        """The longest continuation of `prefix` tokens that `left` tokens pay for, drawn `width`
+        times.
+        """
         return max(left - prefix * self.whole, 0) // (width + self.again)
 
     def least(self, prefix: int, width: int = 1) -> int:

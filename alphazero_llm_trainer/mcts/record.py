@@ -41,7 +41,9 @@ class History(Strictly):
     """How a tree grew, see `tree.Tree`."""
 
     simulations: list[Annotated[list[Count], Strict(False), Field(min_length=3, max_length=3)]] = []
-    backups: list[Annotated[list[int | Number], Strict(False), Field(min_length=2, max_length=3)]] = []
+    backups: list[
+        Annotated[list[int | Number], Strict(False), Field(min_length=2, max_length=3)]
+    ] = []
 
 
 class SavedTree(Strictly):
@@ -49,7 +51,9 @@ class SavedTree(Strictly):
 
     parent: list[Annotated[int, Field(ge=-1, lt=2**31)]]  # index of the parent; -1 for the root
     token_ids: list[Ids]  # the step's token ids
-    logprobs: list[Logprobs]  # nats, under the policy that sampled them (a teacher's step: under the student)
+    logprobs: list[
+        Logprobs
+    ]  # nats, under the policy that sampled them (a teacher's step: under the student)
     text: list[str]  # what the tokens decode to
     source: list[str]  # "student" or "teacher:<name>"
     direction: list[str]  # "right", "wrong" or "none": what the proposer was asked for
@@ -60,11 +64,14 @@ class SavedTree(Strictly):
     prm: list[Number | None]  # process reward, None without a model
     samples: list[Count]  # complete responses that ended here
     expanded: list[bool]  # its children were asked for
-    verdict: list[str | None]  # why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere
+    verdict: list[
+        str | None
+    ]  # why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere
     reward: list[Number | None]  # a terminal node's reward in [0, 1]
     hre: list[Number | None]  # the reward's correctness part, None where gold is unknown
     pre: list[Number | None]  # the reward's perplexity part, None without a student model
-    # Written only where a response has one: correctness and the user's own reward, None where that has no part in it.
+    # Written only where a response has one: correctness and the user's own reward, None where that
+    # has no part in it.
     outcome: list[Number | None] = []
     rollouts: list[SavedRollout] = []  # of format 2
     history: History = History()  # since version 0.4
@@ -91,7 +98,9 @@ class Record(Strictly):
 
 
 def check(kind: type[Strictly], raw: Any) -> None:
-    """Raise DataError where `raw`, read from JSON, is none of its `kind`, and say what is wrong with it."""
+    """Raise DataError where `raw`, read from JSON, is none of its `kind`, and say what is wrong
+    with it.
+    """
     try:
         kind.model_validate(raw)
     except ValidationError as error:

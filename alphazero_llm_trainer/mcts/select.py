@@ -1,7 +1,8 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
-N are visits, W sums of rewards, P priors; Q = W/N. A simulation in flight counts as `tree.virtual` visits of value 0
-(virtual loss). `OPEN_SELECTORS` are for searches under a verifier, where a node has one more arm: a step not drawn yet.
+N are visits, W sums of rewards, P priors; Q = W/N. A simulation in flight counts as `tree.virtual`
+visits of value 0 (virtual loss). `OPEN_SELECTORS` are for searches under a verifier, where a node
+has one more arm: a step not drawn yet.
 """
 
 from __future__ import annotations
@@ -15,28 +16,37 @@ from .tree import Tree
 
 
 def ucb1(tree: Tree, node: int, exploration: float) -> int:
-    """The child with the largest `W/N + c*sqrt(ln(N_parent)/N)`; an unvisited one first, the earliest on ties.
+    """The child with the largest `W/N + c*sqrt(ln(N_parent)/N)`; an unvisited one first, the
+    earliest on ties.
 
-    Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari 2006 for trees.
+    Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari
+    2006 for trees.
     """
     N, W, virtual = tree.N, tree.W, tree.virtual
     parent = N[node] + virtual[node]
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
     for child in tree.children[node]:
-        # The formula's N has simulations in flight as well, its W has not: each is a visit of value 0 and lowers W/N.
+        # The formula's N has simulations in flight as well, its W has not: each is a visit of value
+        # 0 and lowers W/N.
         visits = N[child] + virtual[child]
-        score = math.inf if visits == 0 else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+        score = (
+            math.inf
+            if visits == 0
+            else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+        )
         if score > best_score:
             best, best_score = child, score
     return best
 
 
 def puct(tree: Tree, node: int, exploration: float) -> int:
-    """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`; Q of an unvisited child is 0.
+    """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`; Q of an unvisited child
+    is 0.
 
-    Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors that the tree holds sum to 1 over the
-    siblings; where it holds none, P is the probability of the step's tokens, normalised over the siblings here.
+    Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors that the tree
+    holds sum to 1 over the siblings; where it holds none, P is the probability of the step's
+    tokens, normalised over the siblings here.
     """
     N, W, virtual, prior = tree.N, tree.W, tree.virtual, tree.prior
     children = tree.children[node]
@@ -56,13 +66,15 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
 
 
 def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
-    """PUCT over the children in `arms` and one more arm, a step not drawn yet; `node` itself stands for that one.
+    """PUCT over the children in `arms` and one more arm, a step not drawn yet; `node` itself stands
+    for that one.
 
-    The new step's prior is what the policy leaves beside all children that were drawn, rejected ones too, so that uncertain
-    steps are forked and certain ones kept; its Q is the node's mean and its visits are the draws so far. A child's prior is
-    the probability of its tokens, and no less than the new step's: a long step has next to none and is never drawn twice, so
-    that its own says nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning in
-    complex action spaces").
+    The new step's prior is what the policy leaves beside all children that were drawn, rejected
+    ones too, so that uncertain steps are forked and certain ones kept; its Q is the node's mean and
+    its visits are the draws so far. A child's prior is the probability of its tokens, and no less
+    than the new step's: a long step has next to none and is never drawn twice, so that its own says
+    nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning
+    in complex action spaces").
     """
     N, W, virtual = tree.N, tree.W, tree.virtual
     drawn, left = probabilities(tree, node)
@@ -71,7 +83,9 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     best, best_score = node, tree.q(node) + scale * left / (1 + len(drawn))
     for child in arms:
         visits = N[child] + virtual[child]
-        score = (W[child] / visits if visits else 0.0) + scale * max(drawn[child], left) / (1 + visits)
+        score = (W[child] / visits if visits else 0.0) + scale * max(drawn[child], left) / (
+            1 + visits
+        )
         if score >= best_score:
             best, best_score = child, score
     return best
@@ -83,43 +97,60 @@ def restart(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> i
 
 
 def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
-    """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a draw."""
+    """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a
+    draw.
+    """
     N, W, virtual = tree.N, tree.W, tree.virtual
     log_parent = math.log(max(N[node] + virtual[node], 1))
-    best, best_score = node, tree.q(node) + exploration * math.sqrt(log_parent / len(tree.children[node]))
+    best, best_score = (
+        node,
+        tree.q(node) + exploration * math.sqrt(log_parent / len(tree.children[node])),
+    )
     for child in arms:
         visits = N[child] + virtual[child]
-        score = math.inf if not visits else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+        score = (
+            math.inf
+            if not visits
+            else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+        )
         if score >= best_score:
             best, best_score = child, score
     return best
 
 
 def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int:
-    """The improved policy over the arms of `open_puct`, visited as `gumbel.gumbel` does; a child goes before the new step on
-    ties.
+    """The improved policy over the arms of `open_puct`, visited as `gumbel.gumbel` does; a child
+    goes before the new step on ties.
 
-    Here the arms are all steps there are, so that the logits are plain log-probabilities. The new step has no Q of its own:
-    the mixed value completes it.
+    Here the arms are all steps there are, so that the logits are plain log-probabilities. The new
+    step has no Q of its own: the mixed value completes it.
     """
     N, virtual = tree.N, tree.virtual
     drawn, left = probabilities(tree, node)
     logits = [math.log(max(p, TINY)) for p in (*(drawn[child] for child in arms), left)]
     values = [tree.q(child) for child in arms]
     # pi' = softmax(log P + sigma(completed Q)) over K children and the new step, `[K + 1]`.
-    policy = softmax(improved_logits(logits, [*(N[c] for c in arms), 0], [*values, 0.0], raw_value(tree, node), scale))
+    policy = softmax(
+        improved_logits(
+            logits, [*(N[c] for c in arms), 0], [*values, 0.0], raw_value(tree, node), scale
+        )
+    )
     best = furthest_short(policy, [*(N[child] + virtual[child] for child in arms), len(drawn)])
     return node if best == len(arms) else arms[best]
 
 
 def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
-    """The probability of each child's tokens under the policy, and what is left for steps not drawn yet."""
+    """The probability of each child's tokens under the policy, and what is left for steps not drawn
+    yet.
+    """
     drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
     return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
 
 
 def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
-    """The probabilities of siblings' tokens under the policy, normalised over the siblings: `[K]`, they sum to 1."""
+    """The probabilities of siblings' tokens under the policy, normalised over the siblings: `[K]`,
+    they sum to 1.
+    """
     # Bounded below, so that siblings that are all next to impossible share evenly.
     likelihoods = [math.exp(max(math.fsum(tree.logprobs[child]), -700.0)) for child in children]
     total = math.fsum(likelihoods)

@@ -1,6 +1,8 @@
-"""What a leaf of token-level search becomes: its likeliest next tokens, a rollout to the end, a value.
+"""What a leaf of token-level search becomes: its likeliest next tokens, a rollout to the end, a
+value.
 
-The root is the prompt's token ids and an action is one token (AlphaGo's search over a language model's vocabulary).
+The root is the prompt's token ids and an action is one token (AlphaGo's search over a language
+model's vocabulary).
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ from .seeds import derive_seed
 from .tree import ROOT, Rollout
 from .waiting import together
 
-PREFIX_PROBABILITY, PREFIX_TOKENS = 0.5, 15  # data generation: how often a prefix is taken, and its longest
+PREFIX_PROBABILITY, PREFIX_TOKENS = (
+    0.5,
+    15,
+)  # data generation: how often a prefix is taken, and its longest
 
 
 class TokenPolicy(Protocol):
-    """The student as token-level search sees it: token ids in, token ids out. `context`: prompt and response, tokens."""
+    """The student as token-level search sees it: token ids in, token ids out. `context`: prompt and
+    response, tokens.
+    """
 
     context: int
 
@@ -36,14 +43,23 @@ class TokenPolicy(Protocol):
         ...
 
     def verdict(self, response: tuple[int, ...]) -> str | None:
-        """Why a response is finished after its last token ("answer", "ended"), or None where it goes on."""
+        """Why a response is finished after its last token ("answer", "ended"), or None where it
+        goes on.
+        """
         ...
 
     async def rollout(
-        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+        self,
+        prompt: tuple[int, ...],
+        response: tuple[int, ...],
+        kind: str,
+        limit: int,
+        seed: int,
+        top_k: int,
     ) -> tuple[Generated, Cost]:
-        """Go on after `response` to its end ("sample", "greedy" or "beam"), `limit` tokens at most, with each step's
-        `top_k` next tokens."""
+        """Go on after `response` to its end ("sample", "greedy" or "beam"), `limit` tokens at most,
+        with each step's `top_k` next tokens.
+        """
         ...
 
     async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
@@ -53,7 +69,9 @@ class TokenPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Rolled:
-    """A graded rollout: what was generated from some node on, and the whole response's verdict and reward."""
+    """A graded rollout: what was generated from some node on, and the whole response's verdict and
+    reward.
+    """
 
     generated: Generated
     verdict: str
@@ -64,8 +82,8 @@ class _Rolled:
 class TokenExpansion(Expansion):
     """Evaluates the leaves of one tree whose nodes are tokens.
 
-    Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of every node along it,
-    so that those nodes expand and are valued with no call at all.
+    Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of
+    every node along it, so that those nodes expand and are valued with no call at all.
 
     `generating`: the root may be moved.
     """
@@ -76,7 +94,8 @@ class TokenExpansion(Expansion):
         self.prompt = self.policy.prompt_ids(self.problem)
         # Tokens of a response at most.
         self.longest = min(self.settings.max_tokens, self.policy.context - len(self.prompt))
-        # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is its first use.
+        # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is
+        # its first use.
         self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
         self.beams = self.settings.beam if self.settings.rollout == "beam" else 1
 
@@ -87,11 +106,14 @@ class TokenExpansion(Expansion):
         return least if self.value is None else least + self.value.price(self.prompt + ids)
 
     async def open(self, left: int | None) -> None:
-        """For data generation: a random prefix of a first rollout moves the root deeper, so that states of the middle are
-        searched as well."""
+        """For data generation: a random prefix of a first rollout moves the root deeper, so that
+        states of the middle are searched as well.
+        """
         if not self.generating or len(self.tree) > 1:
             return
-        rolled = await self._roll((), (), max(self._room(0, left), 1), derive_seed(self.seed, "first"))
+        rolled = await self._roll(
+            (), (), max(self._room(0, left), 1), derive_seed(self.seed, "first")
+        )
         rng = Random(derive_seed(self.seed, "prefix"))
         moves, length = rng.random() < PREFIX_PROBABILITY, rng.randint(0, PREFIX_TOKENS)
         length = min(length, len(rolled.generated.token_ids) - 1)
@@ -107,7 +129,9 @@ class TokenExpansion(Expansion):
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
         ids, logprobs = tree.sequence(node)
-        verdict = self.policy.verdict(ids) if ids else None  # a prompt beyond the context is the engine's to refuse
+        verdict = (
+            self.policy.verdict(ids) if ids else None
+        )  # a prompt beyond the context is the engine's to refuse
         if verdict is None and len(ids) >= max(self.longest, 1):
             verdict = "length"
         if verdict is not None:
@@ -122,7 +146,9 @@ class TokenExpansion(Expansion):
             if self.value is None:
                 known = await self._roll(ids, logprobs, limit, seed), 0, True
             else:
-                rolled, estimate = await together(self._roll(ids, logprobs, limit, seed), self._estimate(ids))
+                rolled, estimate = await together(
+                    self._roll(ids, logprobs, limit, seed), self._estimate(ids)
+                )
                 known = rolled, 0, True
         elif self.value is not None:
             estimate = await self._estimate(ids)
@@ -141,16 +167,22 @@ class TokenExpansion(Expansion):
             backed_up = earned if estimate is None else mix(estimate, earned, weight)
             self._remember(node, rolled, at)
         steps, priors = self._children(top)
-        return Evaluation(steps=steps, priors=priors, estimate=estimate, value=backed_up, rollouts=rollouts)
+        return Evaluation(
+            steps=steps, priors=priors, estimate=estimate, value=backed_up, rollouts=rollouts
+        )
 
     def _remember(self, node: int, rolled: _Rolled, at: int) -> None:
-        """A greedy rollout from here is, from its own next token's node on, the rollout from there."""
+        """A greedy rollout from here is, from its own next token's node on, the rollout from
+        there.
+        """
         ids = rolled.generated.token_ids
         if self.settings.rollout == "greedy" and at + 1 < len(ids):
             self._known[node, ids[at : at + 1]] = rolled, at + 1, False
 
     def _room(self, prefix: int, left: int | None) -> int:
-        """Tokens of the longest rollout after `prefix` tokens that the limits allow and `left` tokens pay for."""
+        """Tokens of the longest rollout after `prefix` tokens that the limits allow and `left`
+        tokens pay for.
+        """
         room = self.longest - prefix
         return room if left is None else min(room, self.paid.room(left, prefix, self.beams))
 
@@ -159,7 +191,8 @@ class TokenExpansion(Expansion):
 
     def _children(self, top: Sequence[tuple[int, float]]) -> tuple[list[Step], list[float]]:
         """The top-k as steps of one token, and their probabilities renormalised over the k."""
-        # P(a) = p(a) / sum of p over the k kept tokens; less the maximum first, so that exp doesn't underflow.
+        # P(a) = p(a) / sum of p over the k kept tokens; less the maximum first, so that exp doesn't
+        # underflow.
         highest = max(logprob for _, logprob in top)
         weights = [math.exp(logprob - highest) for _, logprob in top]
         total = math.fsum(weights)
@@ -170,17 +203,25 @@ class TokenExpansion(Expansion):
         assert self.value is not None
         return await self.value(self.prompt + ids)
 
-    async def _roll(self, ids: tuple[int, ...], logprobs: tuple[float, ...], limit: int, seed: int) -> _Rolled:
+    async def _roll(
+        self, ids: tuple[int, ...], logprobs: tuple[float, ...], limit: int, seed: int
+    ) -> _Rolled:
         """A rollout after the response `ids`, graded."""
         settings = self.settings
         kind = settings.rollout if self.rolls else "greedy"
-        generated, spent = await self.policy.rollout(self.prompt, ids, kind, limit, seed, settings.top_k)
+        generated, spent = await self.policy.rollout(
+            self.prompt, ids, kind, limit, seed, settings.top_k
+        )
         self.cost.add(spent)
         whole = ids + generated.token_ids
         verdict = self.policy.verdict(whole) or "length"
-        return _Rolled(generated, verdict, await self._grade(whole, logprobs + generated.logprobs, verdict))
+        return _Rolled(
+            generated, verdict, await self._grade(whole, logprobs + generated.logprobs, verdict)
+        )
 
-    async def _grade(self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str) -> RewardParts:
+    async def _grade(
+        self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str
+    ) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
         return await self.grade(lines, [Direction.NONE] * len(lines), verdict)
 
@@ -200,7 +241,9 @@ class TokenExpansion(Expansion):
         )
 
     async def close(self, node: int, left: int | None) -> int:
-        """Without rollouts in the search: one from `node`, the end of the most visited path. Then tidy the rollouts."""
+        """Without rollouts in the search: one from `node`, the end of the most visited path. Then
+        tidy the rollouts.
+        """
         if not self.rolls and self.tree.verdict[node] is None:
             ids, logprobs = self.tree.sequence(node)
             room = self._room(len(ids), left)

@@ -32,12 +32,14 @@ UNSET: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Rollout:
-    """How responses went on from `node` to their end, outside the tree: token-level search keeps those here.
+    """How responses went on from `node` to their end, outside the tree: token-level search keeps
+    those here.
 
-    `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the response ends in
-    the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the whole response as a terminal node's columns do;
-    `count` is how many simulations ended this way, `samples` how many draws that were: a greedy rollout that is read
-    again from a node along it is a visit and no new draw.
+    `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the
+    response ends in the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the
+    whole response as a terminal node's columns do; `count` is how many simulations ended this way,
+    `samples` how many draws that were: a greedy rollout that is read again from a node along it is
+    a visit and no new draw.
     """
 
     node: int
@@ -59,15 +61,18 @@ class Rollout:
 
 
 class Tree:
-    """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the prompt, no tokens).
+    """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the
+    prompt, no tokens).
 
-    A node is a step (a line) in step-level search and a token in token-level search. Two columns are not saved: `virtual`
-    counts the simulations in flight below each node (virtual loss), 0 everywhere in a finished tree; `drawn` counts the
-    steps that were attached below it, repeated ones too.
+    A node is a step (a line) in step-level search and a token in token-level search. Two columns
+    are not saved: `virtual` counts the simulations in flight below each node (virtual loss), 0
+    everywhere in a finished tree; `drawn` counts the steps that were attached below it, repeated
+    ones too.
 
-    How it grew is kept as well: `backups` are (node, reward, above) as `backup` was called, `simulations` are (leaf,
-    nodes so far, backups so far) after each simulation. Replaying the backups in order gives N and W exactly. A tree that
-    was saved before there was a history has none of its first simulations.
+    How it grew is kept as well: `backups` are (node, reward, above) as `backup` was called,
+    `simulations` are (leaf, nodes so far, backups so far) after each simulation. Replaying the
+    backups in order gives N and W exactly. A tree that was saved before there was a history has
+    none of its first simulations.
 
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
@@ -105,8 +110,12 @@ class Tree:
     def __len__(self) -> int:
         return len(self.parent)
 
-    def attach(self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE) -> int:
-        """The child of `parent` with this step's text, made where there is none. Siblings with one text are one node."""
+    def attach(
+        self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE
+    ) -> int:
+        """The child of `parent` with this step's text, made where there is none. Siblings with one
+        text are one node.
+        """
         self.drawn[parent] += 1
         for child in self.children[parent]:
             if self.text[child] == step.text and not self._conflicts(child, step):
@@ -121,7 +130,9 @@ class Tree:
         return node
 
     def expand(self, parent: int, steps: Sequence[Step], priors: Sequence[float]) -> None:
-        """New children of `parent`, one a step, whose priors sum to 1. They must differ from each other."""
+        """New children of `parent`, one a step, whose priors sum to 1. They must differ from each
+        other.
+        """
         first = len(self)
         self._append(parent, steps, priors)
         self.children[parent] += range(first, len(self))
@@ -139,7 +150,8 @@ class Tree:
             getattr(self, name).extend([unset] * count)
 
     def _conflicts(self, child: int, step: Step) -> bool:
-        # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
+        # A text with and without the end token is one step only when the tokens agree: a response
+        # may end there or not.
         mine, theirs = self.token_ids[child], step.token_ids
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
 
@@ -153,28 +165,37 @@ class Tree:
         self.hre[node], self.pre[node], self.outcome[node] = reward.hre, reward.pre, reward.outcome
 
     def backup(self, node: int, reward: float, above: int = -1) -> None:
-        """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to the root)."""
+        """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to
+        the root).
+        """
         self.backups.append((node, reward, above))
-        # One visit along the path: N += 1, W += r, so that Q = W/N is the mean reward through a node.
+        # One visit along the path: N += 1, W += r, so that Q = W/N is the mean reward through a
+        # node.
         while node != above:
             self.N[node] += 1
             self.W[node] += reward
             node = self.parent[node]
 
     def simulated(self, leaf: int) -> None:
-        """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far belong to it."""
+        """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far
+        belong to it.
+        """
         self.simulations.append((leaf, len(self.parent), len(self.backups)))
 
     def hold(self, node: int, count: int) -> None:
-        """Add `count` simulations in flight (negative: take them back) to `node` and all its ancestors."""
+        """Add `count` simulations in flight (negative: take them back) to `node` and all its
+        ancestors.
+        """
         while node >= 0:
             self.virtual[node] += count
             node = self.parent[node]
 
     def sink_rollouts(self, text: Callable[[tuple[int, ...]], str]) -> None:
-        """Move every rollout down to the deepest node whose tokens it begins with, and merge equal ones.
+        """Move every rollout down to the deepest node whose tokens it begins with, and merge equal
+        ones.
 
-        A response that was rolled out from above passed through that node all the same. `text` decodes token ids.
+        A response that was rolled out from above passed through that node all the same. `text`
+        decodes token ids.
         """
         sunk: dict[tuple[int, tuple[int, ...]], Rollout] = {}
         for rollout in self.rollouts:
@@ -236,15 +257,22 @@ class Tree:
         return "".join(self.text[i] for i in self.path(node))
 
     def finished(self) -> Iterator[Rollout]:
-        """Every finished response: terminal nodes in the order they were made, as rollouts without a token, then rollouts.
+        """Every finished response: terminal nodes in the order they were made, as rollouts without
+        a token, then rollouts.
 
-        A terminal node counts its visits; the response that ends a search without rollouts was sampled and never visited.
+        A terminal node counts its visits; the response that ends a search without rollouts was
+        sampled and never visited.
         """
         for leaf in self.leaves():
             reward, verdict = self.reward[leaf], self.verdict[leaf]
             if reward is not None and verdict is not None:
-                count, parts = max(self.N[leaf], self.samples[leaf]), (reward, self.hre[leaf], self.pre[leaf])
-                yield Rollout(leaf, (), (), "", verdict, *parts, count, self.samples[leaf], self.outcome[leaf])
+                count, parts = (
+                    max(self.N[leaf], self.samples[leaf]),
+                    (reward, self.hre[leaf], self.pre[leaf]),
+                )
+                yield Rollout(
+                    leaf, (), (), "", verdict, *parts, count, self.samples[leaf], self.outcome[leaf]
+                )
         yield from self.rollouts
 
     def leaves(self) -> Iterator[int]:
@@ -256,28 +284,41 @@ class Tree:
         columns = {name: list(getattr(self, name)) for name in COLUMNS}
         if any(known is not None for known in self.outcome):
             columns[OUTCOME] = list(self.outcome)
-        rollouts = [[getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts]
+        rollouts = [
+            [getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts
+        ]
         rollouts = [row if row[-1] is not None else row[:-1] for row in rollouts]
-        backups = [[node, reward] if above < 0 else [node, reward, above] for node, reward, above in self.backups]
+        backups = [
+            [node, reward] if above < 0 else [node, reward, above]
+            for node, reward, above in self.backups
+        ]
         history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], checked: bool = False) -> Tree:
-        """The tree that `to_dict` saved. Raises DataError when columns are missing, of another type or disagree.
+        """The tree that `to_dict` saved. Raises DataError when columns are missing, of another type
+        or disagree.
 
         `checked` says that their types were looked at already, as `journal.read` does.
         """
         if not checked:
             check(SavedTree, raw)
         if raw.get("format") not in READABLE:
-            raise DataError(f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it again")
+            raise DataError(
+                f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it "
+                "again"
+            )
         tree, parents = cls(), raw["parent"]
         count = len(parents)
-        columns = {name: list(raw[name]) for name in COLUMNS} | {OUTCOME: list(raw.get(OUTCOME) or [None] * count)}
+        columns = {name: list(raw[name]) for name in COLUMNS} | {
+            OUTCOME: list(raw.get(OUTCOME) or [None] * count)
+        }
         if any(len(column) != count for column in columns.values()):
             raise DataError("tree columns differ in length: search it again")
-        if parents[:1] != [-1] or any(not 0 <= parent < node for node, parent in enumerate(parents[1:], 1)):
+        if parents[:1] != [-1] or any(
+            not 0 <= parent < node for node, parent in enumerate(parents[1:], 1)
+        ):
             raise DataError("a tree's parents come before their children: search it again")
         for name, column in columns.items():
             setattr(tree, name, column)
@@ -289,12 +330,19 @@ class Tree:
         tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
         for node, ids, logprobs, *rest in raw.get("rollouts", ()):
             tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
-        spans = [*zip(tree.token_ids, tree.logprobs, strict=True), *((r.token_ids, r.logprobs) for r in tree.rollouts)]
+        spans = [
+            *zip(tree.token_ids, tree.logprobs, strict=True),
+            *((r.token_ids, r.logprobs) for r in tree.rollouts),
+        ]
         if any(len(ids) != len(logprobs) for ids, logprobs in spans):
-            raise DataError("a tree has more tokens than log-probabilities, or fewer: search it again")
+            raise DataError(
+                "a tree has more tokens than log-probabilities, or fewer: search it again"
+            )
         if any(rollout.node >= count for rollout in tree.rollouts):
             raise DataError("a tree's rollout goes on from no node of it: search it again")
         history = raw.get("history", {})
-        tree.backups = [(node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())]
+        tree.backups = [
+            (node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())
+        ]
         tree.simulations = [tuple(row) for row in history.get("simulations", ())]
         return tree

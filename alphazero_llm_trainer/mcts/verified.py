@@ -1,7 +1,9 @@
-"""What a leaf of step-level search becomes under a verifier: one chain, each step judged as soon as it is drawn.
+"""What a leaf of step-level search becomes under a verifier: one chain, each step judged as soon as
+it is drawn.
 
-The chain ends at its first rejected step, which becomes a terminal node of reward 0 with the verdict "rejected". What was
-good before it stays in the tree, and `Mcts` draws again from there at once: no rejected leaf is left unrepaired.
+The chain ends at its first rejected step, which becomes a terminal node of reward 0 with the
+verdict "rejected". What was good before it stays in the tree, and `Mcts` draws again from there at
+once: no rejected leaf is left unrepaired.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ from .tree import REJECTED, WHOLE, Rollout
 
 @dataclass
 class VerifiedExpansion(Expansion):
-    """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected step or its end.
+    """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected
+    step or its end.
 
-    A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one that replaces or forks
-    another at `search.temperature`. A finished chain earns its judgement's `total`, in training what `evaluate` says. A cut
-    one backs up the `total` of the steps before the rejected one, from there on: a bad step says little about the good
-    ones above it. A step in which there was nothing to check has no score.
+    A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one
+    that replaces or forks another at `search.temperature`. A finished chain earns its judgement's
+    `total`, in training what `evaluate` says. A cut one backs up the `total` of the steps before
+    the rejected one, from there on: a bad step says little about the good ones above it. A step in
+    which there was nothing to check has no score.
     """
 
     judge: CountedVerifier = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        # By the tokens before it: each step that was drawn, with log-probabilities at `search.temperature`. The tree merges
-        # siblings of one text and has no steps that a limit cut.
+        # By the tokens before it: each step that was drawn, with log-probabilities at
+        # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
+        # cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     def least(self, node: int) -> int:
@@ -97,23 +102,32 @@ class VerifiedExpansion(Expansion):
             # Not one step fits: a visit without worth, so that the next draw is another one.
             return Evaluation(value=0.0)
         reward = await self.earned(steps, why, total)
-        return Evaluation([Playout(chain, why, reward)], scores=scores, estimate=total if why == REJECTED else None)
+        return Evaluation(
+            [Playout(chain, why, reward)],
+            scores=scores,
+            estimate=total if why == REJECTED else None,
+        )
 
     async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
-        """The reward of a chain that ended like this: what it was judged, or graded in training; 0 without an answer."""
+        """The reward of a chain that ended like this: what it was judged, or graded in training; 0
+        without an answer.
+        """
         if self.evaluate is not None and why is not None and why != REJECTED:
             return await self.grade(steps, (), why)
         answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
     def unfinished(self, steps: Sequence[Step], scores: Sequence[float | None]) -> Evaluation:
-        """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
+        """What the budget left of a chain: its steps stay open, for the chain that `close`
+        draws.
+        """
         return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""
         tree = self.tree
-        # A tree holds log-probabilities at temperature 1: at others what an earlier search drew may come again.
+        # A tree holds log-probabilities at temperature 1: at others what an earlier search drew may
+        # come again.
         kept = tree.children[node] if self.settings.temperature == 1.0 else ()
         known = {tree.token_ids[child]: tree.logprobs[child] for child in kept}
         return tuple((known | self.seen.get(ids_of(tree.steps(node)), {})).items())
@@ -121,9 +135,11 @@ class VerifiedExpansion(Expansion):
     async def draw(
         self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
     ) -> tuple[Continuation, int]:
-        """The next step (or with more lines the rest of the response) after `steps`, and its sampled tokens.
+        """The next step (or with more lines the rest of the response) after `steps`, and its
+        sampled tokens.
 
-        `known` are the steps that were drawn there: they are not drawn again, see `search.verify.repeat`.
+        `known` are the steps that were drawn there: they are not drawn again, see
+        `search.verify.repeat`.
         """
         temperature = self.settings.verify.first_temperature if fresh else self.settings.temperature
         without = None if self.settings.verify.repeat else known
@@ -134,7 +150,8 @@ class VerifiedExpansion(Expansion):
         return drawn, spent.sampled_tokens
 
     async def close(self, node: int, left: int | None) -> int:
-        """Where no response passed: one more chain, unjudged, from the end of the deepest path that was not rejected.
+        """Where no response passed: one more chain, unjudged, from the end of the deepest path that
+        was not rejected.
 
         In training nobody waits for an answer, and a chain that was not judged teaches nothing.
         """
@@ -148,9 +165,13 @@ class VerifiedExpansion(Expansion):
         limits = self.limits(steps, left)
         if limits is None:
             return node
-        last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
+        last, _ = await self.draw(
+            steps, derive_seed(self.seed, "final"), limits, not tree.children[node]
+        )
         # A rollout and no nodes: it may pass through a step that was rejected.
         ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
         text = text_of(last.steps)
-        tree.rollouts.append(Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None))
+        tree.rollouts.append(
+            Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None)
+        )
         return node

@@ -8,7 +8,9 @@ from typing import Any
 
 
 async def together(*waits: Awaitable[Any]) -> list[Any]:
-    """All results, in order. When one fails, the others are cancelled and waited for before its error goes on."""
+    """All results, in order. When one fails, the others are cancelled and waited for before its
+    error goes on.
+    """
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,8 +1,9 @@
 """One base, many adapters: which LoRA adapter of a shared model a forward computes with.
 
-Policy, reference (no adapter), value network, critic and process reward model of a student that trains adapters are
-adapters inside the modules of one model; peft and transformers put them there. Outside of `under` the policy's own
-adapter is active, where there is one. Forwards are not concurrent: engines and trainers share one thread.
+Policy, reference (no adapter), value network, critic and process reward model of a student that
+trains adapters are adapters inside the modules of one model; peft and transformers put them there.
+Outside of `under` the policy's own adapter is active, where there is one. Forwards are not
+concurrent: engines and trainers share one thread.
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
 from .folders import ADAPTER_CONFIG, read_note
 
-POLICY, CRITIC, START = "default", "critic", "start"  # names of adapters; `value` and `prm` are those of critics
+POLICY, CRITIC, START = (
+    "default",
+    "critic",
+    "start",
+)  # names of adapters; `value` and `prm` are those of critics
 PARTS = ("lora_A", "lora_B")
 OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
 
-# Fields of adapter_config.json that don't say what is computed, or that the forwards here know: rank, scale, modules.
+# Fields of adapter_config.json that don't say what is computed, or that the forwards here know:
+# rank, scale, modules.
 KNOWN = frozenset({
     "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
     "peft_type", "auto_mapping", "base_model_name_or_path", "eva_config", "inference_mode", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "task_type",
 })  # fmt: skip
-# Of the others, values that change nothing. Starts that aren't listed change the base's own weights.
+# Of the others, values that change nothing. Starts that aren't listed change the base's own
+# weights.
 HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva")}
 
 _current: list[tuple[Any, str | None]] = []  # what `under` was entered with and not left yet
@@ -41,13 +48,18 @@ _current: list[tuple[Any, str | None]] = []  # what `under` was entered with and
 
 def layers(model: Any) -> list[Any]:
     """The modules of `model` that hold adapters."""
-    return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "active_adapters")]
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "lora_A") and hasattr(module, "active_adapters")
+    ]
 
 
 def _switch(layer: Any, adapters: list[str]) -> None:
     """Have a layer compute with these adapters.
 
-    The one private name of peft's that is used: its public `set_adapter` also decides what is trained, and takes no empty list.
+    The one private name of peft's that is used: its public `set_adapter` also decides what is
+    trained, and takes no empty list.
     """
     layer._active_adapter = adapters
 
@@ -71,7 +83,9 @@ def restored(model: Any) -> Iterator[None]:
 
 @contextmanager
 def under(model: Any, adapter: str | None) -> Iterator[None]:
-    """Forwards of `model` compute with `adapter` (None: with the base alone); what was active before is restored."""
+    """Forwards of `model` compute with `adapter` (None: with the base alone); what was active
+    before is restored.
+    """
     before = [(layer, layer.active_adapters) for layer in layers(model)]
     for layer, _ in before:
         _switch(layer, [] if adapter is None else [adapter])
@@ -85,7 +99,9 @@ def under(model: Any, adapter: str | None) -> Iterator[None]:
 
 
 def recomputing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` of gradient checkpointing: the backward pass recomputes a layer under the forward's adapter."""
+    """`context_fn` of gradient checkpointing: the backward pass recomputes a layer under the
+    forward's adapter.
+    """
     return nullcontext(), under(*_current[-1]) if _current else nullcontext()
 
 
@@ -105,11 +121,16 @@ def bind(module: nn.Module, model: Any, adapter: str) -> None:
 
 
 class AdapterView:
-    """`model` as an engine reads it, always under `adapter` (None: the base alone). Its weights are the model's own."""
+    """`model` as an engine reads it, always under `adapter` (None: the base alone). Its weights are
+    the model's own.
+    """
 
     def __init__(self, model: Any, adapter: str | None) -> None:
         self.model, self.adapter, self.config = model, adapter, model.config
-        self.shared, self.active = model, [] if adapter is None else [adapter]  # what the kernels pack
+        self.shared, self.active = (
+            model,
+            [] if adapter is None else [adapter],
+        )  # what the kernels pack
         self.get_input_embeddings: Callable[[], Any] = model.get_input_embeddings
         self.get_output_embeddings: Callable[[], Any] = model.get_output_embeddings
 
@@ -121,7 +142,11 @@ class AdapterView:
 
 def own_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
     """The parameters of one adapter, by their names in `model`."""
-    return {name: p for name, p in model.named_parameters() if f".{adapter}." in name and is_adapted(name)}
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if f".{adapter}." in name and is_adapted(name)
+    }
 
 
 def is_adapted(name: str) -> bool:
@@ -137,7 +162,9 @@ def freeze_base(model: Any) -> None:
 
 
 def unusual(folder: Path) -> list[str]:
-    """What an adapter's adapter_config.json has beyond LoRA of linear layers: fields with their values."""
+    """What an adapter's adapter_config.json has beyond LoRA of linear layers: fields with their
+    values.
+    """
     fields = read_note(folder, ADAPTER_CONFIG)
     if fields.get("peft_type") != "LORA":
         return [f"peft_type {fields.get('peft_type')!r}"]
@@ -151,15 +178,19 @@ def unusual(folder: Path) -> list[str]:
 def not_plain(folder: Path, what: str) -> str:
     """What to do with an adapter that is more than LoRA of linear layers."""
     return (
-        f"adapter {folder} has {what} in its {ADAPTER_CONFIG}, and beside a base only LoRA of its layers' linear parts is"
-        f" computed: make a model of both with `merge --adapter {folder} --model BASE --out DIR`, and name that folder"
+        f"adapter {folder} has {what} in its {ADAPTER_CONFIG}, and beside a base only LoRA of its "
+        "layers' linear parts is"
+        f" computed: make a model of both with `merge --adapter {folder} --model BASE --out DIR`, "
+        "and name that folder"
     )
 
 
 def load_adapter(model: Any, folder: Path, name: str) -> None:
-    """Put a saved adapter into `model` as `name`, for inference; what is active stays. One that is there stays too.
+    """Put a saved adapter into `model` as `name`, for inference; what is active stays. One that is
+    there stays too.
 
-    Raises CheckpointError where the folder holds no adapter that fits, or more than LoRA of linear layers.
+    Raises CheckpointError where the folder holds no adapter that fits, or more than LoRA of linear
+    layers.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -172,12 +203,15 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
         with restored(model):
             report = model.load_adapter(str(folder), adapter_name=name)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"adapter {folder} can't be loaded over this student: train it again") from error
+        raise CheckpointError(
+            f"adapter {folder} can't be loaded over this student: train it again"
+        ) from error
     lacking = {key for key in report.missing_keys if f".{name}." in key}
     faults = sorted(lacking | {*report.unexpected_keys})
     if faults:
         raise CheckpointError(
-            f"adapter {folder} doesn't fit this student ({faults[0]} is on one side alone): name its own base with --model"
+            f"adapter {folder} doesn't fit this student ({faults[0]} is on one side alone): name "
+            "its own base with --model"
         )
     head = model.get_output_embeddings()
     for place, layer in model.named_modules():
@@ -191,20 +225,28 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
 
 
 def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
-    """`lora` with the largest rank and the modules of the policy's adapter in `model`, which goes on as it is."""
+    """`lora` with the largest rank and the modules of the policy's adapter in `model`, which goes
+    on as it is.
+    """
     adapter = model.peft_config[POLICY]
     targets = {
-        name.rpartition(".")[2] for name, module in model.named_modules() if POLICY in getattr(module, "lora_A", ())
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if POLICY in getattr(module, "lora_A", ())
     }
     rank = max(adapter.r, *adapter.rank_pattern.values()) if adapter.rank_pattern else adapter.r
-    return lora.model_copy(update={"rank": rank, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))})
+    return lora.model_copy(
+        update={"rank": rank, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))}
+    )
 
 
 def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
-    """`lora` for the layers that `model` has: the default's names where it has them all, else every linear layer.
+    """`lora` for the layers that `model` has: the default's names where it has them all, else every
+    linear layer.
 
-    The last layer, which makes logits of hidden states, is never one of them, nor are layers beside a mixture's experts whose
-    names peft takes for those of the experts. Raises ConfigError where names of one's own are not this model's.
+    The last layer, which makes logits of hidden states, is never one of them, nor are layers beside
+    a mixture's experts whose names peft takes for those of the experts. Raises ConfigError where
+    names of one's own are not this model's.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -220,14 +262,17 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
         return lora
     if lora.targets != LoraConfig().targets:
         raise ConfigError(
-            f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear layers are called"
+            f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear "
+            "layers are called"
             f" {', '.join(sorted(linear))}: name some of these"
         )
     return lora.model_copy(update={"targets": tuple(sorted(linear))})
 
 
 def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
-    """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if it has that."""
+    """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if
+    it has that.
+    """
     digest = hashlib.sha256()
     parameters = {}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,6 @@
-"""Which engine serves a student (`engine.backend`), and whether what it says agrees with the trainer's own forward."""
+"""Which engine serves a student (`engine.backend`), and whether what it says agrees with the
+trainer's own forward.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,29 @@ SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of ea
 def start_engine(
     model: Any, source: str, spec: StudentModel, config: Config, tokenizer: Any, **ends: Any
 ) -> CompletionEngine:
-    """The vLLM engine that `engine.backend` names, over the weights of `source` (a folder or hub id, `model`'s own).
+    """The vLLM engine that `engine.backend` names, over the weights of `source` (a folder or hub
+    id, `model`'s own).
 
     `ends` are the tokens that end responses and lines, as the engine's class takes them.
 
     Raises:
-        ConfigError: vLLM is not installed, or can't do on this machine what the configuration wants.
+        ConfigError: vLLM is not installed, or can't do on this machine what the configuration
+            wants.
         EngineError: vLLM can't start, or the server isn't one for this student.
     """
     settings, adapter = config.engine, config.train.adapter or spec.adapter
     if settings.backend == "vllm":
         if source.endswith(GGUF):
-            raise ConfigError(f"engine.backend is 'vllm' and {source} a GGUF file: use 'inprocess', or a folder of it")
+            raise ConfigError(
+                f"engine.backend is 'vllm' and {source} a GGUF file: use 'inprocess', or a folder "
+                "of it"
+            )
         from ..engine.vllm_engine import VllmEngine
         from ..engine.vllm_launch import launch_for
 
-        engine: CompletionEngine = VllmEngine(model, launch=launch_for(model, source, spec, adapter, settings), **ends)
+        engine: CompletionEngine = VllmEngine(
+            model, launch=launch_for(model, source, spec, adapter, settings), **ends
+        )
     else:
         from ..engine.vllm_server import ServerEngine
 
@@ -51,32 +60,45 @@ def start_engine(
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """How far log-probabilities may be from the trainer's own, in nats; `fix` is what helps where they are farther."""
+    """How far log-probabilities may be from the trainer's own, in nats; `fix` is what helps where
+    they are farther.
+    """
 
     gap_mean: float
     gap_max: float
     fix: str
 
 
-# SmolLM2-135M (30 layers), over 5,000 tokens of 13 prompts: .011 in the mean and .12 at most as it comes, .018 and .69 after
-# supervised training. A kernel that computes something else is nats away in the mean.
+# SmolLM2-135M (30 layers), over 5,000 tokens of 13 prompts: .011 in the mean and .12 at most as it
+# comes, .018 and .69 after supervised training. A kernel that computes something else is nats away
+# in the mean.
 ROUNDED = Gaps(0.05, 2.0, "set engine.dtype=float32")
 SERVED = Gaps(0.05, 1.0, "serve the student's own weights in its own precision")  # by vLLM
 
 
 def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
-    """Where the in-process engine multiplies in bfloat16, and the model in fp32: `check_numerics`, into `engine.facts`."""
-    if isinstance(engine, InProcessEngine) and isinstance(engine.forward, NativeLlama) and engine.forward.rounds:
+    """Where the in-process engine multiplies in bfloat16, and the model in fp32: `check_numerics`,
+    into `engine.facts`.
+    """
+    if (
+        isinstance(engine, InProcessEngine)
+        and isinstance(engine.forward, NativeLlama)
+        and engine.forward.rounds
+    ):
         engine.facts["numerics"] = check_numerics(engine, model, prompt, ROUNDED)
 
 
-def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: Gaps) -> dict[str, Any]:
-    """Differences (nats) between the engine's log-probabilities and the model's own forward, as run.json keeps them.
+def check_numerics(
+    engine: Engine, model: Any, prompt: tuple[int, ...], limits: Gaps
+) -> dict[str, Any]:
+    """Differences (nats) between the engine's log-probabilities and the model's own forward, as
+    run.json keeps them.
 
-    `prompt` is the token ids of QUESTION. `sampled` is of the tokens as they were drawn after it, `scored` of the same
-    tokens when the engine scores them.
+    `prompt` is the token ids of QUESTION. `sampled` is of the tokens as they were drawn after it,
+    `scored` of the same tokens when the engine scores them.
 
-    Raises EngineError where a mean is above `limits.gap_mean` or a token's is above `limits.gap_max`.
+    Raises EngineError where a mean is above `limits.gap_mean` or a token's is above
+    `limits.gap_max`.
     """
 
     async def ask() -> tuple[list[Any], list[list[float]]]:
@@ -96,7 +118,8 @@ def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: 
         # Written so that a NaN is refused too.
         if not (mean <= limits.gap_mean and most <= limits.gap_max):
             raise EngineError(
-                f"log-probabilities that {engine.facts['backend']} {name} differ from the trainer's forward by {mean:.3g}"
+                f"log-probabilities that {engine.facts['backend']} {name} differ from the "
+                f"trainer's forward by {mean:.3g}"
                 f" nats in the mean and {most:.3g} at most over {len(gaps)} tokens: {limits.fix}"
             )
     return facts
@@ -109,7 +132,9 @@ def trainer_logprobs(model: Any, prompt: tuple[int, ...], response: tuple[int, .
     training = model.training
     model.eval()
     with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()  # [T, V]: each position's next token
+        logits = (
+            model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        )  # [T, V]: each position's next token
     model.train(training)
     rows = torch.log_softmax(logits, dim=-1)
     return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()

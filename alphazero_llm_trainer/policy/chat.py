@@ -17,7 +17,8 @@ from .folders import PACKAGED, TEMPLATE
 
 DATE = "26 Jul 2024"  # Llama 3's template: always the same day, so that prompts are too
 OPEN, CLOSED = "<think>", "\n\n</think>\n\n"
-# What a template raises: its own refusal, a message that it doesn't show and is to go on from, a variable that isn't there.
+# What a template raises: its own refusal, a message that it doesn't show and is to go on from, a
+# variable that isn't there.
 REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
 
 
@@ -28,7 +29,9 @@ def packaged_template() -> str:
 
 
 class Chat:
-    """The text side of a student; a subclass has the `tokenizer`, the `opening` of every chat and its entry, `spec`."""
+    """The text side of a student; a subclass has the `tokenizer`, the `opening` of every chat and
+    its entry, `spec`.
+    """
 
     __slots__ = ()
     tokenizer: Any
@@ -37,15 +40,20 @@ class Chat:
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """Token ids of the chat that asks `question`, ready for a response."""
-        return self.chat_ids([*self.opening.messages(question), {"role": "user", "content": question}])
+        return self.chat_ids(
+            [*self.opening.messages(question), {"role": "user", "content": question}]
+        )
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> tuple[int, ...]:
-        """Token ids of a whole chat (`role` and `content` each), ready for the next response; `going_on`: for the rest of
-        its last message.
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, str]], going_on: bool = False
+    ) -> tuple[int, ...]:
+        """Token ids of a whole chat (`role` and `content` each), ready for the next response;
+        `going_on`: for the rest of its last message.
 
-        A system message that the student's template refuses or leaves out goes into the first question. Without a
-        template it is the messages' plain text, a line end after each, after the token that the tokenizer opens texts
-        with, if it does. Raises RequestError where the student's template takes no such chat, or leaves some of it out.
+        A system message that the student's template refuses or leaves out goes into the first
+        question. Without a template it is the messages' plain text, a line end after each, after
+        the token that the tokenizer opens texts with, if it does. Raises RequestError where the
+        student's template takes no such chat, or leaves some of it out.
         """
         if self.tokenizer.chat_template is None:
             opened = self.tokenizer("")["input_ids"][:1]
@@ -62,7 +70,9 @@ class Chat:
             text = self.whole(in_first_question(messages), going_on)
         if going_on:
             last = messages[-1]["content"]
-            if not text.endswith(last):  # templates trim a message's end, which the next token depends on
+            if not text.endswith(
+                last
+            ):  # templates trim a message's end, which the next token depends on
                 text += last[len(last.rstrip()) :]
         elif self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
             text = text.rstrip() + CLOSED
@@ -80,7 +90,9 @@ class Chat:
         )
 
     def whole(self, messages: Sequence[Mapping[str, str]], going_on: bool) -> str:
-        """`render`, with all messages in it. Raises RequestError where the template refuses them or leaves one out."""
+        """`render`, with all messages in it. Raises RequestError where the template refuses them or
+        leaves one out.
+        """
         try:
             text = self.render(messages, going_on)
         except REFUSALS as error:
@@ -91,31 +103,46 @@ class Chat:
         for message in messages:
             role, content = message["role"], message["content"].strip()
             shown = content in text or "</think>" in content  # earlier turns' thinking is left out
-            if not shown and (role != "system" or self.tokenizer.chat_template != packaged_template()):
+            if not shown and (
+                role != "system" or self.tokenizer.chat_template != packaged_template()
+            ):
                 raise RequestError(
-                    f"the student's chat template leaves out the {role} message {content[:60]!r}: put a template"
+                    f"the student's chat template leaves out the {role} message {content[:60]!r}: "
+                    "put a template"
                     " that shows it into its folder (chat_template.jinja), or choose another model"
                 )
         return text
 
     def lead(self) -> str:
-        """What a response's text begins with that the template has put into the prompt: the mark that opens thinking."""
+        """What a response's text begins with that the template has put into the prompt: the mark
+        that opens thinking.
+        """
         if self.tokenizer.chat_template is None or self.spec.thinking == "off":
             return ""
-        return f"{OPEN}\n" if self.render([{"role": "user", "content": "?"}]).rstrip().endswith(OPEN) else ""
+        return (
+            f"{OPEN}\n"
+            if self.render([{"role": "user", "content": "?"}]).rstrip().endswith(OPEN)
+            else ""
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` as it stands, no special tokens added."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens left out but for those that open and close thinking."""
+        """The text of `token_ids`, special tokens left out but for those that open and close
+        thinking.
+        """
         hidden = not_shown(self.tokenizer)
-        return self.tokenizer.decode([i for i in token_ids if i not in hidden], clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            [i for i in token_ids if i not in hidden], clean_up_tokenization_spaces=False
+        )
 
 
 def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """`messages` with the text of their leading system messages before the first user's, a blank line between."""
+    """`messages` with the text of their leading system messages before the first user's, a blank
+    line between.
+    """
     texts, rest = [], [*messages]
     while rest and rest[0]["role"] == "system":
         texts.append(rest.pop(0)["content"])
@@ -157,5 +184,9 @@ class ChatMessage(BaseModel):
 
     def wire(self) -> dict[str, str]:
         """The message as a chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "\n".join(part.text for part in self.content)
+        )
         return {"role": "system" if self.role == "developer" else self.role, "content": text}

@@ -1,11 +1,14 @@
-"""Critics as search sees them: a value network says how likely a state ends right, a PRM how likely a step is right.
+"""Critics as search sees them: a value network says how likely a state ends right, a PRM how likely
+a step is right.
 
-Both give one number a token, `p = sigmoid(weight . h + bias)`: h is the last hidden state (after the last norm) at the
-last token of the state, or of the step. An engine of its own computes it, so that shared prefixes are computed once.
+Both give one number a token, `p = sigmoid(weight . h + bias)`: h is the last hidden state (after
+the last norm) at the last token of the state, or of the step. An engine of its own computes it, so
+that shared prefixes are computed once.
 
-A critic's folder holds `critic.json` (kind, figures, hashes of the other files; written last, so a folder without it
-was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`, calibration included), and the layers as a model
-of transformers without a head. The critic of a student that trains adapters is an adapter over the student's own
+A critic's folder holds `critic.json` (kind, figures, hashes of the other files; written last, so a
+folder without it was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`,
+calibration included), and the layers as a model of transformers without a head. The critic of a
+student that trains adapters is an adapter over the student's own
 layers: it belongs to the students of one base.
 """
 
@@ -39,8 +42,8 @@ NAMES: dict[Kind, str] = {"value": "value network", "prm": "PRM"}
 class Critic:
     """`engine.protocol.ValueFunction` over a critic's own engine. `card` is critic.json.
 
-    `rollout_weight` is the fitted lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout`: 1 where the value did not
-    beat chance on held-out questions.
+    `rollout_weight` is the fitted lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout`: 1 where
+    the value did not beat chance on held-out questions.
     """
 
     engine: Engine
@@ -55,7 +58,9 @@ class Critic:
 
 
 class CriticVerifier:
-    """`Verifier`: a step scores the critic's p after it. A response's total is a value's last p, a PRM's least one."""
+    """`Verifier`: a step scores the critic's p after it. A response's total is a value's last p, a
+    PRM's least one.
+    """
 
     computes = True
 
@@ -67,7 +72,9 @@ class CriticVerifier:
         """Tokens that the critic's engine computed."""
         return self.critic.engine.stats.computed_tokens
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
         if not steps:
             return Judgement((), 1.0 if self.name == "prm" else await self.critic(prompt_ids))
@@ -80,16 +87,19 @@ class CriticVerifier:
 
 
 def load_value(folder: Path, student: Student, config: Config) -> Critic:
-    """The value network of a folder that `value` wrote, for searches with `student` (`config.engine` sizes its engine).
+    """The value network of a folder that `value` wrote, for searches with `student`
+    (`config.engine` sizes its engine).
 
     Raises:
-        CheckpointError: the folder isn't finished, a file of it changed, or it doesn't belong to this student.
+        CheckpointError: the folder isn't finished, a file of it changed, or it doesn't belong to
+            this student.
     """
     return load_critic(folder, student, config, "value")
 
 
 def load_prm(folder: Path, student: Student, config: Config) -> Verifier:
-    """The verifier of a folder that `prm` wrote, or of a public PRM where `train.critic.format` names its format.
+    """The verifier of a folder that `prm` wrote, or of a public PRM where `train.critic.format`
+    names its format.
 
     Raises CheckpointError as `load_value` does.
     """
@@ -107,7 +117,8 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     width, words = shape.hidden_size, shape.vocab_size
     if weight.shape != (width,) or card["vocabulary"] != words:
         raise CheckpointError(
-            f"{NAMES[kind]} {folder} is of width {weight.numel()} for {card['vocabulary']} tokens, student {student.name}"
+            f"{NAMES[kind]} {folder} is of width {weight.numel()} for {card['vocabulary']} tokens, "
+            f"student {student.name}"
             f" has {width} and {words}: train one for this student"
         )
     engine = engine_over(read_network(folder, student, card), student, config)
@@ -122,13 +133,18 @@ def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
         card = read_object(folder / CARD)
     except OSError as error:
         public = ", or set train.critic.format for a public PRM" if kind == "prm" else ""
-        raise CheckpointError(f"{name} has no {CARD}: name a folder that `{kind}` finished{public}") from error
+        raise CheckpointError(
+            f"{name} has no {CARD}: name a folder that `{kind}` finished{public}"
+        ) from error
     except ValueError:
         card = {}
     if not {"kind", "base", "rollout_weight", "vocabulary", "files"} <= card.keys():
         raise CheckpointError(f"{name} has a broken {CARD}: train it again")
     if card["kind"] != kind:
-        raise CheckpointError(f"{name} is a {NAMES.get(card['kind'], card['kind'])}: name a folder that `{kind}` wrote")
+        raise CheckpointError(
+            f"{name} is a {NAMES.get(card['kind'], card['kind'])}: name a folder that `{kind}` "
+            "wrote"
+        )
     for file, expected in card["files"].items():
         try:
             digest = file_hash(folder / file)
@@ -146,11 +162,14 @@ def file_hash(path: Path) -> str:
 
 
 def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
-    """The network as an engine takes it: a causal model of its backbone, or the student's layers under its adapter."""
+    """The network as an engine takes it: a causal model of its backbone, or the student's layers
+    under its adapter.
+    """
     if (folder / ADAPTER).is_dir():
         if card["base"] != fingerprint(student.model, None):
             raise CheckpointError(
-                f"critic {folder} is an adapter trained on other weights than student {student.name} has: name that"
+                f"critic {folder} is an adapter trained on other weights than student "
+                f"{student.name} has: name that"
                 " student's folder, or train a critic for this one"
             )
         hashes = "".join(f"{file}{digest}" for file, digest in sorted(card["files"].items()))

@@ -1,4 +1,6 @@
-"""Reasoning steps out of an engine: sample continuations, cut them at line ends, take in other people's text."""
+"""Reasoning steps out of an engine: sample continuations, cut them at line ends, take in other
+people's text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 def drawing_cost(prefix: tuple[int, ...], drawn: Sequence[Generated]) -> Cost:
     """What one request's samples after `prefix` cost."""
     cached, sampled = drawn[0].cached_tokens, sum(len(sample.token_ids) for sample in drawn)
-    return Cost(prompt_tokens=len(prefix) - cached, cached_tokens=cached, sampled_tokens=sampled, calls=1)
+    return Cost(
+        prompt_tokens=len(prefix) - cached, cached_tokens=cached, sampled_tokens=sampled, calls=1
+    )
 
 
 class EngineSteps(Prompts):
@@ -42,12 +46,16 @@ class EngineSteps(Prompts):
         temperature: float | None = None,
         without: Drawn | None = None,
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature.
+        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at
+        the own temperature.
 
-        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that; what was drawn is told
-        with its chance at the own temperature (`Continuation.drawn`). Without `without` draws may repeat.
+        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that;
+        what was drawn is told with its chance at the own temperature (`Continuation.drawn`).
+        Without `without` draws may repeat.
         """
-        prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
+        prefix = self.prompt_ids(problem) + tuple(
+            token for step in steps for token in step.token_ids
+        )
         request = GenerateRequest(
             prompt_ids=prefix,
             n=n,
@@ -56,14 +64,17 @@ class EngineSteps(Prompts):
             seed=seed,
             max_steps=limits.steps,
             without=without or (),
-            tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
+            tempered=self.temperature
+            if without is not None and self.temperature not in (0.0, 1.0)
+            else None,
         )
         [generated] = await self.student.engine.generate([request])
         return [self.cut(sample, steps) for sample in generated], drawing_cost(prefix, generated)
 
     def cut(self, generated: Generated, before: Sequence[Step] = ()) -> Continuation:
-        """A sampled sequence after the steps `before`, as steps. Whatever follows the final-answer line is not part of the
-        response. Where the prompt opened thinking the first step's text says so.
+        """A sampled sequence after the steps `before`, as steps. Whatever follows the final-answer
+        line is not part of the response. Where the prompt opened thinking the first step's text
+        says so.
         """
         ids, steps, start = generated.token_ids, [], 0
         ends = self.student.engine.step_ends
@@ -84,7 +95,9 @@ class EngineSteps(Prompts):
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
     ) -> tuple[Continuation, Cost]:
-        """A step that somebody else wrote, tokenised once and scored under the student (its snapshot at ingest)."""
+        """A step that somebody else wrote, tokenised once and scored under the student (its
+        snapshot at ingest).
+        """
         line = text.rstrip("\n")
         lead = "" if steps else self.lead
         final = is_final(line, lead or text_of(steps))
@@ -94,7 +107,9 @@ class EngineSteps(Prompts):
         ids = [token for token in ids if token not in special]
         if final:
             ids = [*ids, self.student.engine.eos_id]
-        prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
+        prefix = self.prompt_ids(problem) + tuple(
+            token for step in steps for token in step.token_ids
+        )
         [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
         step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode(ids))
         return Continuation((step,), ended=final, source=source, direction=direction), Cost(

@@ -1,4 +1,6 @@
-"""Tokens out of an engine: rollouts of every kind with the top-k of each step, and the rule that ends a response."""
+"""Tokens out of an engine: rollouts of every kind with the top-k of each step, and the rule that
+ends a response.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,29 @@ PARTS_KEPT = 1000
 
 
 class EngineTokens(Prompts):
-    """`search.tokens.TokenPolicy` over a student. `Cost` of every call is returned with its result."""
+    """`search.tokens.TokenPolicy` over a student. `Cost` of every call is returned with its
+    result.
+    """
 
     def __init__(self, student: Student, temperature: float, beam: int) -> None:
         super().__init__(student)
         if student.lead():
             raise ConfigError(
-                f"search.mode is 'token' and student {student.name}'s chat template opens thinking in the prompt, which"
-                f" trees of tokens don't know: use 'step', or set models.{student.name}.thinking=off"
+                f"search.mode is 'token' and student {student.name}'s chat template opens thinking "
+                "in the prompt, which"
+                " trees of tokens don't know: use 'step', or set "
+                f"models.{student.name}.thinking=off"
             )
-        self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
+        self.student, self.engine, self.temperature, self.beam = (
+            student,
+            student.engine,
+            temperature,
+            beam,
+        )
         self.context = student.engine.capabilities.max_context
         self._ends = student.engine.step_ends
-        # A rollout is cut, judged and taken apart into lines: the same tokens, and the same lines, each time.
+        # A rollout is cut, judged and taken apart into lines: the same tokens, and the same lines,
+        # each time.
         self._parts = lru_cache(PARTS_KEPT)(self._ends.parts)
         self.text: Callable[[tuple[int, ...]], str] = lru_cache(TEXTS_KEPT)(student.decode)
 
@@ -51,7 +63,9 @@ class EngineTokens(Prompts):
     def verdict(self, response: tuple[int, ...]) -> str | None:
         """See `TokenPolicy.verdict`: a final-answer line that is closed, or the end token."""
         ended = bool(response) and response[-1] in self.engine.eos_ids
-        if not ended and not (response and response[-1] in self._ends.tokens and self._ends.whole(response)):
+        if not ended and not (
+            response and response[-1] in self._ends.tokens and self._ends.whole(response)
+        ):
             return None
         begun = (0, *self._parts(response))[-2]
         line = self.text(response[begun:])
@@ -60,15 +74,30 @@ class EngineTokens(Prompts):
         return "ended" if ended else None
 
     async def rollout(
-        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+        self,
+        prompt: tuple[int, ...],
+        response: tuple[int, ...],
+        kind: str,
+        limit: int,
+        seed: int,
+        top_k: int,
     ) -> tuple[Generated, Cost]:
-        """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens are paid for."""
+        """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens
+        are paid for.
+        """
         prefix = prompt + response
         if kind == "beam":
             generated, sampled = await beam_search(
-                self.engine, prefix, self.beam, limit, top_k, lambda ids: self.verdict(response + ids) is not None
+                self.engine,
+                prefix,
+                self.beam,
+                limit,
+                top_k,
+                lambda ids: self.verdict(response + ids) is not None,
             )
-            return generated, Cost(sampled_tokens=sampled, prompt_tokens=len(prefix), calls=len(generated.token_ids))
+            return generated, Cost(
+                sampled_tokens=sampled, prompt_tokens=len(prefix), calls=len(generated.token_ids)
+            )
         request = GenerateRequest(
             prefix,
             max_new_tokens=limit,
@@ -86,19 +115,25 @@ class EngineTokens(Prompts):
             if "####" in line and is_final(line, self.text(whole[:begun])):
                 kept = end - len(response)
                 top = None if generated.top is None else generated.top[:kept]
-                return Generated(ids[:kept], generated.logprobs[:kept], "stop", top, generated.cached_tokens)
+                return Generated(
+                    ids[:kept], generated.logprobs[:kept], "stop", top, generated.cached_tokens
+                )
             begun = end
         return generated
 
     async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
-        """See `TokenPolicy.topk`. It costs one sampled token: the forward of the prefix's last one."""
+        """See `TokenPolicy.topk`. It costs one sampled token: the forward of the prefix's last
+        one.
+        """
         [top] = await self.engine.next_token_topk([prefix], k)
         return top, Cost(sampled_tokens=1, cached_tokens=len(prefix) - 1, calls=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hypothesis:
-    """One beam: its tokens, their log-probabilities, the top-k before each, and whether it is finished."""
+    """One beam: its tokens, their log-probabilities, the top-k before each, and whether it is
+    finished.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -115,17 +150,20 @@ async def beam_search(
     top_k: int,
     finished: Callable[[tuple[int, ...]], bool],
 ) -> tuple[Generated, int]:
-    """The likeliest of the responses that a beam of `width` finds, by total log-probability (no length normalisation).
+    """The likeliest of the responses that a beam of `width` finds, by total log-probability (no
+    length normalisation).
 
-    Ends when the best finished hypothesis is likelier than every one that goes on, since totals only fall. Returns it
-    with each step's `top_k` next tokens, and how many tokens were computed.
+    Ends when the best finished hypothesis is likelier than every one that goes on, since totals
+    only fall. Returns it with each step's `top_k` next tokens, and how many tokens were computed.
     """
     beams, computed = [_Hypothesis((), (), (), 0.0, False)], 0
     for _ in range(limit):
         live = [beam for beam in beams if not beam.finished]
         if not live or beams[0].finished:
             break
-        tops = await engine.next_token_topk([prefix + beam.token_ids for beam in live], max(width, top_k))
+        tops = await engine.next_token_topk(
+            [prefix + beam.token_ids for beam in live], max(width, top_k)
+        )
         computed += len(live)
         wider = [beam for beam in beams if beam.finished]
         for beam, top in zip(live, tops, strict=True):
@@ -133,7 +171,13 @@ async def beam_search(
             for token, logprob in top[:width]:
                 ids = (*beam.token_ids, token)
                 wider.append(
-                    _Hypothesis(ids, (*beam.logprobs, logprob), (*beam.top, kept), beam.total + logprob, finished(ids))
+                    _Hypothesis(
+                        ids,
+                        (*beam.logprobs, logprob),
+                        (*beam.top, kept),
+                        beam.total + logprob,
+                        finished(ids),
+                    )
                 )
         # Python's sort is stable: equal totals keep the order in which they were found.
         beams = sorted(wider, key=lambda beam: -beam.total)[:width]

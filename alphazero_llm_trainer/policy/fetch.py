@@ -9,7 +9,13 @@ from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from .folders import fetched
 
-FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # of a hub repository: weights and tokenizer
+FILES = (
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.jinja",
+    "*.model",
+)  # of a hub repository: weights and tokenizer
 
 
 def fetch(name: str, spec: StudentModel) -> str:
@@ -26,7 +32,8 @@ def fetch(name: str, spec: StudentModel) -> str:
     except (OSError, ValueError, httpx.HTTPError) as error:
         why = offline_because() or type(error).__name__
         raise DataError(
-            f"{name} ({spec.path}) can't be fetched from the hub ({why}): connect, and set HF_TOKEN for a gated model"
+            f"{name} ({spec.path}) can't be fetched from the hub ({why}): connect, and set "
+            "HF_TOKEN for a gated model"
         ) from error
 
 

@@ -35,10 +35,11 @@ def from_scratch(config: Config) -> bool:
 def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
     """What `--model` means: keys of the configuration, and a folder where it names one.
 
-    It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know becomes a student of its
-    own: a hub id, called as it ends, a file, and a folder with a model (see `specification`). A folder is weights of
-    another student where the configuration names one, where it speaks as the embedded student does, and where it has an
-    adapter alone. Raises ConfigError for anything else.
+    It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know
+    becomes a student of its
+    own: a hub id, called as it ends, a file, and a folder with a model (see `specification`). A
+    folder is weights of another student where the configuration names one, where it speaks as the
+    embedded student does, and where it has an adapter alone. Raises ConfigError for anything else.
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
@@ -55,7 +56,8 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
         name = model.partition("/")[2].lower()
         return {"student": name, "models": {name: {"path": model}}}, None
     raise ConfigError(
-        f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of models.yaml"
+        f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
+        "models.yaml"
         f" ({', '.join(['auto', *config.models])}): use one of these"
     )
 
@@ -69,17 +71,25 @@ def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None
         return {"student": AUTO_SMALL}, folder
     facts = read_note(folder, FACTS)  # {} where `write_facts` wrote none
     if not (folder / "config.json").is_file():
-        return ({"student": facts["name"], "models": {facts["name"]: facts["base"]}} if "base" in facts else {}), folder
+        return (
+            {"student": facts["name"], "models": {facts["name"]: facts["base"]}}
+            if "base" in facts
+            else {}
+        ), folder
     name, spec = specification(folder, facts)
     return {"student": name, "models": {name: spec}}, None
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object of a folder, {} where it has none. Raises CheckpointError for what can't be read."""
+    """A JSON object of a folder, {} where it has none. Raises CheckpointError for what can't be
+    read.
+    """
     try:
         return read_object(folder / name) if (folder / name).is_file() else {}
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"folder {folder} has a broken {name} ({error}): restore that file") from error
+        raise CheckpointError(
+            f"folder {folder} has a broken {name} ({error}): restore that file"
+        ) from error
 
 
 def speaks_as(folder: Path, other: Path) -> bool:
@@ -91,15 +101,19 @@ def speaks_as(folder: Path, other: Path) -> bool:
 
 
 def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name and the entry of models.yaml of a folder with a model: what its config.json and its `facts` say.
+    """The name and the entry of models.yaml of a folder with a model: what its config.json and its
+    `facts` say.
 
-    The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM` parameters or more gets LoRA
-    over weights as they are; a smaller one is trained whole, in float32.
+    The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM`
+    parameters or more gets LoRA over weights as they are; a smaller one is trained whole, in
+    float32.
     """
     shape = read_note(folder, "config.json")
     precision = shape.get("dtype", shape.get("torch_dtype"))
     half = precision in ("bfloat16", "float16")
-    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)  # a folder may have its weights in two formats
+    kinds = (
+        [*folder.glob(pattern)] for pattern in WEIGHTS
+    )  # a folder may have its weights in two formats
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
     adapter = facts.get("adapter", "lora" if size >= LORA_FROM * (2 if half else 4) else "full")
     spec = {
@@ -113,7 +127,9 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
 
 
 def called(folder: Path, shape: dict[str, Any]) -> str:
-    """What a model's folder is called: as the hub calls it where `given`, its config.json, or its place say so."""
+    """What a model's folder is called: as the hub calls it where `given`, its config.json, or its
+    place say so.
+    """
     known, place = shape.get("_name_or_path"), folder.resolve()
     if isinstance(known, str) and HUB_ID.fullmatch(known) and not Path(known).exists():
         return known.partition("/")[2].lower()
@@ -124,18 +140,23 @@ def called(folder: Path, shape: dict[str, Any]) -> str:
 
 
 def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = False) -> None:
-    """Write what the next run of a student's folder can't read in its weights: name, what is trained of it, its prompts, and
-    the base of an `adapter`. Students of the embedded kind are known by their template.
+    """Write what the next run of a student's folder can't read in its weights: name, what is
+    trained of it, its prompts, and the base of an `adapter`. Students of the embedded kind are
+    known by their template.
     """
     if spec.path not in SMALL:
         facts: dict[str, Any] = {"name": name, "adapter": spec.adapter, "prompts": spec.prompts}
         if spec.thinking is not None:
             facts["thinking"] = spec.thinking
-        write_json(folder / FACTS, facts | ({"base": spec.model_dump(mode="json")} if adapter else {}))
+        write_json(
+            folder / FACTS, facts | ({"base": spec.model_dump(mode="json")} if adapter else {})
+        )
 
 
 def trained_with(student: Any, source: str) -> StudentModel:
-    """A student's entry with what it is told now as the prompt that it was trained with on `source`."""
+    """A student's entry with what it is told now as the prompt that it was trained with on
+    `source`.
+    """
     prompt = student.opening.system_prompt
     return (
         student.spec
@@ -145,7 +166,9 @@ def trained_with(student: Any, source: str) -> StudentModel:
 
 
 def fetched(repository: str) -> Path:
-    """Where `fetch` puts a hub repository's model that it had to take from elsewhere; it may not be there."""
+    """Where `fetch` puts a hub repository's model that it had to take from elsewhere; it may not be
+    there.
+    """
     return cache_folder() / "models" / repository.replace("/", "--")
 
 
@@ -159,7 +182,9 @@ def weights_of(spec: StudentModel) -> str:
 
 
 def check_critic(folder: Path, kind: str, what: str) -> None:
-    """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public PRM that can be had."""
+    """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public
+    PRM that can be had.
+    """
     if folder.is_dir():
         return
     if kind != "prm" or not HUB_ID.fullmatch(str(folder)):
@@ -170,22 +195,33 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
         ask_hub_or_cache()
         why = offline_because()
         if why:
-            raise ConfigError(f"{what} is no folder, and not in the hub's cache ({why}): name a folder, or connect")
+            raise ConfigError(
+                f"{what} is no folder, and not in the hub's cache ({why}): name a folder, or "
+                "connect"
+            )
 
 
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         inner = folder / "student"  # of a run's folder
-        fix = f"did you mean {inner}?" if inner.is_dir() else "name a folder that `train` or `sft` wrote"
+        fix = (
+            f"did you mean {inner}?"
+            if inner.is_dir()
+            else "name a folder that `train` or `sft` wrote"
+        )
         raise CheckpointError(f"student folder {folder} has no config.json: {fix}")
     read_note(folder, "config.json")
 
 
 def with_model(
-    model: str, overrides: Sequence[Any], load: Callable[[Sequence[Any]], Config], key: str | None = None
+    model: str,
+    overrides: Sequence[Any],
+    load: Callable[[Sequence[Any]], Config],
+    key: str | None = None,
 ) -> tuple[Config, Path | None]:
-    """The configuration that `load` makes of `overrides` and of what `model` means, and the folder where it names one.
+    """The configuration that `load` makes of `overrides` and of what `model` means, and the folder
+    where it names one.
 
     The folder goes to the configuration's key `key` as well.
     """

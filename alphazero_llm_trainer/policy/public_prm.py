@@ -1,13 +1,18 @@
-"""Public process reward models behind the verifier interface: one adapter per format of steps and scores.
+"""Public process reward models behind the verifier interface: one adapter per format of steps and
+scores.
 
-- *math-shepherd* (Wang et al. 2023): a causal model reads `question Step 1: ... ки` line by line; at each `ки` the two
+- *math-shepherd* (Wang et al. 2023): a causal model reads `question Step 1: ... ки` line by line;
+  at each `ки` the two
   tokens `+` and `-` share out the probability.
-- *rlhflow* (Dong et al. 2024, and Skywork's causal ones in its template): each step is a user's turn of a chat, and the
+- *rlhflow* (Dong et al. 2024, and Skywork's causal ones in its template): each step is a user's
+  turn of a chat, and the
   assistant's answer begins with `+` or `-`.
-- *qwen-prm* (Zhang et al. 2025, Qwen2.5-Math-PRM): a backbone with two classes a token (one linear layer, or two with a
+- *qwen-prm* (Zhang et al. 2025, Qwen2.5-Math-PRM): a backbone with two classes a token (one linear
+  layer, or two with a
   ReLU between them), read at `<extra_0>` after each step.
 
-Causal ones run in the in-process engine, which keeps prefixes; the token classifier computes each response anew.
+Causal ones run in the in-process engine, which keeps prefixes; the token classifier computes each
+response anew.
 """
 
 from __future__ import annotations
@@ -42,7 +47,11 @@ Prefixes = Callable[[Any, str, Sequence[str]], list[tuple[int, ...]]]
 def shepherd_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
     """The tokens up to each step's `ки`, that one included."""
     lines = [f"Step {i}: {step} {TAG}" for i, step in enumerate(steps, start=1)]
-    return cut_at(tokenizer(f"{question} " + "\n".join(lines))["input_ids"], tag_id(tokenizer, TAG), len(steps))
+    return cut_at(
+        tokenizer(f"{question} " + "\n".join(lines))["input_ids"],
+        tag_id(tokenizer, TAG),
+        len(steps),
+    )
 
 
 def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
@@ -82,10 +91,14 @@ def tag_id(tokenizer: Any, tag: str) -> int:
 
 
 def cut_at(ids: Sequence[int], tag: int, count: int) -> list[tuple[int, ...]]:
-    """The beginnings of `ids` that end with the last `count` tags. Raises RequestError where the steps hold tags too."""
+    """The beginnings of `ids` that end with the last `count` tags. Raises RequestError where the
+    steps hold tags too.
+    """
     ends = [i + 1 for i, token in enumerate(ids) if token == tag]
     if len(ends) != count:
-        raise RequestError(f"a response of {count} steps has {len(ends)} step tags: its text holds the tag itself")
+        raise RequestError(
+            f"a response of {count} steps has {len(ends)} step tags: its text holds the tag itself"
+        )
     return [tuple(ids[:end]) for end in ends]
 
 
@@ -96,7 +109,9 @@ def lines_of(steps: Sequence[Step]) -> list[str]:
 
 @dataclass(slots=True)
 class CausalPrm:
-    """A verifier whose causal language model says yes or no (`answers`) after each step; the total is the least step."""
+    """A verifier whose causal language model says yes or no (`answers`) after each step; the total
+    is the least step.
+    """
 
     engine: Engine
     tokenizer: Any
@@ -110,20 +125,25 @@ class CausalPrm:
         """Tokens that the engine computed."""
         return self.engine.stats.computed_tokens
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
         if not steps:
             return Judgement((), 1.0)
         prefixes = self.prefixes(self.tokenizer, problem.question, lines_of(steps))
         asked = [(prefix, (token,)) for prefix in prefixes for token in self.answers]
         logprobs = [logprob for [logprob] in await self.engine.score(asked)]
-        scores = [1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)]
+        scores = [
+            1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)
+        ]
         return Judgement(tuple(scores), min(scores))
 
 
 @dataclass(slots=True)
 class ClassifierPrm:
-    """A verifier that reads class 1 of 2 off a backbone's states at the separators; the total is the least step.
+    """A verifier that reads class 1 of 2 off a backbone's states at the separators; the total is
+    the least step.
 
     `layers` are (weight, bias) pairs with a ReLU between them.
     """
@@ -136,7 +156,9 @@ class ClassifierPrm:
     scored_tokens: int = 0
     known: dict[tuple[int, ...], tuple[float, ...]] = field(default_factory=dict)
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         """See `Verifier`."""
         if not steps:
             return Judgement((), 1.0)
@@ -153,15 +175,18 @@ class ClassifierPrm:
         weight: Any = self.backbone.get_input_embeddings().weight
         ids = torch.tensor([prefixes[-1]], device=weight.device)
         # At each separator: [S, D], then [S, 2] after the head.
-        states = self.backbone(input_ids=ids).last_hidden_state[0, [len(prefix) - 1 for prefix in prefixes]]
+        states = self.backbone(input_ids=ids).last_hidden_state[
+            0, [len(prefix) - 1 for prefix in prefixes]
+        ]
         for i, (matrix, bias) in enumerate(self.layers):
             states = F.linear(states.relu() if i else states, matrix, bias)
         return tuple(states.float().softmax(-1)[:, 1].tolist())
 
 
 def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
-    """The verifier of a folder, or of a hub repository, in one of `FORMATS`. Raises CheckpointError where it isn't readable
-    as one."""
+    """The verifier of a folder, or of a hub repository, in one of `FORMATS`. Raises CheckpointError
+    where it isn't readable as one.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         folder = folder if folder.is_dir() else Path(from_hub(str(folder)))
@@ -172,13 +197,19 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder or the hub's id,"
+            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the "
+            "folder or the hub's id,"
             " and train.critic.format"
         ) from error
     engine = InProcessEngine(
-        model.to(device).eval(), eos_id=tokenizer.eos_token_id, step_ends=StepEnds(frozenset()), settings=config.engine
+        model.to(device).eval(),
+        eos_id=tokenizer.eos_token_id,
+        step_ends=StepEnds(frozenset()),
+        settings=config.engine,
     )
-    if name == "math-shepherd":  # `+` and `-` as words after a space, which is how they follow the tag
+    if (
+        name == "math-shepherd"
+    ):  # `+` and `-` as words after a space, which is how they follow the tag
         pair = tokenizer(f"{GOOD} {BAD}", add_special_tokens=False)["input_ids"]
         answers = int(pair[0]), int(pair[-1])
     else:
@@ -187,7 +218,9 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
 
 
 def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The score head's layers: `score.weight` alone, or `score.0.weight` and `score.2.weight` (a ReLU is number 1)."""
+    """The score head's layers: `score.weight` alone, or `score.0.weight` and `score.2.weight` (a
+    ReLU is number 1).
+    """
     index = folder / "model.safetensors.index.json"
     files = {}
     if index.is_file():

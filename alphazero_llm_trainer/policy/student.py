@@ -22,29 +22,62 @@ from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
 from ..types import NOTHING, Opening, Task
-from .adapters import BASE, POLICY, START, AdapterView, activate, fingerprint, fit_lora, load_adapter, shape_of
+from .adapters import (
+    BASE,
+    POLICY,
+    START,
+    AdapterView,
+    activate,
+    fingerprint,
+    fit_lora,
+    load_adapter,
+    shape_of,
+)
 from .chat import Chat
-from .folders import ADAPTER_CONFIG, GGUF, HUB_ID, INSTALL_GGUF, PACKAGED, SMALL, check_folder, read_note, weights_of
+from .folders import (
+    ADAPTER_CONFIG,
+    GGUF,
+    HUB_ID,
+    INSTALL_GGUF,
+    PACKAGED,
+    SMALL,
+    check_folder,
+    read_note,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
+logging.getLogger("bitsandbytes").setLevel(
+    logging.ERROR
+)  # its import tells of kernels that a CPU could have
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
-# What two classes must read alike, and a tokenizer give back as it stands, but for letters that its vocabulary lacks.
-TEXTS = ("314 + 25 = 339\n", "Ana has 2 pens.\n\nShe buys 1,250 more: 20%?\n", "Äpfel für 3 €, 漢字\n")
+# What two classes must read alike, and a tokenizer give back as it stands, but for letters that its
+# vocabulary lacks.
+TEXTS = (
+    "314 + 25 = 339\n",
+    "Ana has 2 pens.\n\nShe buys 1,250 more: 20%?\n",
+    "Äpfel für 3 €, 漢字\n",
+)
 QUESTION = "How many apples are in 3 boxes of 14 apples?"  # of the checks at the start
-PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
+PADS = (
+    "<|finetune_right_pad_id|>",
+    "<pad>",
+    "<|endoftext|>",
+    "[PAD]",
+    "<unk>",
+)  # tokens that no response needs
 
 
 @dataclass(slots=True, repr=False)
 class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
-    `opening` is what every prompt's chat begins with (the embedded student's template leaves a system prompt out). `adapter`
-    is the folder of the adapter that its policy began as, if any; `folder` is where its weights are from, unless they are the
-    named student's own.
+    `opening` is what every prompt's chat begins with (the embedded student's template leaves a
+    system prompt out). `adapter` is the folder of the adapter that its policy began as, if any;
+    `folder` is where its weights are from, unless they are the named student's own.
     """
 
     name: str
@@ -59,11 +92,15 @@ class Student(Chat):
     def __repr__(self) -> str:
         first, facts = next(self.model.parameters()), self.engine.facts
         # Four bits: two weights a byte.
-        count = sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters())
+        count = sum(
+            p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters()
+        )
         dtype = str(first.dtype).removeprefix("torch.")
         packed = "" if self.spec.quantization == "none" else f" in {self.spec.quantization}"
         forward = facts.get("forward")
-        products = "" if forward is None else f" ({forward['name']}, products in {forward['products']})"
+        products = (
+            "" if forward is None else f" ({forward['name']}, products in {forward['products']})"
+        )
         return f"Student {self.title}: {count:,} parameters{packed}, {dtype}, engine {facts['backend']}{products}"
 
     @property
@@ -73,7 +110,10 @@ class Student(Chat):
 
     def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
-        return self.prompt_ids(task.problem.question), (*self.encode(task.solution or ""), self.engine.eos_id)
+        return self.prompt_ids(task.problem.question), (
+            *self.encode(task.solution or ""),
+            self.engine.eos_id,
+        )
 
 
 def load_student(
@@ -84,15 +124,18 @@ def load_student(
     inference: bool = False,
     bare: bool = False,
 ) -> Student:
-    """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
+    """The student `name` (default: the configured one), with the weights of the folder `path` when
+    one is given.
 
-    A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out. `opening` is of its
-    chats. `inference` says that nothing will be trained and no other network is asked: no adapter is fitted to the
-    model then, and products in bfloat16 aren't compared with the model's own.
+    A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out.
+    `opening` is of its chats. `inference` says that nothing will be trained and no other network is
+    asked: no adapter is fitted to the model then, and products in bfloat16 aren't compared with the
+    model's own.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
-        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not that model's.
+        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not
+            that model's.
     """
     name = resolve_name(config, name)
     spec = config.models[name]
@@ -102,7 +145,8 @@ def load_student(
         check_folder(path)
     adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
     folder = path if adapter is None else None
-    # Of its base: the fingerprint of the `weights` and the `quantization`; other people's adapters have no such file.
+    # Of its base: the fingerprint of the `weights` and the `quantization`; other people's adapters
+    # have no such file.
     base = {} if adapter is None else read_note(adapter, BASE)
     if "quantization" in base:
         spec = spec.model_copy(update={"quantization": base["quantization"]})
@@ -110,7 +154,8 @@ def load_student(
         folder = PACKAGED
     if folder is None and spec.path == "scratch":
         raise CheckpointError(
-            f"student {name} has no weights yet: train it with sft --source NAME --model {name}, then name its folder with"
+            f"student {name} has no weights yet: train it with sft --source NAME --model {name}, "
+            "then name its folder with"
             " --model"
         )
     hush_transformers()
@@ -126,7 +171,8 @@ def load_student(
     if adapter is not None:
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
-                f"adapter {adapter} was trained over other weights than student {name} has: name its student with"
+                f"adapter {adapter} was trained over other weights than student {name} has: name "
+                "its student with"
                 " --model, or its base with --set models.NAME.path"
             )
         if not bare:
@@ -146,8 +192,8 @@ def load_student(
 def load_tokenizer(source: str) -> Any:
     """The tokenizer of a folder, a hub id or a GGUF file.
 
-    What tokenizer.json says counts, where there is such a file: the class that a folder names is taken only where it reads
-    texts alike. Some folders name another model's.
+    What tokenizer.json says counts, where there is such a file: the class that a folder names is
+    taken only where it reads texts alike. Some folders name another model's.
 
     Raises CheckpointError where there is none, or it doesn't give back a text that it read.
     """
@@ -169,12 +215,15 @@ def load_tokenizer(source: str) -> Any:
         if backend is not None and not backend.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
     except Exception as error:
-        raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+        raise CheckpointError(
+            f"student {source} has no readable tokenizer: copy its tokenizer files there"
+        ) from error
     for text in TEXTS[:2]:
         ids, back = read(chosen, text)
         if chosen.unk_token_id not in ids and back != text:
             raise CheckpointError(
-                f"student {source}'s tokenizer reads {text!r} and gives back {back!r}: copy tokenizer.json and"
+                f"student {source}'s tokenizer reads {text!r} and gives back {back!r}: copy "
+                "tokenizer.json and"
                 " tokenizer_config.json of its model there again"
             )
     return chosen
@@ -196,13 +245,17 @@ def has_file(source: str, name: str) -> bool:
 
 
 def place(source: str) -> tuple[str, dict[str, Any]]:
-    """Where `from_pretrained` finds a folder, a hub id, or a GGUF file: its first argument, and options."""
+    """Where `from_pretrained` finds a folder, a hub id, or a GGUF file: its first argument, and
+    options.
+    """
     path = Path(source)
     return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (source, {})
 
 
 def hush_transformers() -> None:
-    """No bars of transformers' own about weights that are read and written; downloads keep theirs on a terminal."""
+    """No bars of transformers' own about weights that are read and written; downloads keep theirs
+    on a terminal.
+    """
     from huggingface_hub.utils import enable_progress_bars
     from transformers import logging as transformers_logging
 
@@ -212,7 +265,9 @@ def hush_transformers() -> None:
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
-    """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA device."""
+    """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA
+    device.
+    """
     if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
         return
     if source == "package":
@@ -220,7 +275,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     size = file_bytes(Path(source))
     if not size or size > CPU_BYTES:
         raise ConfigError(
-            f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is none here: use"
+            f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is "
+            "none here: use"
             f" --model embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
         )
 
@@ -231,7 +287,9 @@ def file_bytes(folder: Path) -> int:
 
 
 def give_pad(tokenizer: Any) -> None:
-    """Give a tokenizer without a padding token one that is not the end of a sequence, where its vocabulary has one."""
+    """Give a tokenizer without a padding token one that is not the end of a sequence, where its
+    vocabulary has one.
+    """
     if tokenizer.pad_token_id is not None:
         return
     known = tokenizer.get_vocab()
@@ -240,11 +298,15 @@ def give_pad(tokenizer: Any) -> None:
 
 
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
-    """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
+    """The student as it is now, for good: a copy, or, where training changes adapters alone, a view
+    of the same base.
+    """
     model: Any
     if not shared:
         model = copy.deepcopy(student.model).eval()
-        return make_student(student.name, model, student.tokenizer, student.spec, config, student.opening)
+        return make_student(
+            student.name, model, student.tokenizer, student.spec, config, student.opening
+        )
     if student.adapter is not None:
         load_adapter(student.model, student.adapter, START)
     model = AdapterView(student.model, None if student.adapter is None else START)
@@ -269,9 +331,11 @@ def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine
 
 
 def limit_threads() -> None:
-    """One torch thread for a model as small as the embedded student, unless OMP_NUM_THREADS says otherwise.
+    """One torch thread for a model as small as the embedded student, unless OMP_NUM_THREADS says
+    otherwise.
 
-    It gains little from a second thread, and on a busy machine it loses twentyfold: the threads wait for each other.
+    It gains little from a second thread, and on a busy machine it loses twentyfold: the threads
+    wait for each other.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
@@ -288,10 +352,13 @@ def make_student(
 ) -> Student:
     """A student over a model that is already in memory.
 
-    `source` is where the model came from: then `engine.backend` chooses the engine, else it is the in-process one.
+    `source` is where the model came from: then `engine.backend` chooses the engine, else it is the
+    in-process one.
     """
     if tokenizer.eos_token_id is None:
-        raise EngineError(f"student {name} has a tokenizer without an end-of-sequence token: set eos_token")
+        raise EngineError(
+            f"student {name} has a tokenizer without an end-of-sequence token: set eos_token"
+        )
     ends: dict[str, Any] = {
         "eos_id": tokenizer.eos_token_id,
         "eos_ids": end_ids(model, tokenizer),
@@ -304,19 +371,25 @@ def make_student(
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, opening)
-    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), SERVED)}
+    served.facts |= {
+        "numerics": check_numerics(served, model, student.prompt_ids(QUESTION), SERVED)
+    }
     return student
 
 
 def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """All tokens that end a response: the tokenizer's, and those of the model's generation configuration."""
+    """All tokens that end a response: the tokenizer's, and those of the model's generation
+    configuration.
+    """
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     others = [] if named is None else [named] if isinstance(named, int) else named
     return frozenset({tokenizer.eos_token_id, *others})
 
 
 def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
-    """The causal language model of a folder or a hub id, in the precision that `spec` names, ready for inference."""
+    """The causal language model of a folder or a hub id, in the precision that `spec` names, ready
+    for inference.
+    """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     from .weights import load_weights
@@ -332,7 +405,9 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
         )
     folder, file = place(source)
     if file and find_spec("gguf") is None:
-        raise ConfigError(f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}")
+        raise ConfigError(
+            f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}"
+        )
     try:
         if not file:
             check_quantisation(folder)
@@ -341,7 +416,8 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
         raise
     except ImportError as error:
         raise ConfigError(
-            f"student {source} is quantised and bitsandbytes is missing: install alphazero-llm-trainer[gpu]"
+            f"student {source} is quantised and bitsandbytes is missing: install "
+            "alphazero-llm-trainer[gpu]"
         ) from error
     except Exception as error:
         raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
@@ -349,33 +425,50 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
         model.to(torch.device(device))  # type: ignore[arg-type]
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # bitsandbytes would repack such a CPU's weights at the first inference: rounded scales, and a product that
-            # no gradient passes from then on.
+            # bitsandbytes would repack such a CPU's weights at the first inference: rounded scales,
+            # and a product that no gradient passes from then on.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return model.eval()
 
 
 def check_quantisation(source: str) -> None:
-    """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a search can be had here."""
+    """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a
+    search can be had here.
+    """
     from transformers import PreTrainedConfig
 
     shape, _ = PreTrainedConfig.get_config_dict(source)
     method = (shape.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise ConfigError(
-            f"student {source} is quantised by {method.upper()}, which is neither trained nor searched here: name the"
+            f"student {source} is quantised by {method.upper()}, which is neither trained nor "
+            "searched here: name the"
             " model that it was made of, with quantization: nf4 in its entry for 4 bits"
         )
 
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
-    """One sentence on a model that can't be loaded: transformers' own first line, and what to do about it."""
-    complaint = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    """One sentence on a model that can't be loaded: transformers' own first line, and what to do
+    about it.
+    """
+    complaint = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][
+        :200
+    ].rstrip(".")
     if Path(source).is_dir():
         return f"student {source} can't be loaded ({complaint}): check the folder"
-    mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
-    licence = f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set" if spec.gated else ""
+    mirror = (
+        ""
+        if spec.mirror is None
+        else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+    )
+    licence = (
+        f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set"
+        if spec.gated
+        else ""
+    )
     return (
-        f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect once{licence}, run"
-        f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
+        f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect "
+        f"once{licence}, run"
+        f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set "
+        f"models.{name}.path=DIR{mirror}"
     )

@@ -1,4 +1,6 @@
-"""A model's weights from a folder or the hub: all of them, in their shapes, and numbers; else an error, never random ones."""
+"""A model's weights from a folder or the hub: all of them, in their shapes, and numbers; else an
+error, never random ones.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ NAMED = 3  # weights that an error names
 def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
     """`kind.from_pretrained(source, **options)` for one of transformers' auto classes.
 
-    transformers fills up what a file lacks with random numbers and tells so in a table on stderr; here that is an error.
+    transformers fills up what a file lacks with random numbers and tells so in a table on stderr;
+    here that is an error.
 
     Raises:
-        CheckpointError: weights are missing, have another shape than config.json says, or are not finite.
+        CheckpointError: weights are missing, have another shape than config.json says, or are not
+            finite.
     """
     from transformers import logging as transformers_logging
 
@@ -32,26 +36,34 @@ def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
     transformers_logging.set_verbosity_error()
     try:
         # Wrong shapes are taken here, so that the error below can name them.
-        model, report = kind.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        model, report = kind.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     finally:
         transformers_logging.set_verbosity(verbosity)
     faults = {
         "lacks": sorted(report["missing_keys"]),
-        "has another shape than config.json says for": sorted(key for key, *_ in report["mismatched_keys"]),
+        "has another shape than config.json says for": sorted(
+            key for key, *_ in report["mismatched_keys"]
+        ),
         "has numbers that are not finite in": not_finite(model),
     }
     for fault, names in faults.items():
         if names:
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             raise CheckpointError(
-                f"model {source} {fault} {', '.join(names[:NAMED])}{more}: copy its files there again, or write them anew"
+                f"model {source} {fault} {', '.join(names[:NAMED])}{more}: copy its files there "
+                "again, or write them anew"
             )
     return model
 
 
 def not_finite(model: PreTrainedModel) -> list[str]:
-    """The names of the weights with NaN or infinite numbers. Those packed into 4 or 8 bits are not looked at."""
-    # Least and largest are NaN where any number is; unlike `isfinite` they need no memory of the weight's size.
+    """The names of the weights with NaN or infinite numbers. Those packed into 4 or 8 bits are not
+    looked at.
+    """
+    # Least and largest are NaN where any number is; unlike `isfinite` they need no memory of the
+    # weight's size.
     return [
         name
         for name, weight in model.named_parameters()
@@ -61,26 +73,40 @@ def not_finite(model: PreTrainedModel) -> list[str]:
     ]
 
 
-# -- tensors in a file of their own --------------------------------------------------------------------------------------
+# -- tensors in a file of their own
+# --------------------------------------------------------------------------------------
 
 
 def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as a safetensors file, in one move. Raises StorageError where the disk is full or a file may not be as
-    large."""
+    """Write tensors as a safetensors file, in one move. Raises StorageError where the disk is full
+    or a file may not be as large.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part, {"format": "pt"})
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
+            part,
+            {"format": "pt"},
+        )
     except SafetensorError as error:  # the library's own for what the operating system refused
         part.unlink(missing_ok=True)
-        raise StorageError(f"{path} can't be written ({error}): free some space, then go on with --resume") from error
+        raise StorageError(
+            f"{path} can't be written ({error}): free some space, then go on with --resume"
+        ) from error
     put_in_place(part, path)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file. Raises CheckpointError where it can't be read, StorageError where its folder is gone."""
+    """The tensors of a file. Raises CheckpointError where it can't be read, StorageError where its
+    folder is gone.
+    """
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         if not path.parent.is_dir():
-            raise StorageError(f"{path.parent} was removed meanwhile: put it back, or start a new run") from error
-        raise CheckpointError(f"{path} can't be read ({error}): restore it or train again") from error
+            raise StorageError(
+                f"{path.parent} was removed meanwhile: put it back, or start a new run"
+            ) from error
+        raise CheckpointError(
+            f"{path} can't be read ({error}): restore it or train again"
+        ) from error

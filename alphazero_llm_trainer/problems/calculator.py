@@ -1,10 +1,12 @@
 r"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
 
-An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at least one operation, an
-equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`, LaTeX's `\frac{48}{2} \times 3 = 72`, with
-units that stand in `\text{}`. Everything is computed in exact fractions. A result with decimals may be rounded
-(`10 / 3 = 3.33`), a whole one may not (`10 / 3 = 3`). What isn't plain arithmetic (words, percentages, letters, powers) is no
-equation and is not judged.
+An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at
+least one operation, an
+equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`, LaTeX's
+`\frac{48}{2} \times 3 = 72`, with units that stand in `\text{}`. Everything is computed in exact
+fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one may not (`10 / 3 =
+3`). What isn't plain arithmetic (words, percentages, letters, powers) is no equation and is not
+judged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ CACHED_LINES = 8192
 LONGEST = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
 
-GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
+# of thousands in one number: without an end, a line of them would be read again from each comma on
+GROUPS = 30
 
 _NUMBER = rf"(?>\d{{1,3}}(?:,\d{{3}}){{1,{GROUPS}}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKENS = re.compile(
@@ -37,7 +40,8 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 }
 _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 
-# What LaTeX and markdown write, as plain arithmetic: what is left, a `\sqrt` say, is no part of an equation.
+# What LaTeX and markdown write, as plain arithmetic: what is left, a `\sqrt` say, is no part of an
+# equation.
 _MARKS = (
     (re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"), " "),
     (re.compile(r"\\boxed\s*\{([^{}]*)\}"), r"\1"),
@@ -52,7 +56,9 @@ Token = tuple[str, str]  # kind and text
 
 @lru_cache(maxsize=CACHED_LINES)
 def equations(text: str) -> tuple[bool, ...]:
-    """For each equation in `text`, in order, whether it is true. The time it takes grows as the text does."""
+    """For each equation in `text`, in order, whether it is true. The time it takes grows as the
+    text does.
+    """
     tokens = _tokens(plain(text))
     verdicts = []
     for at, (kind, _) in enumerate(tokens):
@@ -66,28 +72,39 @@ def equations(text: str) -> tuple[bool, ...]:
 
 
 def plain(text: str) -> str:
-    r"""`text` with LaTeX's fractions, signs and brackets as plain ones, and without what stands in its `\text{}`."""
+    r"""`text` with LaTeX's fractions, signs and brackets as plain ones, and without what stands in
+    its `\text{}`.
+    """
     for pattern, instead in _MARKS if "\\" in text or "**" in text else ():
         text = pattern.sub(instead, text)
     return text
 
 
 def _tokens(text: str) -> list[Token]:
-    """Tokens without spaces. A minus that touches what follows and follows no operand is a sign (a lone one: a list mark)."""
+    """Tokens without spaces. A minus that touches what follows and follows no operand is a sign (a
+    lone one: a list mark).
+    """
     tokens: list[Token] = []
     for match in _TOKENS.finditer(text):
         kind, word = str(match.lastgroup), _SIGNS.get(match[0], match[0])
         if kind == "space":
             continue
         after_operand = bool(tokens) and (tokens[-1][0] == "number" or tokens[-1][1] == ")")
-        if kind == "operator" and word == "-" and not after_operand and text[match.end() : match.end() + 1].strip():
+        if (
+            kind == "operator"
+            and word == "-"
+            and not after_operand
+            and text[match.end() : match.end() + 1].strip()
+        ):
             kind = "sign"
         tokens.append((kind, word))
     return tokens
 
 
 def _value(tokens: list[Token]) -> Fraction | None:
-    """The longest expression that `tokens` end with, or None where there is none with an operation."""
+    """The longest expression that `tokens` end with, or None where there is none with an
+    operation.
+    """
     start = len(tokens)
     while start > 0 and tokens[start - 1][0] in ("number", "operator", "bracket", "sign"):
         start -= 1
@@ -111,7 +128,9 @@ def _begins(tokens: list[Token], at: int) -> bool:
 
 
 def _right(tokens: list[Token]) -> str | None:
-    """The number that `tokens` begin with, as text; None where it is the beginning of something longer."""
+    """The number that `tokens` begin with, as text; None where it is the beginning of something
+    longer.
+    """
     sign = ""
     if tokens and tokens[0] == ("sign", "-"):
         sign, tokens = "-", tokens[1:]
@@ -132,19 +151,26 @@ def _says(written: str, exact: Fraction) -> bool:
 
 
 def _evaluated(tokens: list[Token]) -> tuple[Fraction, bool] | None:
-    """The value of `tokens` that are one expression, and whether it has an operation; None where they are none.
+    """The value of `tokens` that are one expression, and whether it has an operation; None where
+    they are none.
 
-    Python's own grammar reads it: numbers are the names n0, n1 and so on, and a sign is `~`, which an operator can't be.
+    Python's own grammar reads it: numbers are the names n0, n1 and so on, and a sign is `~`, which
+    an operator can't be.
     """
     words = [
-        f"n{at}" if kind == "number" else "~" if kind == "sign" else word for at, (kind, word) in enumerate(tokens)
+        f"n{at}" if kind == "number" else "~" if kind == "sign" else word
+        for at, (kind, word) in enumerate(tokens)
     ]
     try:
         tree = ast.parse(" ".join(words), mode="eval").body
     except SyntaxError:
         return None
     value = _computed(tree, tokens)
-    return None if value is None else (value, any(isinstance(node, ast.BinOp) for node in ast.walk(tree)))
+    return (
+        None
+        if value is None
+        else (value, any(isinstance(node, ast.BinOp) for node in ast.walk(tree)))
+    )
 
 
 def _computed(node: ast.expr, tokens: list[Token]) -> Fraction | None:

@@ -24,8 +24,8 @@ class RowSource(Source):
     hash of the question. A row's id doesn't depend on the split that it is read through.
 
     Attributes:
-        folder: its folder below `problems.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl` (or
-            in another format of `rows.ROW_FILES`) for each of the hub's splits.
+        folder: its folder below `problems.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl`
+            (or in another format of `rows.ROW_FILES`) for each of the hub's splits.
         hub: its name on the hub and its configuration there, None where it has one alone.
         test_split: the hub's split that test problems are read from.
     """
@@ -60,17 +60,22 @@ class RowSource(Source):
         raise NotImplementedError
 
     def rows(self, hub_split: str) -> Iterator[Row]:
-        """The rows of a hub's split, from the local folder where one is named, else from the hub."""
+        """The rows of a hub's split, from the local folder where one is named, else from the
+        hub.
+        """
         place, (name, configuration) = self.place, self.hub
         if place is None:
             fix = f"set {DATA_VARIABLE} (or problems.path) to a folder with {self.folder}/{hub_split}.jsonl"
             rows = load_hub(name, configuration, hub_split, fix)
             return ((row, f"{name} {hub_split} row {number}") for number, row in enumerate(rows))
-        folder = next((f for f in (place, place / self.folder) if [*f.glob(f"{hub_split}.*")]), None)
+        folder = next(
+            (f for f in (place, place / self.folder) if [*f.glob(f"{hub_split}.*")]), None
+        )
         if folder is None:
             raise DataError(
                 f"{place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point"
-                f" problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or unset"
+                f" problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or "
+                "unset"
                 " both to use the hub"
             )
         files = [file for file in sorted(folder.glob(f"{hub_split}.*")) if row_format(file.name)]

@@ -1,15 +1,19 @@
-"""The embedded problems: a seeded generator of GSM8K-format word problems, for training and evaluation without a hub.
+"""The embedded problems: a seeded generator of GSM8K-format word problems, for training and
+evaluation without a hub.
 
-A problem is a short story about one person's things: an opening, events, sometimes an irrelevant sentence, and a
-closing that asks. Its worked solution has one `a op b = c` step a line and ends with `#### N`.
+A problem is a short story about one person's things: an opening, events, sometimes an irrelevant
+sentence, and a closing that asks. Its worked solution has one `a op b = c` step a line and ends
+with `#### N`.
 
-**Splits are disjoint by construction.** A candidate belongs to the split that a stable hash of its worked steps names;
-`build` draws candidates from a generator seeded by (split, level, index) until one falls into the split that was asked
-for. So a worked solution, and with it a question, is in exactly one split, whatever indices and levels are drawn.
+**Splits are disjoint by construction.** A candidate belongs to the split that a stable hash of its
+worked steps names; `build` draws candidates from a generator seeded by (split, level, index) until
+one falls into the split that was asked for. So a worked solution, and with it a question, is in
+exactly one split, whatever indices and levels are drawn.
 
-A problem's structure is its opening, events and closing, before names, numbers and phrasings. There are few of them, so
-most test problems have a training problem of the same structure. Structures are split by a hash as well, five eighths
-to `train`, and `build` can be held to the structures of one split: a problem of structures that nobody trained on.
+A problem's structure is its opening, events and closing, before names, numbers and phrasings. There
+are few of them, so most test problems have a training problem of the same structure. Structures are
+split by a hash as well, five eighths to `train`, and `build` can be held to the structures of one
+split: a problem of structures that nobody trained on.
 """
 
 from __future__ import annotations
@@ -44,9 +48,11 @@ Draw = Callable[[Random, int], tuple[list[Operation], dict[str, int]] | None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of sentence: how many steps it adds, its phrasings, and what it does to the current number of things.
+    """One kind of sentence: how many steps it adds, its phrasings, and what it does to the current
+    number of things.
 
-    `draw(rng, have)` gives the operations and the numbers of the text, or None where the kind doesn't fit `have`.
+    `draw(rng, have)` gives the operations and the numbers of the text, or None where the kind
+    doesn't fit `have`.
     """
 
     steps: int
@@ -139,14 +145,16 @@ def _price_then_spend(rng: Random, have: int) -> tuple[list[Operation], dict[str
 
 
 def apply(a: int, op: str, b: int) -> int:
-    """The result of `a op b`; -1 where a division has a remainder, which no number of things can be."""
+    """The result of `a op b`; -1 where a division has a remainder, which no number of things can
+    be.
+    """
     if op == "/":
         return a // b if b and a % b == 0 else -1
     return a + b if op == "+" else a - b if op == "-" else a * b
 
 
-# Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U other things,
-# box/boxes a container, and the numbers that `draw` gives.
+# Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U
+# other things, box/boxes a container, and the numbers that `draw` gives.
 OPENINGS = (
     Kind(0, _start, ("{A} has {have} {T}.", "{A} starts the day with {have} {T}.", "{A} owns {have} {T}.",
                      "There are {have} {T} in the room of {A}.")),
@@ -174,7 +182,8 @@ EVENTS = (
                     "{S} sells half of the {T}.")),
     Kind(1, _share, ("{S} splits the {T} equally into {k} {boxes} and keeps only one {box}.",
                      "{S} puts the {T} equally into {k} {boxes} and loses all but one {box}.",
-                     "{S} shares the {T} equally with friends, so that each of the {k} people gets the same.")),
+                     "{S} shares the {T} equally with friends, so that each of the {k} people gets "
+                     "the same.")),
     Kind(2, _boxes("+"), ("{S} buys {k} {boxes} with {m} {T} in each.", "{D} gives {o} {k} {boxes} of {m} {T} each.",
                           "Then {s} gets {m} more {T} from each of {k} friends.")),
     Kind(2, _boxes("-"), ("{S} gives {m} {T} to each of {k} friends.", "Then {s} sells {k} {boxes} of {m} {T} each.",
@@ -193,19 +202,26 @@ CLOSINGS = (
                         "How many {T} does {C} have if {C} has {n} fewer {T} than {A}?",
                         "{C} has {n} {T}. How many more {T} than {C} does {A} have?")),
     Kind(2, _together(_add), ("{C} has {n} more {T} than {A}. How many {T} do {A} and {C} have together?",
-                              "{C} has {n} more {T} than {A}. What is the number of {T} they have together?",
-                              "How many {T} do {A} and {C} have together if {C} has {n} more than {A}?")),
+                              "{C} has {n} more {T} than {A}. What is the number of {T} they have "
+                              "together?",
+                              "How many {T} do {A} and {C} have together if {C} has {n} more than "
+                              "{A}?")),
     Kind(2, _together(_times(2)), ("{C} has twice as many {T} as {A}. How many {T} do {A} and {C} have together?",
-                                   "{C} has twice as many {T} as {A}. What is the number of {T} they have together?",
-                                   "How many {T} do {A} and {C} have together if {C} has twice as many as {A}?")),
+                                   "{C} has twice as many {T} as {A}. What is the number of {T} "
+                                   "they have together?",
+                                   "How many {T} do {A} and {C} have together if {C} has twice as "
+                                   "many as {A}?")),
     Kind(1, _price, ("{S} sells the {T} for {k} dollars each. How many dollars does {A} get?",
                      "How many dollars does {A} get if {s} sells all the {T} for {k} dollars each?",
-                     "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost together?")),
+                     "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost "
+                     "together?")),
     Kind(2, _price_then_spend, ("{S} sells the {T} for {k} dollars each and spends {n} dollars. "
                                 "How many dollars does {A} have left?",
-                                "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} dollars to {D}. "
+                                "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} "
+                                "dollars to {D}. "
                                 "How many dollars does {A} have left?",
-                                "{S} gets {k} dollars for each of the {T} and pays {n} dollars for lunch. "
+                                "{S} gets {k} dollars for each of the {T} and pays {n} dollars for "
+                                "lunch. "
                                 "How many dollars does {A} have now?")),
 )  # fmt: skip
 DISTRACTORS = ("{D} is {n} years old.", "{C} has {n} {U}.", "It is {n} degrees outside.",
@@ -221,12 +237,15 @@ class _Draft:
 
 
 def build(split: str, index: int, level: int, structures: str | None = None) -> Task:
-    """The task number `index` (from 0) of a split and level; the same arguments always give the same task.
+    """The task number `index` (from 0) of a split and level; the same arguments always give the
+    same task.
 
     With `structures` its structure is one of that split's too.
     """
     rng, plan = _drawn(split, index, level, structures)
-    problem = Problem(f"{SOURCE}/{_shown(split, structures)}/{level}/{index}", _render(rng, plan), SOURCE, level)
+    problem = Problem(
+        f"{SOURCE}/{_shown(split, structures)}/{level}/{index}", _render(rng, plan), SOURCE, level
+    )
     return Task(problem, str(plan.gold), plan.solution)
 
 
@@ -256,7 +275,9 @@ def load(
 
     With `structures` all of them have structures of that split.
     """
-    return [build(split, i, levels[i % len(levels)], structures) for i in range(start, start + count)]
+    return [
+        build(split, i, levels[i % len(levels)], structures) for i in range(start, start + count)
+    ]
 
 
 def from_id(task_id: str) -> Task:
@@ -266,7 +287,9 @@ def from_id(task_id: str) -> Task:
 
 
 def structure_of(task_id: str) -> str:
-    """The structure of the task whose `problem.id` is `task_id`: the numbers of its opening, events and closing."""
+    """The structure of the task whose `problem.id` is `task_id`: the numbers of its opening, events
+    and closing.
+    """
     split, structures, level, index = _parts(task_id)
     return _structure(_drawn(split, index, level, structures)[1])
 
@@ -274,16 +297,24 @@ def structure_of(task_id: str) -> str:
 def _structure(plan: _Draft) -> str:
     opening, *events, closing = plan.kinds
     return " ".join(
-        [f"O{OPENINGS.index(opening)}", *(f"E{EVENTS.index(event)}" for event in events), f"C{CLOSINGS.index(closing)}"]
+        [
+            f"O{OPENINGS.index(opening)}",
+            *(f"E{EVENTS.index(event)}" for event in events),
+            f"C{CLOSINGS.index(closing)}",
+        ]
     )
 
 
 def _parts(task_id: str) -> tuple[str, str | None, int, int]:
     """Split, the structures' split (None: any), level and index of an id."""
     split = "|".join(SPLITS)
-    match = re.fullmatch(rf"{SOURCE}/({split})(?:@({split}))?/([{min(LEVELS)}-{max(LEVELS)}])/(\d+)", task_id)
+    match = re.fullmatch(
+        rf"{SOURCE}/({split})(?:@({split}))?/([{min(LEVELS)}-{max(LEVELS)}])/(\d+)", task_id
+    )
     if match is None:
-        raise DataError(f"id {task_id!r} is no embedded problem; write it as {SOURCE}/SPLIT/LEVEL/INDEX.")
+        raise DataError(
+            f"id {task_id!r} is no embedded problem; write it as {SOURCE}/SPLIT/LEVEL/INDEX."
+        )
     return match[1], match[2], int(match[3]), int(match[4])
 
 
@@ -302,13 +333,17 @@ def _hash(text: str) -> int:
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """Texts that hold, between them, every piece of text the generator can write (numbers, for one, digit by digit)."""
+    """Texts that hold, between them, every piece of text the generator can write (numbers, for one,
+    digit by digit).
+    """
     openings = [p for kind in OPENINGS for p in kind.phrasings]
     others = [p for kind in EVENTS + CLOSINGS for p in kind.phrasings] + list(DISTRACTORS)
     for i in range(max(len(GIRLS), len(BOYS), len(THINGS), len(CONTAINERS)) * 2):
         girls, boys = GIRLS[i // 2 % len(GIRLS)], BOYS[i // 2 % len(BOYS)]
         people = [girls, boys, boys, boys] if i % 2 else [boys, girls, girls, girls]
-        fields = _fields(people, THINGS[i // 2 % len(THINGS)], THINGS[0], CONTAINERS[i // 2 % len(CONTAINERS)])
+        fields = _fields(
+            people, THINGS[i // 2 % len(THINGS)], THINGS[0], CONTAINERS[i // 2 % len(CONTAINERS)]
+        )
         fields.update(dict.fromkeys(("n", "k", "m", "a", "b", "have"), 1234567890))
         yield from (p.format(**fields) for p in openings)
         yield from (" " + p.format(**fields) for p in openings + others)
@@ -320,7 +355,9 @@ def _pick(rng: Random, items: Any) -> Any:
 
 
 def _draw_plan(rng: Random, level: int) -> _Draft | None:
-    """Kinds, numbers and solution of one candidate, or None where the drawn kinds don't fit together."""
+    """Kinds, numbers and solution of one candidate, or None where the drawn kinds don't fit
+    together.
+    """
     opening, closing = _pick(rng, OPENINGS), _pick(rng, CLOSINGS)
     left = _pick(rng, LEVELS[level]) - opening.steps - closing.steps
     if left < 0:
@@ -369,7 +406,9 @@ def _render(rng: Random, plan: _Draft) -> str:
     return " ".join(sentences)
 
 
-def _fields(people: list[str], things: str, other_things: str, container: tuple[str, str]) -> dict[str, Any]:
+def _fields(
+    people: list[str], things: str, other_things: str, container: tuple[str, str]
+) -> dict[str, Any]:
     girl = people[0] in GIRLS
     return {
         "A": people[0], "B": people[1], "C": people[2], "D": people[3],

@@ -1,4 +1,6 @@
-"""The embedded problems as a source (`embedded` is their generator), and its teacher, who runs offline by the same rules."""
+"""The embedded problems as a source (`embedded` is their generator), and its teacher, who runs
+offline by the same rules.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Embedded(Source):
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
 
-    def __init__(self, levels: tuple[int, ...] = embedded.DEFAULT_LEVELS, hold_out: str = "questions") -> None:
+    def __init__(
+        self, levels: tuple[int, ...] = embedded.DEFAULT_LEVELS, hold_out: str = "questions"
+    ) -> None:
         self.chosen, self.hold_out = levels, hold_out
 
     @classmethod
@@ -55,15 +59,18 @@ class Embedded(Source):
 class ScriptedTeacher:
     """Proposes right and wrong next steps of embedded problems.
 
-    It is privileged: it regenerates a problem's worked solution from its id. So it takes part in training searches
-    only, never in evaluation. The same problem, steps, direction and seed always give the same proposal.
+    It is privileged: it regenerates a problem's worked solution from its id. So it takes part in
+    training searches only, never in evaluation. The same problem, steps, direction and seed always
+    give the same proposal.
 
-    Asked for a right step, it gives the next one of the worked solution, or with probability `error_rate` a wrong one
-    (still labelled right, as a real teacher's mistake would be). Asked for a wrong step, it gives one with a wrong
-    operation, a wrong number or wrong arithmetic. Steps that have left the worked solution are followed through: the
-    next step is the solution's next operation, on the results that were really written, so a wrong start leads on to
-    a wrong answer and is never silently repaired. It says nothing (None) after a final answer, after a step that it
-    can't read, beyond the solution's length, or where the operation has no result among whole numbers above 0.
+    Asked for a right step, it gives the next one of the worked solution, or with probability
+    `error_rate` a wrong one (still labelled right, as a real teacher's mistake would be). Asked for
+    a wrong step, it gives one with a wrong operation, a wrong number or wrong arithmetic. Steps
+    that have left the worked solution are followed through: the next step is the solution's next
+    operation, on the results that were really written, so a wrong start leads on to a wrong answer
+    and is never silently repaired. It says nothing (None) after a final answer, after a step that
+    it can't read, beyond the solution's length, or where the operation has no result among whole
+    numbers above 0.
     """
 
     def __init__(self, error_rate: float, name: str = "scripted") -> None:
@@ -74,10 +81,13 @@ class ScriptedTeacher:
     async def propose(
         self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
     ) -> TeacherProposal | None:
-        """The next step (see the class). Raises TeacherError for a problem that the generator didn't make."""
+        """The next step (see the class). Raises TeacherError for a problem that the generator
+        didn't make.
+        """
         if problem.source != embedded.SOURCE:
             raise TeacherError(
-                f"the scripted teacher knows embedded problems only, not {problem.id!r}: use another tier"
+                f"the scripted teacher knows embedded problems only, not {problem.id!r}: use "
+                "another tier"
             )
         self.ledger.calls += 1
         following = follow_through(_solution(problem.id), steps)
@@ -90,7 +100,9 @@ class ScriptedTeacher:
 
 
 def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
-    """The step after `steps` by the plan of `solution`, with the results of `steps` in place of the solution's own."""
+    """The step after `steps` by the plan of `solution`, with the results of `steps` in place of the
+    solution's own.
+    """
     if len(steps) >= len(solution):
         return None
     written = [_parse(step) for step in steps]
@@ -113,7 +125,9 @@ def _corrupt(step: str, question: str, rng: Random) -> str:
 
 
 def _slips(step: str, question: str) -> list[list[str]]:
-    """Wrong steps in place of `step` by kind: another operation, another number, wrong arithmetic. None is empty."""
+    """Wrong steps in place of `step` by kind: another operation, another number, wrong arithmetic.
+    None is empty.
+    """
     parsed = _parse(step)
     if parsed is None:
         answer = int(step.removeprefix("#### "))
@@ -125,7 +139,9 @@ def _slips(step: str, question: str) -> list[list[str]]:
         [_line(a, op, n) for n in sorted(numbers - {b, 0})],
         [f"{a} {op} {b} = {n}" for n in _near(result)],
     )
-    kinds = [[line for line in lines if line and not line.endswith(f"= {result}")] for lines in others]
+    kinds = [
+        [line for line in lines if line and not line.endswith(f"= {result}")] for lines in others
+    ]
     return [lines for lines in kinds if lines]
 
 
@@ -149,5 +165,7 @@ def _solution(problem_id: str) -> tuple[str, ...]:
     try:
         task = embedded.from_id(problem_id)
     except DataError as error:
-        raise TeacherError(f"the scripted teacher can't rebuild problem {problem_id!r}: use another tier") from error
+        raise TeacherError(
+            f"the scripted teacher can't rebuild problem {problem_id!r}: use another tier"
+        ) from error
     return tuple((task.solution or "").split("\n"))

@@ -51,19 +51,24 @@ class HubRows(TaskList):
         parts = rest.split("/")
         if len(parts) not in (2, 3) or not all(parts):
             raise ConfigError(
-                f"problems.source is {problems.source!r}: write hub:OWNER/NAME or hub:OWNER/NAME/CONFIGURATION"
+                f"problems.source is {problems.source!r}: write hub:OWNER/NAME or "
+                "hub:OWNER/NAME/CONFIGURATION"
             )
         name = "/".join(parts[:2])
         rows = [
             (split_in(split), (row, f"{name} {split} row {number}"))
-            for split, of_split in load_hub(name, "".join(parts[2:]) or None, None, "name a local file").items()
+            for split, of_split in load_hub(
+                name, "".join(parts[2:]) or None, None, "name a local file"
+            ).items()
             for number, row in enumerate(of_split)
         ]
         return from_rows(rows, problems)
 
 
 def split_in(name: str) -> str:
-    """The split that a name says (`train`, `test-00000-of-00001`, `dev_v2`); "" where it says none."""
+    """The split that a name says (`train`, `test-00000-of-00001`, `dev_v2`); "" where it says
+    none.
+    """
     parts = re.split(r"[^a-z]+", name.lower())
     return next((SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES), "")
 
@@ -76,9 +81,13 @@ def rows_at(address: str) -> Iterator[tuple[str, Row]]:
     """
     files, base = files_at(address), Path(address)
     if not files:
-        raise DataError(f"problems.source is {address!r} and no file of rows is there: name another")
+        raise DataError(
+            f"problems.source is {address!r} and no file of rows is there: name another"
+        )
     for file in files:
-        inner = [place.name for place in (file, *file.parents) if place not in (base, *base.parents)]
+        inner = [
+            place.name for place in (file, *file.parents) if place not in (base, *base.parents)
+        ]
         of_file = next(filter(None, map(split_in, inner)), "")
         for columns, where in rows_in(file):
             yield split_at((columns, where)) or of_file, (columns, where)
@@ -120,7 +129,9 @@ def json_rows(text: str, file: Path) -> Iterator[Row]:
         for number, row in enumerate(value if whole else [value], 1):
             where = f"{file} row {number}" if whole else f"{file} line {line}"
             if not isinstance(row, dict):
-                raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
+                raise DataError(
+                    f"{where} is not a JSON object: write one with a question and an answer"
+                )
             yield row, where
 
 
@@ -131,7 +142,10 @@ def read_table(file: Path, separator: str) -> list[dict[str, Any]]:
     options = {"sep": separator, "keep_default_na": False}
     first = read("csv", file, nrows=1, **options)[0]
     if "__index_level_0__" in first:  # what pandas makes of a first row with more fields
-        raise DataError(f"{file} row 1 has more fields than the head has columns: put texts with commas in quotes")
+        raise DataError(
+            f"{file} row 1 has more fields than the head has columns: put texts with commas in "
+            "quotes"
+        )
     return read("csv", file, features=Features(dict.fromkeys(first, Value("string"))), **options)
 
 
@@ -145,9 +159,20 @@ def read(kind: str, file: Path, **options: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = datasets.load_dataset(
-                kind, data_files=glob.escape(str(file)), split="train", cache_dir=cache, keep_in_memory=True, **options
+                kind,
+                data_files=glob.escape(str(file)),
+                split="train",
+                cache_dir=cache,
+                keep_in_memory=True,
+                **options,
             )
-        except (OSError, ValueError, EOFError, lzma.LZMAError, datasets.exceptions.DatasetsError) as error:
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            lzma.LZMAError,
+            datasets.exceptions.DatasetsError,
+        ) as error:
             text = str(error.__cause__ or error).partition("\n")[0]
             raise DataError(f"{file} can't be read ({text[:150]}): check the file") from error
         return rows.to_list()
@@ -164,7 +189,10 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
     try:
         return datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, httpx.HTTPError) as error:
-        because = offline_because() or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
+        because = (
+            offline_because() or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
+        )
         raise DataError(
-            f"{name} can't be loaded from the hub ({because}): check the name and the network, or {fix}"
+            f"{name} can't be loaded from the hub ({because}): check the name and the network, or "
+            f"{fix}"
         ) from error

@@ -6,16 +6,20 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
 (`strict`) only the first two count, in training, search and evaluation alike. After that:
 
 * **numbers**: the last number, too; what is no number is no answer. Equal by `answers.equal`.
-* **any**: numbers, or what stands in their place: for questions of which nobody says how they are answered.
-* **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX, then numbers). A number
-  against a number is decided by its exact value, a decimal of six digits may be rounded. Two equations (`x = 5` and
-  `y = 5`), percentages and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
-  (see `math_verifier`).
-* **words**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the official
-  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018), but for punctuation that means something; right
-  means EM, and F1 is the score.
+* **any**: numbers, or what stands in their place: for questions of which nobody says how they are
+  answered.
+* **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX,
+  then numbers). A number
+  against a number is decided by its exact value, a decimal of six digits may be rounded. Two
+  equations (`x = 5` and `y = 5`), percentages and whatever else `answers.equal` doesn't find equal
+  are math-verify's, in a process of its own (see `math_verifier`).
+* **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
+  words after the official
+  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018), but for punctuation that
+  means something; right means EM, and F1 is the score.
 * **exact**: as words; right means the same text but for white space.
-* **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response without one the last line
+* **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response
+  without one the last line
   that names one.
 * **mixed**: each by the rule of its gold answer's kind.
 
@@ -51,12 +55,19 @@ _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
 _PERCENT = re.compile(r"%|per ?cent")
-FLOAT_DIGITS, DOUBLE_DIGITS = 7, 15  # of a decimal that is a float, or one of 64 bits written out, at least
+FLOAT_DIGITS, DOUBLE_DIGITS = (
+    7,
+    15,
+)  # of a decimal that is a float, or one of 64 bits written out, at least
 LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
-_FOLDED = str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"}) | answers.DASHES
-# Between digits, before a number, after a letter (C++, A-): there punctuation changes what is meant.
+_FOLDED = (
+    str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"})
+    | answers.DASHES
+)
+# Between digits, before a number, after a letter (C++, A-): there punctuation changes what is
+# meant.
 _MARKS = re.compile(
     r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
     r"|(?<=\w)[+#]+(?!\w)|(?<=\b[a-z])-(?!\w))|[^\w\s]|_"
@@ -164,7 +175,10 @@ class MathGrader(Grader):
         return answers.extract(response, strict=strict, words=True)
 
     def grade_many(
-        self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        strict: bool = False,
+        verifier: MathVerifier | None = None,
     ) -> list[Grade]:
         """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the
         shared one."""
@@ -178,13 +192,19 @@ class MathGrader(Grader):
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
                 said = answers.spoken(response)
-                verdict = Verdict.UNPARSED if strict or not said.strip() or len(gold) > LONGEST_ANSWER else None
+                verdict = (
+                    Verdict.UNPARSED
+                    if strict or not said.strip() or len(gold) > LONGEST_ANSWER
+                    else None
+                )
                 text = said[-LONGEST_ANSWER:]
             if verdict is None:
                 asked.append((i, Request(answers.without_unit(gold), text, answer is not None)))
             grades.append(Grade(verdict or Verdict.UNPARSED, answer))
         if asked:
-            verdicts = (shared_verifier() if verifier is None else verifier)([request for _, request in asked])
+            verdicts = (shared_verifier() if verifier is None else verifier)(
+                [request for _, request in asked]
+            )
             for (i, _), name in zip(asked, verdicts, strict=True):
                 grades[i] = Grade(Verdict(name), grades[i].answer)
         return grades
@@ -316,7 +336,10 @@ def normalize_words(text: str) -> str:
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = _MARKS.sub(
-        lambda mark: mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else "", text
+        lambda mark: (
+            mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else ""
+        ),
+        text,
     )
     words = _ARTICLES.sub(" ", text).split()
     return " ".join(words or text.split())
@@ -397,7 +420,10 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
     leading zeros."""
     if 10 ** (ROUNDED_DIGITS - 1) % decimal.denominator == 0:
         return False
-    places = next((n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0), MOST_PLACES)
+    places = next(
+        (n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0),
+        MOST_PLACES,
+    )
     off = abs(decimal - exact) * 10**places
     return abs(decimal) * 10**places >= 10 ** (ROUNDED_DIGITS - 1) and off <= Fraction(1, 2)
 

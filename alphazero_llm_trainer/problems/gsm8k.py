@@ -27,4 +27,8 @@ class Gsm8k(RowSource):
             gold = answers.gold(answer)
         except DataError as error:
             raise DataError(f"{row[1]}: {error}") from error
-        return Task(Problem(f"gsm8k/{hub_split}/{number}", question, "gsm8k"), gold, without_annotations(answer))
+        return Task(
+            Problem(f"gsm8k/{hub_split}/{number}", question, "gsm8k"),
+            gold,
+            without_annotations(answer),
+        )

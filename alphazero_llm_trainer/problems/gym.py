@@ -1,9 +1,11 @@
-"""reasoning-gym's procedural tasks as sources (extra `tasks`): `reasoning-gym:NAME`, and `gsm-symbolic` with its solutions.
+"""reasoning-gym's procedural tasks as sources (extra `tasks`): `reasoning-gym:NAME`, and
+`gsm-symbolic` with its solutions.
 
-An entry is `dataset[index]` of one endless stream a task. It belongs to the split that a stable hash of its question
-names, so splits are disjoint by construction and an id, `reasoning-gym:NAME/index`, gives the entry back. A response is
-graded by the task's own `score_answer`, which may be anything in [0, 1]. Questions that come a second time are left out;
-a task with few different questions has small splits.
+An entry is `dataset[index]` of one endless stream a task. It belongs to the split that a stable
+hash of its question names, so splits are disjoint by construction and an id,
+`reasoning-gym:NAME/index`, gives the entry back. A response is graded by the task's own
+`score_answer`, which may be anything in [0, 1]. Questions that come a second time are left out; a
+task with few different questions has small splits.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
 
 class ReasoningGym(Source):
-    """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question, or its template."""
+    """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question,
+    or its template.
+    """
 
     opens = True
     grader = "exact"
@@ -50,13 +54,16 @@ class ReasoningGym(Source):
         """See `Source.open`: the task's name is behind the colon."""
         if not rest:
             raise ConfigError(
-                f"problems.source is {problems.source!r} without a task: write reasoning-gym:NAME, such as"
+                f"problems.source is {problems.source!r} without a task: write reasoning-gym:NAME, "
+                "such as"
                 " reasoning-gym:chain_sum"
             )
         return cls(rest, problems.hold_out)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`. A split is searched for in the stream, so its first tasks are the quickest."""
+        """See `Source.load`. A split is searched for in the stream, so its first tasks are the
+        quickest.
+        """
         known = self._splits.setdefault(split, [])
         stream = self._streams.setdefault(split, self.stream(split))
         known += islice(stream, max(start + count - len(known), 0))
@@ -80,7 +87,9 @@ class ReasoningGym(Source):
         return str(entry["question"])
 
     def as_task(self, entry: dict[str, Any], index: int) -> Task:
-        """An entry as a task. Where many answers are right its gold answer is an example, or "" where there is none."""
+        """An entry as a task. Where many answers are right its gold answer is an example, or ""
+        where there is none.
+        """
         examples = (entry["metadata"].get(name) for name in EXAMPLES)
         gold = next((answer for answer in (entry["answer"], *examples) if answer is not None), None)
         if isinstance(gold, dict):
@@ -93,7 +102,9 @@ class ReasoningGym(Source):
         return None
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """All that follows the last `####`, several lines where there are; else as `answers.extract` finds words."""
+        """All that follows the last `####`, several lines where there are; else as
+        `answers.extract` finds words.
+        """
         stated = answers.after_mark(response)
         return stated if stated is not None else answers.extract(response, strict, words=True)
 
@@ -106,20 +117,26 @@ class ReasoningGym(Source):
             return Grade(Verdict.UNPARSED, None)
         index = task.problem.id.rpartition("/")[2]
         if not index.isdigit():
-            raise DataError(f"task {task.problem.id!r} is no entry of {self.name}: its id has to end with a number")
+            raise DataError(
+                f"task {task.problem.id!r} is no entry of {self.name}: its id has to end with a "
+                "number"
+            )
         try:
             score = float(self.data.score_answer(answer=answer, entry=self.data[int(index)]))
         except Exception:  # noqa: BLE001
-            # The task's own code reads a model's text, and many tasks raise at what they can't read.
+            # The task's own code reads a model's text, and many tasks raise at what they can't
+            # read.
             score = 0.0
         score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, partial=score)
 
 
 class GsmSymbolic(ReasoningGym):
-    """GSM-Symbolic (Mirzadeh et al. 2024): word problems from about 100 templates, each with its worked solution.
+    """GSM-Symbolic (Mirzadeh et al. 2024): word problems from about 100 templates, each with its
+    worked solution.
 
-    `problems.hold_out: templates` keeps whole templates out of training: no template is in two splits.
+    `problems.hold_out: templates` keeps whole templates out of training: no template is in two
+    splits.
     """
 
     name = "gsm-symbolic"
@@ -138,7 +155,9 @@ class GsmSymbolic(ReasoningGym):
         return cls(problems.hold_out)
 
     def held_out(self, entry: dict[str, Any]) -> str:
-        """The question, or the names of the template's variables: templates that share them all are held out together."""
+        """The question, or the names of the template's variables: templates that share them all are
+        held out together.
+        """
         if self.hold_out == "templates":
             return " ".join(sorted(entry["metadata"]["variables"]))
         return str(entry["question"])
@@ -153,7 +172,9 @@ class GsmSymbolic(ReasoningGym):
 
 
 def create(task: str) -> Any:
-    """reasoning-gym's data set of a task. Raises ConfigError where the package or the task is missing."""
+    """reasoning-gym's data set of a task. Raises ConfigError where the package or the task is
+    missing.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -161,15 +182,21 @@ def create(task: str) -> Any:
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
-            "problems.source needs reasoning-gym, which is not installed: install alphazero-llm-trainer[tasks]"
+            "problems.source needs reasoning-gym, which is not installed: install "
+            "alphazero-llm-trainer[tasks]"
         ) from error
     if task not in DATASETS:
-        near = [name for name in DATASETS if task.split("_", maxsplit=1)[0] in name] or sorted(DATASETS)
+        near = [name for name in DATASETS if task.split("_", maxsplit=1)[0] in name] or sorted(
+            DATASETS
+        )
         raise ConfigError(
-            f"problems.source is 'reasoning-gym:{task}', which is none of its {len(DATASETS)} tasks: try"
+            f"problems.source is 'reasoning-gym:{task}', which is none of its {len(DATASETS)} "
+            "tasks: try"
             f" {', '.join(near[:6])}"
         )
     try:
         return reasoning_gym.create_dataset(task, size=SHORTER.get(task, STREAM), seed=SEED)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"reasoning-gym:{task} can't be made on its own ({error}): choose another task") from error
+        raise ConfigError(
+            f"reasoning-gym:{task} can't be made on its own ({error}): choose another task"
+        ) from error

@@ -1,5 +1,5 @@
-"""HotpotQA rows (distractor setting) as tasks: ten paragraphs, two of which hold the answer, then the
-question.
+"""HotpotQA rows (distractor setting) as tasks: ten paragraphs, two of which hold the answer, then
+the question.
 
 `test` is the hub's validation split, whose answers are public. A problem's id is
 `hotpotqa/<hub split>/<the row's id>`. The worked solution is the supporting facts, a line each, and
@@ -51,7 +51,8 @@ class HotpotQa(RowSource):
             paragraphs = list(zip(context.title, context.sentences, strict=True))
         except ValueError as error:  # pydantic's errors are ValueErrors
             raise DataError(
-                f"{where} has no `context` with a list of texts as `title` and as many lists of texts"
+                f"{where} has no `context` with a list of texts as `title` and as many lists of "
+                "texts"
                 " as `sentences`, or other `supporting_facts` than `title` and `sent_id`: write"
                 " these or remove the row"
             ) from error
@@ -65,4 +66,6 @@ class HotpotQa(RowSource):
             if at < len(by_title.get(title, ()))
         ]
         solution.append(f"#### {gold}")
-        return Task(Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"), gold, "\n".join(solution))
+        return Task(
+            Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"), gold, "\n".join(solution)
+        )

@@ -11,7 +11,16 @@ from ..config.load import Config, resolve_name
 from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Opening, Task
-from .source import SHOWN, SPLITS, Source, check_tasks, open_problems, open_source, renamed, source_of
+from .source import (
+    SHOWN,
+    SPLITS,
+    Source,
+    check_tasks,
+    open_problems,
+    open_source,
+    renamed,
+    source_of,
+)
 
 
 def load_tasks(
@@ -41,13 +50,17 @@ def load_tasks(
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
     if count < 1 or start < 0:
-        raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
+        raise ConfigError(
+            f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or "
+            "later"
+        )
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
     tasks = asked(source, split, count, start)
     if not tasks:
         raise DataError(
-            f"source {source.name} has no {split} problems from number {start} on: start earlier, or"
+            f"source {source.name} has no {split} problems from number {start} on: start earlier, "
+            "or"
             " name a source with more"
         )
     check_gold(tasks, rewards)
@@ -60,7 +73,8 @@ def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(
-                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: return a list of tasks"
+                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: return a list "
+                "of tasks"
             )
     tasks = [renamed(task, source.name) for task in tasks]
     check_tasks(tasks, source.name)
@@ -68,25 +82,38 @@ def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
 
 
 def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
-    """`load_tasks` of the problems that the configuration names; an empty list where none are asked for."""
-    return load_tasks(open_source(config), split, count, start=start, rewards=config.rewards) if count else []
+    """`load_tasks` of the problems that the configuration names; an empty list where none are asked
+    for.
+    """
+    return (
+        load_tasks(open_source(config), split, count, start=start, rewards=config.rewards)
+        if count
+        else []
+    )
 
 
 def opening(config: Config, source: Source | None = None, name: str | None = None) -> Opening:
-    """What a chat says before a question of `source` (None: the configured one) to the student `name`
-    (None: likewise).
+    """What a chat says before a question of `source` (None: the configured one) to the student
+    `name` (None: likewise).
 
     The system prompt is `problems.system_prompt`, else that of the student's entry in models.yaml,
-    else the one that its folder was trained with on this source, else the source's. Raises DataError
-    where the source has no worked solutions and `problems.shots` wants some.
+    else the one that its folder was trained with on this source, else the source's. Raises
+    DataError where the source has no worked solutions and `problems.shots` wants some.
     """
     source = open_source(config) if source is None else source
     spec, problems = config.models[resolve_name(config, name)], config.problems
-    prompts = (problems.system_prompt, spec.system_prompt, spec.prompts.get(source.name), source.system_prompt)
+    prompts = (
+        problems.system_prompt,
+        spec.system_prompt,
+        spec.prompts.get(source.name),
+        source.system_prompt,
+    )
     prompt = next((text for text in prompts if text is not None), None)
     if not problems.shots:
         return Opening(prompt)
-    tasks = asked(source, "train", problems.shots + 1)  # one more: a question is never shown its own solution
+    tasks = asked(
+        source, "train", problems.shots + 1
+    )  # one more: a question is never shown its own solution
     shots = tuple((task.problem.question, task.solution) for task in tasks if task.solution)
     if len(shots) < max(len(tasks), problems.shots):
         raise DataError(
@@ -97,7 +124,9 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
 
 
 def rows_hash(tasks: Iterable[Task]) -> str:
-    """SHA-256 over ids, questions and gold answers, in order: what a run that goes on needs unchanged."""
+    """SHA-256 over ids, questions and gold answers, in order: what a run that goes on needs
+    unchanged.
+    """
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
@@ -113,13 +142,15 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
         return
     if rewards is None or rewards.custom is None:
         raise DataError(
-            f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop the"
+            f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop "
+            "the"
             " task, or name a reward that needs none (--reward)"
         )
     if rewards.hre_weight > 0:
         raise ConfigError(
             f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task"
-            f" {missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or write"
+            f" {missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or "
+            "write"
             " the answer"
         )
 
@@ -133,5 +164,6 @@ def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = ""
     split = record.get("split", "train")
     if split != "train":
         raise DataError(
-            f"journal {path} has trees of the {split} split, which are not to train on: sample --split train{otherwise}"
+            f"journal {path} has trees of the {split} split, which are not to train on: sample "
+            f"--split train{otherwise}"
         )

@@ -33,7 +33,9 @@ class Math(RowSource):
         columns, where = row
         question, solution = text_of(row, "problem"), text_of(row, "solution")
         boxed = answers.extract(solution, strict=True, words=True)
-        gold = text_of(row, "answer") if boxed is None or columns.get("answer") is not None else boxed
+        gold = (
+            text_of(row, "answer") if boxed is None or columns.get("answer") is not None else boxed
+        )
         if len(gold) > LONGEST_ANSWER:
             raise DataError(
                 f"{where} has an `answer` of {len(gold)} characters: write the final answer alone,"
@@ -43,4 +45,6 @@ class Math(RowSource):
         # 3 on the hub, "Level 3" in the files it was made from.
         digits = re.search(r"\d+", str(columns.get("level", "")))
         level = 0 if digits is None else int(digits[0])
-        return Task(Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}")
+        return Task(
+            Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}"
+        )

@@ -1,8 +1,10 @@
-"""math-verify in a process of its own, with a time limit an answer: no LaTeX can hang or crash the run.
+"""math-verify in a process of its own, with a time limit an answer: no LaTeX can hang or crash the
+run.
 
-sympy can take hours or all memory over a few characters, and nothing inside its process ends that reliably. So the
-system kills the process that takes too long (`math_worker` sets the timers), and the next answer gets a new one (about a
-second). What counts is the process's own CPU time: a verdict must not depend on what else the machine does.
+sympy can take hours or all memory over a few characters, and nothing inside its process ends that
+reliably. So the system kills the process that takes too long (`math_worker` sets the timers), and
+the next answer gets a new one (about a second). What counts is the process's own CPU time: a
+verdict must not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ UNPARSED, TIMED_OUT = "unparsed", "timed-out"
 
 
 class Request(NamedTuple):
-    """A gold answer in LaTeX and an answer; `extracted` is False for running text that an answer is yet to be found in."""
+    """A gold answer in LaTeX and an answer; `extracted` is False for running text that an answer is
+    yet to be found in.
+    """
 
     gold: str
     answer: str
@@ -80,17 +84,25 @@ class MathVerifier:
                 return TIMED_OUT
             return verdict or None
         finally:
-            if not verdict:  # it died, or the caller was interrupted: what comes late must be nobody's verdict
+            if (
+                not verdict
+            ):  # it died, or the caller was interrupted: what comes late must be nobody's verdict
                 self.close()
 
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", WORKER, str(self.timeout)]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
         )
         if process.stdout.readline() != "ready\n":  # type: ignore[union-attr]  # a pipe
             process.kill()
-            raise RuntimeError(f"the math-verify worker doesn't start: run `{' '.join(command)}` to see why")
+            raise RuntimeError(
+                f"the math-verify worker doesn't start: run `{' '.join(command)}` to see why"
+            )
         return process
 
 
@@ -98,7 +110,9 @@ _shared: dict[int, MathVerifier] = {}
 
 
 def shared_verifier() -> MathVerifier:
-    """This process's verifier. A forked child gets its own: two processes can't read from one pipe."""
+    """This process's verifier. A forked child gets its own: two processes can't read from one
+    pipe.
+    """
     pid = os.getpid()
     if pid not in _shared:
         _shared[pid] = MathVerifier()

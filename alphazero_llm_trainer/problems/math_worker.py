@@ -1,10 +1,10 @@
 r"""The process that runs math-verify: one JSON request a line on stdin, one verdict a line on
 stdout.
 
-A request is `{"gold": LaTeX, "answer": text, "extracted": bool}`. `extracted` says that `answer` is a
-final answer that was taken out of its response; otherwise it is running text, and math-verify looks
-for the answer itself. The verdict is `correct`, `wrong` or `unparsed`; the first line is `ready`. A
-timer of the system's ends the process when one takes too long.
+A request is `{"gold": LaTeX, "answer": text, "extracted": bool}`. `extracted` says that `answer` is
+a final answer that was taken out of its response; otherwise it is running text, and math-verify
+looks for the answer itself. The verdict is `correct`, `wrong` or `unparsed`; the first line is
+`ready`. A timer of the system's ends the process when one takes too long.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sympy.core.function import AppliedUndef
 
 PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
-# A final answer is one formula: no number is looked for in what can't be read, and no letter is dropped as a unit
-# (math-verify reads `2t` and `3ab` as 2 and 3; `answers.without_unit` has dropped what is one).
+# A final answer is one formula: no number is looked for in what can't be read, and no letter is
+# dropped as a unit (math-verify reads `2t` and `3ab` as 2 and 3; `answers.without_unit` has dropped
+# what is one).
 LATEX = LatexExtractionConfig()
 FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))]
 
@@ -84,11 +85,16 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
     # `5i` reads as a variable, `5 i` doesn't
     gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
-    # Mathematics that is marked inside words stays marked; anything else is an expression as it stands.
+    # Mathematics that is marked inside words stays marked; anything else is an expression as it
+    # stands.
     text = answer.replace(r"\$", "")  # a dollar sign is no mark
     marked = not extracted or any(sign in text for sign in ("$", r"\(", r"\[", r"\boxed"))
     text = answer if marked else rf"\boxed{{{answer}}}"
-    read = parse(text, FORMULA, parsing_timeout=None) if extracted else parse(text, parsing_timeout=None)
+    read = (
+        parse(text, FORMULA, parsing_timeout=None)
+        if extracted
+        else parse(text, parsing_timeout=None)
+    )
     if verify(wanted, read, timeout_seconds=None):
         # Formulas come before the text that they were read from.
         return "correct" if is_equation(wanted[0]) or _names_a_value(read[0], answer) else "wrong"
@@ -108,14 +114,22 @@ def _names_a_value(read: Any, answer: str) -> bool:
     left = take_first_relation(read).lhs
     # math-verify writes every variable in lower case.
     points = answer.partition("=")[0].replace(r"\angle", "").isupper()
-    segment = points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)
-    return isinstance(left, Symbol | AppliedUndef) or segment or not (left.free_symbols or left.is_Number)
+    segment = (
+        points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)
+    )
+    return (
+        isinstance(left, Symbol | AppliedUndef)
+        or segment
+        or not (left.free_symbols or left.is_Number)
+    )
 
 
 def main(seconds: float) -> None:
     """Serve until stdin ends. A request that takes so many seconds of CPU time ends the process, by
     SIGPROF; by SIGALRM one that takes PATIENCE times as long by the wall clock."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, which ends this process
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     if sys.platform == "linux":
         import resource
@@ -124,10 +138,13 @@ def main(seconds: float) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints doesn't reach the verdicts
-    judge(r"\frac{\sqrt{2}}{2}", "x + 1", True)  # the first takes about a second, which is no answer's fault
+    judge(
+        r"\frac{\sqrt{2}}{2}", "x + 1", True
+    )  # the first takes about a second, which is no answer's fault
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:
-        # Nothing handles these signals: the system ends the process, in the middle of whatever it computes.
+        # Nothing handles these signals: the system ends the process, in the middle of whatever it
+        # computes.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
         verdict = judge(**json.loads(line))

@@ -1,14 +1,17 @@
-"""The game of numbers: reach a target from n numbers, each used once, with + - * / (Countdown; 24 is a case of it).
+"""The game of numbers: reach a target from n numbers, each used once, with + - * / (Countdown; 24
+is a case of it).
 
-A step is `a op b = c, numbers left`, such as `6 * 4 = 24, 1 3`; the last one leaves the target alone and is followed by
-`#### TARGET`. A level is how many numbers there are: 1 is three, 4 is six.
+A step is `a op b = c, numbers left`, such as `6 * 4 = 24, 1 3`; the last one leaves the target
+alone and is followed by `#### TARGET`. A level is how many numbers there are: 1 is three, 4 is six.
 
-A problem is made by legal play: numbers are drawn and played at random until one is left, and that one is the target.
-So every problem has a solution, the play itself is the worked one, and nothing here solves a problem. `numbers:24` keeps
-the plays that end in 24. Results are whole, from 1 to `LARGEST`; an order of play that only swaps the numbers of a sum or
-a product is written with the larger number first.
+A problem is made by legal play: numbers are drawn and played at random until one is left, and that
+one is the target. So every problem has a solution, the play itself is the worked one, and nothing
+here solves a problem. `numbers:24` keeps the plays that end in 24. Results are whole, from 1 to
+`LARGEST`; an order of play that only swaps the numbers of a sum or a product is written with the
+larger number first.
 
-Splits are disjoint by their numbers: the multiset of numbers belongs to the split that its hash names.
+Splits are disjoint by their numbers: the multiset of numbers belongs to the split that its hash
+names.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ _QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
 class Numbers(Source):
-    """Generated problems of the game, as many as asked for. `target` None: the play's own, from 10 to 99."""
+    """Generated problems of the game, as many as asked for. `target` None: the play's own, from 10
+    to 99.
+    """
 
     name = "numbers"
     opens = True
@@ -57,7 +62,8 @@ class Numbers(Source):
         """See `Source.open`: a target may be behind the colon."""
         if rest and not (rest.isdigit() and 1 <= int(rest) <= LARGEST):
             raise ConfigError(
-                f"problems.source is {problems.source!r}: write numbers, or numbers:TARGET with a target from 1 to {LARGEST}"
+                f"problems.source is {problems.source!r}: write numbers, or numbers:TARGET with a "
+                f"target from 1 to {LARGEST}"
             )
         return cls(problems.levels or DEFAULT_LEVELS, int(rest) if rest else None)
 
@@ -69,12 +75,18 @@ class Numbers(Source):
         ]
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """Correct where every line is legal play from the given numbers and the last one leaves the target alone."""
+        """Correct where every line is legal play from the given numbers and the last one leaves the
+        target alone.
+        """
         return [self._grade(response, task.problem) for response, task in pairs]
 
     def _grade(self, response: str, problem: Problem) -> Grade:
         answer = self.final_answer(response, strict=True)
-        steps = [line for line in answers.spoken(response).split("\n") if line.strip() and not line.startswith("####")]
+        steps = [
+            line
+            for line in answers.spoken(response).split("\n")
+            if line.strip() and not line.startswith("####")
+        ]
         if answer is None and not steps:
             return Grade(Verdict.UNPARSED, None)
         numbers, target = read_question(problem.question)
@@ -83,7 +95,9 @@ class Numbers(Source):
         return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer)
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
-        """Whether the last step is legal play after the ones before it, and a final line states the target reached."""
+        """Whether the last step is legal play after the ones before it, and a final line states the
+        target reached.
+        """
         numbers, target = read_question(problem.question)
         *before, last = [line.strip() for line in steps]
         left = play(numbers, before)
@@ -101,7 +115,9 @@ class Numbers(Source):
         yield "0123456789 + 1 - 1 * 1 / 1 = 1, 1\n#### 1"
 
 
-def build(split: str, index: int, level: int, target: int | None = None, name: str = "numbers") -> Task:
+def build(
+    split: str, index: int, level: int, target: int | None = None, name: str = "numbers"
+) -> Task:
     """Problem number `index` of a split and level: the same on every call and every machine."""
     rng = Random(f"{name}/{split}/{level}/{index}")
     for _ in range(100_000):
@@ -109,15 +125,22 @@ def build(split: str, index: int, level: int, target: int | None = None, name: s
         if split_of(" ".join(map(str, numbers))) != split:
             continue
         moves = random_play(rng, numbers)
-        if moves is None or (moves[-1][3] not in TARGETS if target is None else moves[-1][3] != target):
+        if moves is None or (
+            moves[-1][3] not in TARGETS if target is None else moves[-1][3] != target
+        ):
             continue
         reached = moves[-1][3]
         shuffled = rng.sample(numbers, len(numbers))
         question = f"Use {', '.join(map(str, shuffled[:-1]))} and {shuffled[-1]} once each to make {reached}."
         return Task(
-            Problem(f"{name}/{split}/{level}/{index}", question, name, level), str(reached), write(numbers, moves)
+            Problem(f"{name}/{split}/{level}/{index}", question, name, level),
+            str(reached),
+            write(numbers, moves),
         )
-    raise DataError(f"source {name} has no problem of level {level} with its target: choose another level or target")
+    raise DataError(
+        f"source {name} has no problem of level {level} with its target: choose another level or "
+        "target"
+    )
 
 
 def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:
@@ -136,7 +159,9 @@ def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:
 
 
 def apply(a: int, op: str, b: int) -> Move | None:
-    """The move `a op b`, or None where it is not legal: a result below 1, above `LARGEST`, or not whole."""
+    """The move `a op b`, or None where it is not legal: a result below 1, above `LARGEST`, or not
+    whole.
+    """
     if op == "/" and (b == 0 or a % b):
         return None
     result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[op]
@@ -156,7 +181,9 @@ def read_question(question: str) -> tuple[Counter[int], int]:
     """The given numbers and the target. Raises DataError for another text."""
     match = _QUESTION.search(question)
     if match is None:
-        raise DataError(f"{question!r} is no question of the game: write `Use 3, 5 and 7 once each to make 22.`")
+        raise DataError(
+            f"{question!r} is no question of the game: write `Use 3, 5 and 7 once each to make 22.`"
+        )
     return Counter(map(int, re.findall(r"\d+", match[1]))), int(match[2])
 
 
@@ -169,7 +196,9 @@ def play(numbers: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
 
 
 def play_one(left: Counter[int], step: str) -> Counter[int] | None:
-    """The numbers left after one line `a op b = c, numbers left`; None where it is not legal or says other numbers."""
+    """The numbers left after one line `a op b = c, numbers left`; None where it is not legal or
+    says other numbers.
+    """
     match = _STEP.fullmatch(step.strip())
     if match is None:
         return None

@@ -1,8 +1,9 @@
 """What chat models are told before a problem, by how its answers are compared.
 
-No text has a placeholder that a model could copy as its answer, nor numbers: a chat model writes them down. The prompt for
-numbers is compared with others in `benchmarks/prompts.py`, on training rows. Step-level search cuts a response at its
-line ends, so all ask for steps on lines of their own.
+No text has a placeholder that a model could copy as its answer, nor numbers: a chat model writes
+them down. The prompt for numbers is compared with others in `benchmarks/prompts.py`, on training
+rows. Step-level search cuts a response at its line ends, so all ask for steps on lines of their
+own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 _LAST = "Then write the last line: #### and "
 
 SYSTEM_PROMPT = (
-    "You are a careful math tutor. Solve the problem step by step in a few short lines. " + _LAST + "the number that"
+    "You are a careful math tutor. Solve the problem step by step in a few short lines. "
+    + _LAST
+    + "the number that"
     " answers the question."
 )
 MATH_PROMPT = (
@@ -19,21 +22,32 @@ MATH_PROMPT = (
     + "the final answer alone, in LaTeX without dollar signs, in the form that was asked for."
 )
 HOTPOTQA_PROMPT = (
-    "Answer the question from the paragraphs above it. First write the facts that it needs, each on one line with the"
-    " title of its paragraph. " + _LAST + "the answer in as few words as possible: a name, a date, a number, yes or no."
+    "Answer the question from the paragraphs above it. First write the facts that it needs, each "
+    "on one line with the"
+    " title of its paragraph. "
+    + _LAST
+    + "the answer in as few words as possible: a name, a date, a number, yes or no."
 )
 WORDS_PROMPT = (
-    "Answer the question step by step in a few short lines. " + _LAST + "the answer in as few words as possible."
+    "Answer the question step by step in a few short lines. "
+    + _LAST
+    + "the answer in as few words as possible."
 )
 OPEN_PROMPT = (
-    "Solve the problem step by step in a few short lines. " + _LAST + "the final answer in the form that was asked for."
+    "Solve the problem step by step in a few short lines. "
+    + _LAST
+    + "the final answer in the form that was asked for."
 )
 CHOICE_PROMPT = (
-    "Answer the question step by step in a few short lines. " + _LAST + "the letter of the right choice alone."
+    "Answer the question step by step in a few short lines. "
+    + _LAST
+    + "the letter of the right choice alone."
 )
 NUMBERS_PROMPT = (
-    "Use every given number once to make the target with + - * and /. Write one step a line: an operation on two numbers"
-    " that are left, its result, and after a comma the numbers left then, such as `6 * 4 = 24, 1 3`. Results are whole and"
+    "Use every given number once to make the target with + - * and /. Write one step a line: an "
+    "operation on two numbers"
+    " that are left, its result, and after a comma the numbers left then, such as `6 * 4 = 24, 1 "
+    "3`. Results are whole and"
     " above zero. " + _LAST + "the target."
 )
 

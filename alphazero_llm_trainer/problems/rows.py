@@ -38,7 +38,16 @@ ANSWERS = (
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
 CHOICES = ("choices", "options", "question.choices")
 # A choice in a column of its own.
-LETTERED = ("{}", "option_{}", "option {}", "option{}", "op{}", "choice_{}", "choice {}", "choice{}")
+LETTERED = (
+    "{}",
+    "option_{}",
+    "option {}",
+    "option{}",
+    "op{}",
+    "choice_{}",
+    "choice {}",
+    "choice{}",
+)
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation",
@@ -46,7 +55,9 @@ SPLIT_NAMES = {
     "eval": "test", "evaluation": "test",
 }  # fmt: skip
 PACKED = (".gz", ".bz2", ".xz")
-LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)  # a choice with its label
+LABELLED = re.compile(
+    r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL
+)  # a choice with its label
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
@@ -71,7 +82,9 @@ class Columns(NamedTuple):
 
 
 def row_format(name: str) -> str | None:
-    """The ending of `ROW_FILES` that a file's name has, whatever its case, packed or not; else None."""
+    """The ending of `ROW_FILES` that a file's name has, whatever its case, packed or not; else
+    None.
+    """
     ends = [ending for ending in Path(name.lower()).suffixes if ending not in PACKED]
     return ends[-1] if ends and ends[-1] in ROW_FILES else None
 
@@ -79,14 +92,18 @@ def row_format(name: str) -> str | None:
 def files_at(address: str) -> list[Path]:
     """The files of rows at an address: a file, a folder or a pattern (`data/*.jsonl`)."""
     place = Path(address)
-    places: Iterable[Path] = [place] if place.exists() else map(Path, glob.glob(address, recursive=True))
+    places: Iterable[Path] = (
+        [place] if place.exists() else map(Path, glob.glob(address, recursive=True))
+    )
     if place.is_dir():
         places = place.rglob("*")
     return sorted(file for file in places if row_format(file.name) and file.is_file())
 
 
 def split_at(row: Row) -> str:
-    """The split that a row's own column `split` names; "" for none. Raises DataError for another word."""
+    """The split that a row's own column `split` names; "" for none. Raises DataError for another
+    word.
+    """
     columns, where = row
     named = str(columns.get("split") or "").lower()
     if named and named not in SPLIT_NAMES:
@@ -119,7 +136,11 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     solution = pick(problems.solution_column, (n for n in SOLUTIONS if n != answer))
     for what, named, column in (
         ("question", problems.question_column, question),
-        ("answer", problems.answer_column, answer or solution if problems.answer_column is None else answer),
+        (
+            "answer",
+            problems.answer_column,
+            answer or solution if problems.answer_column is None else answer,
+        ),
         ("solution", problems.solution_column, solution),
     ):
         if column is None and (named is not None or what != "solution"):
@@ -160,10 +181,14 @@ def as_task(row: Row, names: Columns, source: str) -> Task:
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
         labels, texts = choices_of(choices, where)
-        question += "".join(f"\n{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False))
+        question += "".join(
+            f"\n{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)
+        )
         if gold:
             index = isinstance(value_at(columns, names.answer or ""), int)
-            gold = letter_of(gold, labels, texts, index, f"{where} has {gold!r} as `{names.answer}`")
+            gold = letter_of(
+                gold, labels, texts, index, f"{where} has {gold!r} as `{names.answer}`"
+            )
     row_id = columns.get("id", columns.get("unique_id"))
     if not isinstance(row_id, str | int):
         row_id = hashlib.sha256(question.encode()).hexdigest()[:12]
@@ -196,7 +221,9 @@ def question_of(row: Row, names: Columns) -> str:
     if isinstance(turns, list) and turns and all(isinstance(turn, Mapping) for turn in turns):
         roles = [turn.get("role") for turn in turns]
         texts = [turn.get("content") for turn in turns]
-        if roles not in (["user"], ["system", "user"]) or not all(isinstance(text, str) for text in texts):
+        if roles not in (["user"], ["system", "user"]) or not all(
+            isinstance(text, str) for text in texts
+        ):
             raise DataError(
                 f"{where} has messages of {', '.join(map(str, roles))} as `{names.question}`: write"
                 " one text of the user there, with a system message or without"
@@ -231,12 +258,19 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
         labels = [choice.get("label", choice.get("key")) for choice in choices]
         choices = [choice.get("text", choice.get("value")) for choice in choices]
     texts = [] if isinstance(choices, str) else list(choices)
-    if not 0 < len(texts) <= len(LETTERS) or not all(isinstance(text, str | Number) for text in texts):
-        raise DataError(f"{where} has no list of 1 to {len(LETTERS)} texts as its choices: write one")
+    if not 0 < len(texts) <= len(LETTERS) or not all(
+        isinstance(text, str | Number) for text in texts
+    ):
+        raise DataError(
+            f"{where} has no list of 1 to {len(LETTERS)} texts as its choices: write one"
+        )
     texts, labels = [str(text).strip() for text in texts], [str(label).upper() for label in labels]
     marked = [match for match in map(LABELLED.fullmatch, texts) if match is not None]
     marks = [match[1].upper() for match in marked]
-    if len(texts) > 1 and marks in ([*LETTERS[: len(texts)]], [str(i + 1) for i in range(len(texts))]):
+    if len(texts) > 1 and marks in (
+        [*LETTERS[: len(texts)]],
+        [str(i + 1) for i in range(len(texts))],
+    ):
         labels, texts = labels or marks, [match[2] for match in marked]
     return labels, texts
 
@@ -254,7 +288,13 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
         ways += [(texts, gold), ([normalize_words(text) for text in texts], key)]
     ways += [
         ([letter.lower() for letter in letters], key),
-        ([normalize_words(f"{letter} {text}") for letter, text in zip(letters, texts, strict=True)], key),
+        (
+            [
+                normalize_words(f"{letter} {text}")
+                for letter, text in zip(letters, texts, strict=True)
+            ],
+            key,
+        ),
         ([str(number) for number in range(len(texts))], gold),
     ]
     place = next((way.index(text) for way, text in ways if way.count(text) == 1), None)
@@ -267,7 +307,9 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
 
 
 def without_annotations(solution: str) -> str:
-    """GSM8K's solution without the calculator's annotations (<<48/2=24>>), which repeat the text."""
+    """GSM8K's solution without the calculator's annotations (<<48/2=24>>), which repeat the
+    text.
+    """
     return re.sub(r"<<[^<>]*>>", "", solution).strip()
 
 
@@ -290,7 +332,9 @@ def text_of(row: Row, name: str) -> str:
     if isinstance(value, float) and math.isfinite(value):
         value = format(Decimal(repr(value)), "f").removesuffix(".0")
     if isinstance(value, bool | float) or not isinstance(value, str | Number):
-        raise DataError(f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row")
+        raise DataError(
+            f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row"
+        )
     return check_text(str(value).strip(), f"{where}, `{name}`")
 
 
@@ -301,7 +345,8 @@ def check_text(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or remove it"
+            f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or "
+            "remove it"
         ) from error
     if not text.strip():
         raise DataError(f"{where} is empty: write its text or remove it")

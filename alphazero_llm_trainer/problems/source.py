@@ -39,7 +39,17 @@ from ..types import Problem, Task
 from .calculator import equations
 from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from .prompts import SYSTEM_PROMPTS
-from .rows import ROW_FILES, Columns, Row, as_task, check_text, columns_of, files_at, row_format, split_at
+from .rows import (
+    ROW_FILES,
+    Columns,
+    Row,
+    as_task,
+    check_text,
+    columns_of,
+    files_at,
+    row_format,
+    split_at,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +75,9 @@ KEYS = (*ROW_KEYS, "path", "levels")  # of `problems`, that some sources read
 
 
 def split_of(text: str, own: Sequence[str] = ()) -> str:
-    """The split that a stable hash of a question names, in the shares of `SHARES`: the same on every
-    machine. "train" in place of a split in `own`, which the data has of its own."""
+    """The split that a stable hash of a question names, in the shares of `SHARES`: the same on
+    every machine. "train" in place of a split in `own`, which the data has of its own.
+    """
     place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100
     for split, share in SHARES.items():
         if place < share:
@@ -123,7 +134,8 @@ class Source(ABC):
             DataError: rows are missing or broken; one sentence naming file, line and fix.
         """
 
-    # -- responses ---------------------------------------------------------------------------------------------------
+    # -- responses
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def reader(self) -> Grader:
@@ -131,14 +143,18 @@ class Source(ABC):
         return GRADERS[self.grader]
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        r"""The answer that `response` states, as written, or None; here it is decided for training, search and evaluation.
+        r"""The answer that `response` states, as written, or None; here it is decided for training,
+        search and evaluation.
 
-        strict: a limit cut the response, and only what marks an answer counts: a `####` line or a `\boxed{}`.
+        strict: a limit cut the response, and only what marks an answer counts: a `####` line or a
+        `\boxed{}`.
         """
         return self.reader.final_answer(response, strict)
 
     def vote_key(self, response: str) -> str:
-        """What responses with the same answer share, for majority votes; "" where there is no answer."""
+        """What responses with the same answer share, for majority votes; "" where there is no
+        answer.
+        """
         return self.reader.vote_key(response)
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
@@ -149,7 +165,9 @@ class Source(ABC):
         """The grade of one response: a verdict and a score in [0, 1]."""
         return self.grade_many([(response, task)], strict)[0]
 
-    async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+    async def grade_all(
+        self, pairs: Sequence[tuple[str, Task]], strict: bool = False
+    ) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
         if self.reader.waits:
             return await asyncio.to_thread(self.grade_many, pairs, strict)
@@ -159,7 +177,8 @@ class Source(ABC):
         """`grade` without holding up the event loop."""
         return (await self.grade_all([(response, task)], strict))[0]
 
-    # -- what some sources know --------------------------------------------------------------------------------------
+    # -- what some sources know
+    # --------------------------------------------------------------------------------------
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | None:
         """Whether the last of `steps` is right as far as a rule can say without gold, None where it
@@ -168,11 +187,15 @@ class Source(ABC):
         return all(equal) if equal else None
 
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
-        """A teacher that runs offline by the source's own rules and slips at a rate of `error_rate`, or None."""
+        """A teacher that runs offline by the source's own rules and slips at a rate of
+        `error_rate`, or None.
+        """
         return None
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Texts with every word of the source, where a small vocabulary covers it; () where none does."""
+        """Texts with every word of the source, where a small vocabulary covers it; () where none
+        does.
+        """
         return ()
 
 
@@ -212,7 +235,9 @@ class TaskList(Source):
         self.system_prompt = SYSTEM_PROMPTS[grader] if system_prompt is None else system_prompt
         check_tasks(everything, name)
         if golds:
-            sizes = ", ".join(f"{split} {len(tasks):,}" for split, tasks in self.tasks.items() if tasks)
+            sizes = ", ".join(
+                f"{split} {len(tasks):,}" for split, tasks in self.tasks.items() if tasks
+            )
             columns = f"{read}; " if read else ""
             log.warning("%s: %s; %sgraded as %s, since %s", name, sizes, columns, grader, why)
 
@@ -227,10 +252,14 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
 
     Raises DataError where a question has two gold answers, ConfigError for an unknown split.
     """
-    kept: dict[str, list[Task]] = {split: [] for split in ("test", "validation", "arena", "train", "")}
+    kept: dict[str, list[Task]] = {
+        split: [] for split in ("test", "validation", "arena", "train", "")
+    }
     unknown = by_split.keys() - kept.keys()
     if unknown:
-        raise ConfigError(f"{name} has the splits {sorted(unknown)}: the splits are {', '.join(SPLITS)}")
+        raise ConfigError(
+            f"{name} has the splits {sorted(unknown)}: the splits are {', '.join(SPLITS)}"
+        )
     gold: dict[str, str] = {}  # by question
     for split, tasks in kept.items():
         for task in by_split.get(split, ()):
@@ -241,7 +270,8 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
             elif gold[question] != task.gold and not answers.equal(gold[question], task.gold):
                 raise DataError(
                     f"{name} asks {question[:SHOWN]!r} twice, with the answer"
-                    f" {gold[question][:SHOWN]!r} and with {task.gold[:SHOWN]!r}: keep the right one"
+                    f" {gold[question][:SHOWN]!r} and with {task.gold[:SHOWN]!r}: keep the right "
+                    "one"
                 )
     left_out = sum(map(len, by_split.values())) - len(gold)
     if left_out:
@@ -251,14 +281,20 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
 
 def renamed(task: Task, name: str) -> Task:
     """The task with this source's name in its problem."""
-    return task if task.problem.source == name else replace(task, problem=replace(task.problem, source=name))
+    return (
+        task
+        if task.problem.source == name
+        else replace(task, problem=replace(task.problem, source=name))
+    )
 
 
 def check_golds(golds: Sequence[str], grader: str, name: str) -> None:
     """Raise DataError for a gold answer that the rule can't grade."""
     readers = {"numbers": answers.gold_number, "choice": answers.letter}
     if grader in readers:
-        wrong = next((gold for gold in golds if gold.strip() and readers[grader](gold) is None), None)
+        wrong = next(
+            (gold for gold in golds if gold.strip() and readers[grader](gold) is None), None
+        )
         if wrong is not None:
             raise DataError(
                 f"problems.grade is {grader!r} and {name} has the gold answer {wrong[:SHOWN]!r},"
@@ -276,17 +312,24 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
         where = f"source {name}, task {task.problem.id!r}"
         question = check_text(task.problem.question, where)[:SHOWN]
         if task.problem.id in seen:
-            raise DataError(f"{where}, which asks {question!r}, has the id of another: give each its own")
+            raise DataError(
+                f"{where}, which asks {question!r}, has the id of another: give each its own"
+            )
         seen.add(task.problem.id)
         if is_no_answer(task.gold):
-            raise DataError(f"{where}, which asks {question!r}, has the gold answer {task.gold!r}: write it or drop it")
+            raise DataError(
+                f"{where}, which asks {question!r}, has the gold answer {task.gold!r}: write it or "
+                "drop it"
+            )
 
 
 def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> TaskList:
     """A source of rows, each with its split ("" for none)."""
     rows, tasks = [*rows], dict[str, list[Task]]()
     if not rows:
-        raise DataError(f"{problems.source} has no rows: write one problem a row, with a question and an answer")
+        raise DataError(
+            f"{problems.source} has no rows: write one problem a row, with a question and an answer"
+        )
     _, (first, where) = rows[0]
     shown = dict(first)  # a column may begin in a later row
     for _, (row, _) in rows:
@@ -301,7 +344,8 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
     return source
 
 
-# -- opening one -------------------------------------------------------------------------------------------------------
+# -- opening one
+# --------------------------------------------------------------------------------------------------
 
 
 class UnknownSourceError(ConfigError):
@@ -309,7 +353,9 @@ class UnknownSourceError(ConfigError):
 
 
 _held: dict[str, Source] = {}  # sources that Python code made, by name
-_newest: dict[str, Source] = {}  # the newest source of each name: what a problem's `source` refers to
+_newest: dict[
+    str, Source
+] = {}  # the newest source of each name: what a problem's `source` refers to
 
 
 def open_source(config: Config, address: str | None = None) -> Source:
@@ -339,12 +385,15 @@ def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
         if value not in (None, "questions") and not any(name in source.reads for source in sources):
             names = ", ".join(source.name for source in sources)
             raise ConfigError(
-                f"problems.{key} is {value!r}, which source {names} doesn't know: leave it out, or name another source"
+                f"problems.{key} is {value!r}, which source {names} doesn't know: leave it out, or "
+                "name another source"
             )
 
 
 def changed(address: str) -> int:
-    """When the newest file that an address names was written, in nanoseconds; 0 where it names none."""
+    """When the newest file that an address names was written, in nanoseconds; 0 where it names
+    none.
+    """
     place = os.path.expanduser(address.rpartition(":")[0] if ".py:" in address else address)
     files = [Path(place), *files_at(place)]
     return max(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
@@ -352,7 +401,9 @@ def changed(address: str) -> int:
 
 @lru_cache(maxsize=16)
 def _opened(problems: ProblemsConfig, written: int) -> Source:
-    """A run asks for its source in many places; its rows are read, and the user's code is run, once."""
+    """A run asks for its source in many places; its rows are read, and the user's code is run,
+    once.
+    """
     address = problems.source
     if address in _held:
         return _held[address]
@@ -376,7 +427,9 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
 
 
 def names() -> dict[str, str]:
-    """Every known name and its `module:Class`: the built-in ones, and those that packages declare."""
+    """Every known name and its `module:Class`: the built-in ones, and those that packages
+    declare.
+    """
     own_module = __name__.rpartition(".")[0]
     built_in = {name: f"{own_module}.{place}" for name, place in BUILT_IN.items()}
     return built_in | {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
@@ -388,7 +441,9 @@ def load_class(name: str, place: str) -> type[Source]:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise ConfigError(f"problems.source is {name!r}, which needs a package that is missing ({error})") from error
+        raise ConfigError(
+            f"problems.source is {name!r}, which needs a package that is missing ({error})"
+        ) from error
 
 
 def from_object(value: Any, problems: ProblemsConfig) -> Source:
@@ -404,7 +459,8 @@ def from_object(value: Any, problems: ProblemsConfig) -> Source:
             inspect.signature(value).bind()
         except TypeError as error:
             raise ConfigError(
-                f"problems.source is {problems.source!r}, a function that takes arguments ({error}): write one"
+                f"problems.source is {problems.source!r}, a function that takes arguments "
+                f"({error}): write one"
                 " without, that returns tasks; rows may have a `split`"
             ) from None
         value = value()
@@ -417,7 +473,8 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
     address = problems.source
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise ConfigError(
-            f"source {address} is a {type(tasks).__name__}: give a list of tasks, or a function that does"
+            f"source {address} is a {type(tasks).__name__}: give a list of tasks, or a function "
+            "that does"
         )
     tasks = list(tasks)
     if all(isinstance(task, Task) for task in tasks):
@@ -426,9 +483,16 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
         return source
     rows = []
     for number, task in enumerate(tasks):
-        row = dict(zip(Columns._fields, task, strict=False)) if isinstance(task, tuple | list) else task
+        row = (
+            dict(zip(Columns._fields, task, strict=False))
+            if isinstance(task, tuple | list)
+            else task
+        )
         if not isinstance(row, Mapping):
-            raise DataError(f"source {address} has {repr(row)[:SHOWN]} as task {number}: give (question, answer)")
+            raise DataError(
+                f"source {address} has {repr(row)[:SHOWN]} as task {number}: give (question, "
+                "answer)"
+            )
         placed = (row, f"source {address}, task {number}")
         rows.append((split_at(placed), placed))
     return from_rows(rows, problems)
@@ -441,21 +505,25 @@ def register(source: Source) -> Source:
 
 
 def hold(source: Source) -> str:
-    """Keep a source that exists in Python alone; returns the name that `problems.source` opens it by
-    in this process.
+    """Keep a source that exists in Python alone; returns the name that `problems.source` opens it
+    by in this process.
 
     Raises ConfigError where its name is another source's address.
     """
     if not source.name or source.name in names():
-        raise ConfigError(f"a source of your own has the name {source.name!r}: give it one that no other source has")
+        raise ConfigError(
+            f"a source of your own has the name {source.name!r}: give it one that no other source "
+            "has"
+        )
     _held[source.name] = register(source)
     _opened.cache_clear()
     return source.name
 
 
 def source_of(problem: Problem) -> Source:
-    """The source that a problem came from. One that was never opened in this process is opened as it
-    is by default."""
+    """The source that a problem came from. One that was never opened in this process is opened as
+    it is by default.
+    """
     if problem.source not in _newest:
         try:
             source = _opened(ProblemsConfig.model_validate({"source": problem.source}), 0)

@@ -12,14 +12,20 @@ UNJUDGED = 0.5  # the total of a response in which nothing was checked: it may b
 
 
 class Calculator:
-    """0 for a step that the source's rule finds wrong (an equation isn't true, where it has no other), else 1; the total is
-    1 where all steps score 1 and one of them was checked, `UNJUDGED` where none was."""
+    """0 for a step that the source's rule finds wrong (an equation isn't true, where it has no
+    other), else 1; the total is 1 where all steps score 1 and one of them was checked, `UNJUDGED`
+    where none was.
+    """
 
     name, computes, scored_tokens = "calculator", False, 0
 
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
         verdicts = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
         scores = tuple(1.0 if right is None else float(right) for right in verdicts)
         unchecked = frozenset(at for at, right in enumerate(verdicts) if right is None)
-        return Judgement(scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked)
+        return Judgement(
+            scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked
+        )

@@ -1,6 +1,8 @@
-"""The embedded student's tokenizer: words, single digits and spaced operators, with an exact round trip.
+"""The embedded student's tokenizer: words, single digits and spaced operators, with an exact round
+trip.
 
-A step `12 + 7 = 19` and its line end are 8 tokens; the whole vocabulary is derived from the generator's own templates.
+A step `12 + 7 = 19` and its line end are 8 tokens; the whole vocabulary is derived from the
+generator's own templates.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from .source import Source
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 PIECES = r" ?[A-Za-z]+| [-+*/=] |#### |\d|\n|[.,?$']| "
 
-# System messages mean nothing to a model this small. A question ends with a line end, and so does every assistant
-# message that something follows, so that the prompt of a question is exactly `question + "\n"`.
+# System messages mean nothing to a model this small. A question ends with a line end, and so does
+# every assistant message that something follows, so that the prompt of a question is exactly
+# `question + "\n"`.
 CHAT_TEMPLATE = (
     "{%- set shown = messages | rejectattr('role', 'equalto', 'system') | list -%}"
     "{%- for message in shown -%}"
@@ -32,12 +35,14 @@ CHAT_TEMPLATE = (
 def build_tokenizer(source: Source | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer of a source's words (None: the embedded generator's), the same on every call.
 
-    Text outside those words gives `<unk>` and never fails. Raises ConfigError where no small vocabulary covers the source.
+    Text outside those words gives `<unk>` and never fails. Raises ConfigError where no small
+    vocabulary covers the source.
     """
     texts = list(vocabulary_texts() if source is None else source.vocabulary_texts())
     if source is not None and not texts:
         raise ConfigError(
-            f"problems.source is {source.name} and a student is trained from scratch: its words don't fit a small vocabulary,"
+            f"problems.source is {source.name} and a student is trained from scratch: its words "
+            "don't fit a small vocabulary,"
             " so name a student to go on from with --model"
         )
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")

@@ -1,6 +1,7 @@
 """Charts by matplotlib as SVG elements: lines over a number, and values with intervals in rows.
 
-Drawn for a phone's width, and scaled up elsewhere. Texts are the page's own: it colours them for light and dark.
+Drawn for a phone's width, and scaled up elsewhere. Texts are the page's own: it colours them for
+light and dark.
 """
 
 from __future__ import annotations
@@ -61,16 +62,31 @@ def errors(intervals: Sequence[Interval]) -> list[list[float]]:
     return [[y.value - y.low for y in intervals], [y.high - y.value for y in intervals]]
 
 
-def line_chart(title: str, series: Mapping[str, Points], x_label: str, include: Sequence[float] = ()) -> str:
-    """Named lines of (x, y), numbers alone; "" without a point. The y axis takes in the numbers `include`."""
-    shown = {name: [(x, y) for x, y in line if math.isfinite(y.value)] for name, line in series.items()}
+def line_chart(
+    title: str, series: Mapping[str, Points], x_label: str, include: Sequence[float] = ()
+) -> str:
+    """Named lines of (x, y), numbers alone; "" without a point. The y axis takes in the numbers
+    `include`.
+    """
+    shown = {
+        name: [(x, y) for x, y in line if math.isfinite(y.value)] for name, line in series.items()
+    }
     shown = {name: line for name, line in shown.items() if line}
 
     def draw(axes: Any) -> None:
         for name, line in shown.items():
             xs, ys = zip(*line, strict=True)
             values, colour = [y.value for y in ys], MEANT.get(name)
-            axes.errorbar(xs, values, errors(ys), color=colour, marker="o", markersize=4, elinewidth=0.8, label=name)
+            axes.errorbar(
+                xs,
+                values,
+                errors(ys),
+                color=colour,
+                marker="o",
+                markersize=4,
+                elinewidth=0.8,
+                label=name,
+            )
             axes.update_datalim([(xs[0], value) for value in include])
         axes.autoscale_view()
         axes.set_xlabel(x_label)
@@ -82,9 +98,14 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str, include: 
 
 
 def row_chart(
-    title: str, rows: Mapping[str, Interval], label: str, reference: float | None = None, grey: str = ""
+    title: str,
+    rows: Mapping[str, Interval],
+    label: str,
+    reference: float | None = None,
+    grey: str = "",
 ) -> str:
-    """Values with their intervals, one below the other; a line at `reference`; `label` names the axis.
+    """Values with their intervals, one below the other; a line at `reference`; `label` names the
+    axis.
 
     The row of the name `grey` is what the others are compared with.
     """
@@ -95,7 +116,9 @@ def row_chart(
             axes.text(0, at - 0.25, name, transform=across)
             axes.text(1, at - 0.25, f"{value}", transform=across, ha="right")
             colour = GREY if name == grey else BLUE
-            axes.errorbar(value.value, at, xerr=errors([value]), color=colour, marker="o", elinewidth=3)
+            axes.errorbar(
+                value.value, at, xerr=errors([value]), color=colour, marker="o", elinewidth=3
+            )
         if reference is not None:
             axes.axvline(reference, color=GREY)
         axes.set_ylim(len(rows) - 0.5, -0.75)

@@ -37,7 +37,10 @@ def critic_verdict(card: Card) -> tuple[str, str]:
 def critic_text(card: Card) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     counts = f"held out: {card['questions']['test']:,} questions, {card['pairs']['test']:,} pairs of steps"
-    rows = [["figure", "value [95%]"], *([name, str(value)] for name, value in intervals(card).items())]
+    rows = [
+        ["figure", "value [95%]"],
+        *([name, str(value)] for name, value in intervals(card).items()),
+    ]
     lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE}", columns(rows)]
     if card["kind"] == "value":
         weight = card["rollout_weight"]
@@ -53,12 +56,17 @@ def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
         for name, key in (("training", "loss"), ("held out", "held_out_loss"))
     }
     title = f"Test questions; chance is {CHANCE}"
-    drawn = [row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY), line_chart("Loss (nats)", loss, "steps")]
+    drawn = [
+        row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY),
+        line_chart("Loss (nats)", loss, "steps"),
+    ]
     facts = [("kind", card["kind"])]
     if card["kind"] == "value":
         facts.append(("weight of rollouts", f"{card['rollout_weight']:.2f}"))
     return [
         hero(f"{card['test'][PAIRS][0]:.3f}", *critic_verdict(card), facts),
-        paragraph(f"{PAIRS}: how often the better of two next steps gets the higher number", "soft"),
+        paragraph(
+            f"{PAIRS}: how often the better of two next steps gets the higher number", "soft"
+        ),
         figures(drawn, "Grey: what needs no training."),
     ]

@@ -1,4 +1,6 @@
-"""An evaluation: the best method in a sentence, sorted tables for terminal and Markdown, and the page."""
+"""An evaluation: the best method in a sentence, sorted tables for terminal and Markdown, and the
+page.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,21 @@ from .tables import columns, markdown, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
-SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")  # for a terminal
+SHORT = (
+    "method",
+    "accuracy [95%]",
+    "reward [95%]",
+    "over greedy",
+    "tokens",
+    "calls",
+)  # for a terminal
 NOTE = "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for its being picked."
 
 
 def measure(row: Results) -> str:
-    """What a row is judged by: accuracy, or the user's own reward where no problem has a gold answer."""
+    """What a row is judged by: accuracy, or the user's own reward where no problem has a gold
+    answer.
+    """
     return "reward" if row.get("no_gold") and "reward" in row else "accuracy"
 
 
@@ -54,18 +65,30 @@ def gains(results: Results, row: Results) -> dict[str, Interval]:
 
 
 def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
-    """The best method of a budget, or those that are level, and whether it is clearly above greedy, in words; and if so
-    "good"."""
+    """The best method of a budget, or those that are level, and whether it is clearly above greedy,
+    in words; and if so "good".
+    """
     best, what = rows[0], measure(rows[0])
     level = [row["method"] for row in rows if row[what] == best[what]]
     over, value = gains(results, best).get("over greedy"), Interval(*best[what])
-    sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
+    sure = (
+        ""
+        if over is None
+        else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
+    )
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
     where = f"{best['benchmark']}{split} at {best['budget']:,} tokens"
     if not value.value:
-        return f"{where}: {'every reward is 0' if what == 'reward' else 'no method has a right answer'}", ""
+        return (
+            f"{where}: "
+            f"{'every reward is 0' if what == 'reward' else 'no method has a right answer'}",
+            "",
+        )
     said = f"{where}: {', '.join(level)} {'is best' if len(level) == 1 else 'are level'}, {what} {value}"
-    return f"{said}; {best['method']} took {tokens(best):.0f} tokens a problem{sure}", "" if over is None else over.kind
+    return (
+        f"{said}; {best['method']} took {tokens(best):.0f} tokens a problem{sure}",
+        "" if over is None else over.kind,
+    )
 
 
 def cells(results: Results, row: Results) -> dict[str, str]:
@@ -99,7 +122,8 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
     for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
         ks = [k for k in KS if k <= row["samples"]]
         lines = [
-            {"": f"{name}@k"} | {f"k = {k}": str(Interval(*row[f"{name}@{k}"])) for k in ks} for name in ("pass", "maj")
+            {"": f"{name}@k"} | {f"k = {k}": str(Interval(*row[f"{name}@{k}"])) for k in ks}
+            for name in ("pass", "maj")
         ]
         temperature = results["config"]["search"]["temperature"]
         said = f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens a problem"
@@ -112,17 +136,21 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     rows = rows_of(results, benchmark)
     problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
     counts = [
-        f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens" for row in rows if row.get("unjudged")
+        f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens"
+        for row in rows
+        if row.get("unjudged")
     ]
     lines = []
     if counts:
         lines.append(
-            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing to check in some"
+            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing "
+            "to check in some"
             f" answers, which are unjudged, neither accepted nor rejected: {', '.join(counts)}"
         )
     if too_long:
         lines.append(
-            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count as not right"
+            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count "
+            "as not right"
         )
     return lines
 
@@ -149,7 +177,9 @@ def silent(results: Results) -> str | None:
 
 
 def asked(facts: Results) -> list[str]:
-    """The system prompt of a benchmark, and the worked solutions before its questions; nothing where there were none."""
+    """The system prompt of a benchmark, and the worked solutions before its questions; nothing
+    where there were none.
+    """
     prompt, shots = facts.get("system_prompt"), facts.get("shots")
     said = [] if prompt is None else [f"System prompt: {prompt}"]
     return [*said, f"Worked solutions before each question: {shots}."] if shots else said
@@ -164,19 +194,25 @@ def results_markdown(results: Results) -> str:
     ]
     for name, facts in results["benchmarks"].items():
         parts.append(f"## {name}: {facts['problems']:,} problems")
-        parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
+        parts += [
+            part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))
+        ]
         parts += [*remarks(results, name), *asked(facts)]
         parts += ["Every figure, as means a problem:", markdown(full_table(results, name))]
     return "\n\n".join(parts) + "\n"
 
 
 def full_table(results: Results, benchmark: str) -> list[list[str]]:
-    """Every figure of a benchmark's rows, with the gains over the baselines and the control; the head first."""
+    """Every figure of a benchmark's rows, with the gains over the baselines and the control; the
+    head first.
+    """
     return table_of([cells(results, row) for row in rows_of(results, benchmark)])
 
 
 def evaluation_parts(results: Results) -> list[str]:
-    """The page's sections: for each benchmark the methods in order at each budget, then every figure."""
+    """The page's sections: for each benchmark the methods in order at each budget, then every
+    figure.
+    """
     parts = []
     for name, facts in results["benchmarks"].items():
         budgets = by_budget(results, name)
@@ -187,9 +223,18 @@ def evaluation_parts(results: Results) -> list[str]:
             drawn.append(row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy"))
         top = budgets[max(budgets)]
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
-        known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
-        parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
+        known = [
+            ("student", results["student"]),
+            ("verifier", results["verifier"]),
+            ("seed", f"{results['seed']}"),
+        ]
+        parts += [
+            heading(f"{name}: {facts['problems']:,} problems"),
+            hero(big, *headline(results, top), known),
+        ]
         parts += [figures(drawn, NOTE), *map(paragraph, [*remarks(results, name), *asked(facts)])]
-        parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
+        parts += [
+            part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))
+        ]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts

@@ -19,22 +19,28 @@ from .trees import TreeReader, records_of, title_of
 RUN, METRICS, ANSWERS = "run.json", "metrics.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
-    RUN: lambda card, folder: training_parts(card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)),
+    RUN: lambda card, folder: training_parts(
+        card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)
+    ),
     "results.json": lambda card, folder: evaluation_parts(card),
     "critic.json": lambda card, folder: critic_parts(card, read_lines(folder / METRICS)),
 }
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write `report.html` (and `trees.html` beside it, where the folder has a journal) into `out`, by default the folder.
+    """Write `report.html` (and `trees.html` beside it, where the folder has a journal) into `out`,
+    by default the folder.
 
     Raises:
-        DataError: the folder has none of the files that a report is made of, or one that can't be read.
+        DataError: the folder has none of the files that a report is made of, or one that can't be
+            read.
     """
     out = folder if out is None else out
     parts = parts_of(folder)
     if not parts:
-        raise DataError(f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote")
+        raise DataError(
+            f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote"
+        )
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
         journal = folder / JOURNAL
@@ -46,17 +52,22 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def parts_of(folder: Path) -> list[str]:
-    """A folder's sections; none where nothing in it is known. Raises DataError for another file of a known name."""
+    """A folder's sections; none where nothing in it is known. Raises DataError for another file of
+    a known name.
+    """
     parts: list[str] = []
     for name, sections in KINDS.items():
         card = load(folder / name)
-        if card is None or (name == RUN and not {"method", "config"} <= card.keys()):  # an evaluation's card
+        if card is None or (
+            name == RUN and not {"method", "config"} <= card.keys()
+        ):  # an evaluation's card
             continue
         try:
             parts += sections(card, folder)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(
-                f"{folder / name} is not what this version's commands write ({error!r}): name another folder"
+                f"{folder / name} is not what this version's commands write ({error!r}): name "
+                "another folder"
             ) from error
     return parts
 
@@ -66,4 +77,6 @@ def load(path: Path) -> dict[str, Any] | None:
     try:
         return read_object(path) if path.exists() else None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a readable JSON object: remove it, or name another folder") from error
+        raise DataError(
+            f"{path} is not a readable JSON object: remove it, or name another folder"
+        ) from error

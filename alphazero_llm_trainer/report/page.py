@@ -1,4 +1,6 @@
-"""One self-contained HTML page: a headline, charts, tables and texts; nothing is fetched or run; light and dark."""
+"""One self-contained HTML page: a headline, charts, tables and texts; nothing is fetched or run;
+light and dark.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ def page(title: str, parts: Iterable[str]) -> str:
     """The whole document; `parts` are HTML already, `title` is text."""
     style = STYLE.read_text(encoding="utf-8")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<!doctype html>\n<html lang="en"><head><meta '
+        f'charset="utf-8"><title>{escape(title)}</title>'
         '<meta http-equiv="Content-Security-Policy"'
-        " content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">"
+        " content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action "
+        "'none'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}</style></head><body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f"<style>{style}</style></head><body>\n<h1>{escape(title)}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
     )
 
 
@@ -31,8 +37,12 @@ def framed(html: str) -> str:
 
 
 def hero(big: str, verdict: str, kind: str, facts: Iterable[tuple[str, str]]) -> str:
-    """What the page is about: one large number, what it means ("good", "bad" or ""), and a few facts by name."""
-    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    """What the page is about: one large number, what it means ("good", "bad" or ""), and a few
+    facts by name.
+    """
+    cards = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
+    )
     top = f'<p class="big">{escape(big)}</p><p class="verdict">{escape(verdict)}</p>'
     return f'<div class="hero {kind}">{top}</div><dl>{cards}</dl>'
 
@@ -46,14 +56,20 @@ def paragraph(words: str, kind: str = "") -> str:
 
 
 def table(rows: Rows) -> str:
-    """A table, its head first; columns of numbers are right-aligned, a cell longer than 60 characters wraps."""
+    """A table, its head first; columns of numbers are right-aligned, a cell longer than 60
+    characters wraps.
+    """
     numeric = [all(map(NUMBER.match, column[1:])) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str], tag: str) -> str:
         kinds = [
-            "text" if len(cell) > 60 else "" if right else "left" for cell, right in zip(row, numeric, strict=True)
+            "text" if len(cell) > 60 else "" if right else "left"
+            for cell, right in zip(row, numeric, strict=True)
         ]
-        return "".join(f'<{tag} class="{kind}">{escape(cell)}</{tag}>' for cell, kind in zip(row, kinds, strict=True))
+        return "".join(
+            f'<{tag} class="{kind}">{escape(cell)}</{tag}>'
+            for cell, kind in zip(row, kinds, strict=True)
+        )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows[1:])
     return f'<div class="wide"><table><thead><tr>{line(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'

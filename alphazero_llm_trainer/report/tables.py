@@ -12,7 +12,9 @@ def columns(rows: Rows, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(f"{cell:{'<' if at < left else '>'}{widths[at]}}" for at, cell in enumerate(row)).rstrip()
+        "  ".join(
+            f"{cell:{'<' if at < left else '>'}{widths[at]}}" for at, cell in enumerate(row)
+        ).rstrip()
         for row in rows
     )
 
@@ -20,12 +22,17 @@ def columns(rows: Rows, left: int = 1) -> str:
 def markdown(rows: Rows) -> str:
     """A Markdown table, aligned too."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"| {' | '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    lines = [
+        f"| {' | '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True))} |"
+        for row in rows
+    ]
     return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]])
 
 
 def table_of(rows: Sequence[Mapping[str, str]], named: Sequence[str] = ()) -> list[list[str]]:
-    """A table of `rows` with the columns `named`, or all, as far as a row has them; the head first."""
+    """A table of `rows` with the columns `named`, or all, as far as a row has them; the head
+    first.
+    """
     head = list(dict.fromkeys(chain(*rows)))
     head = [name for name in named or head if name in head]
     return [head, *([row.get(name, "") for name in head] for row in rows)]

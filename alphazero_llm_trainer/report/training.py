@@ -1,4 +1,6 @@
-"""A training run: its result in words, the terminal's table, and the page with curves, trees, costs and configuration."""
+"""A training run: its result in words, the terminal's table, and the page with curves, trees, costs
+and configuration.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,29 @@ WHEN = ("before", "after")
 
 Card = Mapping[str, Any]
 Line = Mapping[str, Any]
-Answers = Mapping[str, Any]  # a line of test.jsonl: id, question, and what was answered "before" and "after"
+Answers = Mapping[
+    str, Any
+]  # a line of test.jsonl: id, question, and what was answered "before" and "after"
 Points = list[tuple[float, Interval]]
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
+# -- in words
+# --------------------------------------------------------------------------------------------------
 
 
 def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
-    """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none, and
-    expert iteration a right response."""
+    """What to change where no group of responses had a better and a worse one; None where any had.
+    PPO needs none, and expert iteration a right response.
+    """
     rounds = rounds_of(metrics)
     groups = sum(line["questions"] - line.get("failed", 0) for line in rounds)
     if card["method"] in ("rft", "expert_iteration"):
         if not groups or any(line["solved"] for line in rounds):
             return None
         text = f"Nothing was learnt from search: none of {groups:,} questions had a right response"
-        graded = ((card.get("after") or {}).get("reward") or {}).get("value", 0.0)  # of a source with partial credit
+        graded = ((card.get("after") or {}).get("reward") or {}).get(
+            "value", 0.0
+        )  # of a source with partial credit
         if graded > 0:
             return f"{text}, though grades reach {graded:.2f} in the mean: learn from grades with --use-grpo"
         return f"{text}; try easier problems, or `sft` first"
@@ -47,8 +55,10 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
     return (
-        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({wrong:,} questions all wrong,"
-        f" {right:,} all right): no response was better than another; {fix}, or a higher search.temperature"
+        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({wrong:,} "
+        "questions all wrong,"
+        f" {right:,} all right): no response was better than another; {fix}, or a higher "
+        "search.temperature"
     )
 
 
@@ -58,11 +68,15 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
         return "This run is not finished: it has no test result", ""
     shares = [(card.get(when) or {}).get("accuracy") for when in WHEN]
     unable = all(share is not None and share["value"] == 0 for share in shares)
-    cannot = "; this student can't do these problems: none was right before or after" if unable else ""
+    cannot = (
+        "; this student can't do these problems: none was right before or after" if unable else ""
+    )
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
         return nothing + cannot, "bad"
-    gains = [(what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None]
+    gains = [
+        (what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None
+    ]
     if not gains:
         return "This run was started without held-out problems: it has no test result", ""
     (what, gain), *beside = gains
@@ -74,7 +88,9 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
 
 
 def judged_by(card: Card) -> list[tuple[str, str]]:
-    """The keys of a run's gains and what each is in, what the run was for first: the user's own reward where there is one."""
+    """The keys of a run's gains and what each is in, what the run was for first: the user's own
+    reward where there is one.
+    """
     accuracy, reward = ("gain", ""), ("reward_gain", " in reward")
     return [reward, ("gain", " in accuracy")] if owned(card) else [accuracy, reward]
 
@@ -85,7 +101,9 @@ def owned(card: Card) -> bool:
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
-    """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
+    """Before, after and the gain, what it took and what was kept; of a run that isn't finished what
+    there is.
+    """
     lines = []
     for key, kind, name in (("gain", "accuracy", ""), ("reward_gain", "reward", "reward ")):
         # Where every grade was all or nothing, the mean grade is the accuracy.
@@ -93,22 +111,38 @@ def facts(card: Card) -> list[tuple[str, str]]:
             continue
         for when in WHEN:
             part = card[when]
-            failed = f" ({part['failed_rewards']:,} failed)" if name and part["failed_rewards"] else ""
+            failed = (
+                f" ({part['failed_rewards']:,} failed)" if name and part["failed_rewards"] else ""
+            )
             tokens = "" if name else f" at {part['tokens'] / part['problems']:.1f} tokens"
             lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
         lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
     lines.append(("questions", f"{card['questions']:,}"))
-    if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
+    if (
+        card.get("system_prompt") is not None
+        and card["config"]["models"][card["student"]]["path"] not in SMALL
+    ):
         lines.append(("prompt", card["system_prompt"]))
     if card.get("shots"):
         lines.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
-        lines.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
+        lines.append(
+            (
+                "left out, since the reward failed for one of its responses",
+                f"{card['failed_rewards']:,}",
+            )
+        )
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
-        lines += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        lines += [
+            ("tokens sampled", f"{sampled:,}"),
+            ("training", f"{minutes:.1f} min"),
+            ("kept", card["kept"]),
+        ]
         if card["after"]["too_long"]:
-            lines.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
+            lines.append(
+                ("too long for the context, counted as wrong", f"{card['after']['too_long']:,}")
+            )
     return lines
 
 
@@ -124,11 +158,14 @@ def rewarded(part: Card) -> bool:
     return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page
+# --------------------------------------------------------------------------------------------------
 
 
 def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers]) -> list[str]:
-    """The sections of a run's page; a run that isn't finished has those that there is material for."""
+    """The sections of a run's page; a run that isn't finished has those that there is material
+    for.
+    """
     done = len(rounds_of(metrics))
     rounds = f"{done:,} round" + "s" * (done != 1)
     under = f"{card['method']} on {card['student']}, seed {card['seed']}, {rounds}"
@@ -138,9 +175,17 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
             part = "accuracy" if key == "gain" else "reward"
             big = " → ".join(f"{card[when][part]['value']:.3f}" for when in WHEN)
             break
-    parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
+    parts = [
+        paragraph(under, "soft"),
+        hero(big, *verdict(card, metrics), facts(card)),
+        *curves(card, metrics),
+    ]
     parts += flips(answers) + costs(card, rounds_of(metrics))
-    shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
+    shown = {
+        key: value
+        for key, value in card["config"].items()
+        if key not in ("models", "teacher_tiers")
+    }
     text = escape(yaml.safe_dump(shown, sort_keys=False))
     return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
 
@@ -157,7 +202,9 @@ def seen(metrics: Iterable[Line]) -> dict[int, int]:
 
 
 def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
-    """A figure of the rounds over sampled tokens, as a share of each round's questions where it counts them."""
+    """A figure of the rounds over sampled tokens, as a share of each round's questions where it
+    counts them.
+    """
     after = seen(metrics)
     return [
         (after[line["round"]], exact(line[name] / (line["questions"] if share else 1)))
@@ -167,7 +214,9 @@ def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
 
 
 def validation(card: Card, metrics: Sequence[Line]) -> Points:
-    """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a reward of the user's own."""
+    """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a
+    reward of the user's own.
+    """
     problems, before = card["config"]["train"]["validation_size"], card.get("validation_before")
     points: Points = [] if before is None else [(0, exact(before))]
     points += over(metrics, "validation_accuracy")
@@ -183,16 +232,34 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     if not rounds_of(metrics):
         return []
 
-    def chart(title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str) -> str:
-        return line_chart(title, {name: over(metrics, key, share) for name, key in names.items()}, X, include)
+    def chart(
+        title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str
+    ) -> str:
+        return line_chart(
+            title, {name: over(metrics, key, share) for name, key in names.items()}, X, include
+        )
 
     scale = "answers' mean outcome" if owned(card) else "accuracy"
     drawn = [
-        line_chart(f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)),
+        line_chart(
+            f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)
+        ),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
-        # A policy gradient learns from mixed questions alone, expert iteration from all but the wrong ones.
-        chart("Outcomes of the questions", (0.0, 1.0), True, right="all_right", mixed="mixed", wrong="all_wrong"),
-        chart("Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)", entropy="entropy", KL="kl"),
+        # A policy gradient learns from mixed questions alone, expert iteration from all but the
+        # wrong ones.
+        chart(
+            "Outcomes of the questions",
+            (0.0, 1.0),
+            True,
+            right="all_right",
+            mixed="mixed",
+            wrong="all_wrong",
+        ),
+        chart(
+            "Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)",
+            entropy="entropy",
+            KL="kl",
+        ),
         chart("Loss", (), loss="loss", critic="critic_loss"),
     ]
     # Trees end early, and chains are drawn again, by what they find.
@@ -212,7 +279,11 @@ def flips(answers: Iterable[Answers]) -> list[str]:
         sides = line["before"], line["after"]
         said = [f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides]
         rows.append([line["id"], *said, line["question"]])
-    return [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)] if known else []
+    return (
+        [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
+        if known
+        else []
+    )
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
@@ -222,7 +293,10 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
         total = {key: sum(line["cost"][key] for line in rounds) for key in rounds[0]["cost"]}
     rows = [{"": "search", "failures": "none", **texts(total)}] if total else []
     for name, teacher in (card.get("teachers") or {}).items():
-        failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
+        failures = (
+            ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items())
+            or "none"
+        )
         figures = {**teacher.get("cost", {}), "calls": teacher.get("calls", 0)}
         rows.append({"": name, "failures": failures, **texts(figures)})
     return [heading("Cost"), table(table_of(rows))] if rows else []

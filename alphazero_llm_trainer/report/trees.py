@@ -45,14 +45,18 @@ def _one_search(path: Path) -> dict[str, Any]:
         record = {"key": path.stem, **read_object(path)}
         check(Record, record)
     except (OSError, ValueError, DataError) as error:
-        raise DataError(f"{path} is no tree ({error}): write it with `search --json > {path.name}`") from error
+        raise DataError(
+            f"{path} is no tree ({error}): write it with `search --json > {path.name}`"
+        ) from error
     return record
 
 
 class TreeReader:
-    """Adds to records what the page can't know: how the search chose and explored, and how tokens read.
+    """Adds to records what the page can't know: how the search chose and explored, and how tokens
+    read.
 
-    The card beside the journal (run.json, manifest.json) has the settings and the student; a record's own word wins.
+    The card beside the journal (run.json, manifest.json) has the settings and the student; a
+    record's own word wins.
     """
 
     def __init__(self, path: Path, tokenizer: Path | None = None) -> None:
@@ -73,25 +77,42 @@ class TreeReader:
             rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
             more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
-            rule = "vote" if settings is None else "end" if settings.rollout == "none" else settings.choose
+            rule = (
+                "vote"
+                if settings is None
+                else "end"
+                if settings.rollout == "none"
+                else settings.choose
+            )
             text: Text | None = None
             if tokenizer is not None and tree.rollouts:
                 text = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
             choice = choose(tree, rule, most_visited(tree), text)
             if choice is not None:
-                more |= {"chosen": choice.node, "answer": choice.answer, "why": choice.why, "response": choice.response}
+                more |= {
+                    "chosen": choice.node,
+                    "answer": choice.answer,
+                    "why": choice.why,
+                    "response": choice.response,
+                }
         if tokenizer is not None:
-            more["pieces"] = pieces(record, partial(tokenizer.decode, skip_special_tokens=False), self._pieces)
+            more["pieces"] = pieces(
+                record, partial(tokenizer.decode, skip_special_tokens=False), self._pieces
+            )
         return {**more, **record}
 
 
 def _card(home: Path) -> dict[str, Any]:
     """What a run's folder says about itself; {} where it is no run's."""
-    file = next((home / name for name in ("run.json", "manifest.json") if (home / name).is_file()), None)
+    file = next(
+        (home / name for name in ("run.json", "manifest.json") if (home / name).is_file()), None
+    )
     try:
         return {} if file is None else read_object(file)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not a run's card ({error}): restore it, or copy the journal elsewhere") from error
+        raise DataError(
+            f"{file} is not a run's card ({error}): restore it, or copy the journal elsewhere"
+        ) from error
 
 
 def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | None:
@@ -100,28 +121,40 @@ def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | No
     try:
         return SearchConfig.model_validate(known) if known else None
     except ValueError as error:
-        raise DataError(f"the configuration in {home} is not this version's: copy the journal elsewhere") from error
+        raise DataError(
+            f"the configuration in {home} is not this version's: copy the journal elsewhere"
+        ) from error
 
 
-def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None) -> Tokenizer | None:
-    """The student's tokenizer where a file of it is at hand: named, in the run's folder, or the embedded student's."""
+def _tokenizer(
+    home: Path, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None
+) -> Tokenizer | None:
+    """The student's tokenizer where a file of it is at hand: named, in the run's folder, or the
+    embedded student's.
+    """
     student = (config.get("train") or {}).get("student") or config.get("student")
     places = [home / "student", *([Path(student)] if isinstance(student, str) else [])]
     if "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name")):
         places.append(EMBEDDED)
     places = places if named is None else [named]
-    file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)
+    file = next(
+        (place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None
+    )
     if file is not None:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(file))
     if named is not None:
-        raise ConfigError(f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder")
+        raise ConfigError(
+            f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder"
+        )
     return None
 
 
 def chosen_records(path: Path, question: str) -> list[dict[str, Any]]:
-    """The records of one question, by key, by its id or by its number on the page. Raises DataError where there is none."""
+    """The records of one question, by key, by its id or by its number on the page. Raises DataError
+    where there is none.
+    """
     records = [
         record
         for number, record in enumerate(records_of(path), 1)
@@ -129,6 +162,7 @@ def chosen_records(path: Path, question: str) -> list[dict[str, Any]]:
     ]
     if not records:
         raise DataError(
-            f"--question is {question!r}, which {path} has no tree of: name an id, a key or a number of its page"
+            f"--question is {question!r}, which {path} has no tree of: name an id, a key or a "
+            "number of its page"
         )
     return records

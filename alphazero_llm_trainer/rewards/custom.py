@@ -1,8 +1,8 @@
 """A reward of the user's own, beside correctness and perplexity or in their place.
 
-`fn(problem, response, task) -> float` in [0, 1], sync or async: the problem as search sees it, the response's text and the
-task with its gold answer. `rewards.custom` names it as `file.py:NAME` or `package.module:NAME`; `name_reward` gives a
-function in memory such a name.
+`fn(problem, response, task) -> float` in [0, 1], sync or async: the problem as search sees it, the
+response's text and the task with its gold answer. `rewards.custom` names it as `file.py:NAME` or
+`package.module:NAME`; `name_reward` gives a function in memory such a name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class CustomReward:
         asked = (problem, response.strip(), task)
         try:
             waits = inspect.iscoroutinefunction(self.function)
-            value: Any = self.function(*asked) if waits else await asyncio.to_thread(self.function, *asked)
+            value: Any = (
+                self.function(*asked) if waits else await asyncio.to_thread(self.function, *asked)
+            )
             if inspect.isawaitable(value):
                 value = await value
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
@@ -57,7 +59,12 @@ class CustomReward:
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         try:
             number, shown = float(value), f"{float(value)}"
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # the last two: of a tensor, of a huge number
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            OverflowError,
+        ):  # the last two: of a tensor, of a huge number
             number, shown = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not -ROUNDING <= number <= 1.0 + ROUNDING:
             what = f"gave {shown} for problem {problem.id}: return one number from 0 to 1"
@@ -65,12 +72,20 @@ class CustomReward:
         return min(1.0, max(0.0, number))
 
     def place(self, error: BaseException) -> str:
-        """The last line of the function's own file that an error came through, in words; nothing where there is none."""
+        """The last line of the function's own file that an error came through, in words; nothing
+        where there is none.
+        """
         own = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", None)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == own
+        ]
         return f" in {Path(str(own)).name}, line {lines[-1]}," if lines else ""
 
-    async def scores(self, tasks: Sequence[Task], responses: Sequence[str | None]) -> list[float | None]:
+    async def scores(
+        self, tasks: Sequence[Task], responses: Sequence[str | None]
+    ) -> list[float | None]:
         """The reward of each task's response; None where it failed, 0 where there is no response.
 
         Raises RewardError where every response failed.
@@ -90,7 +105,9 @@ class CustomReward:
 
         rewards = await asyncio.gather(*map(score, tasks, responses))
         if failed and len(failed) == sum(response is not None for response in responses):
-            raise RewardError(f"every one of {len(failed):,} responses failed; the first one: {failed[0]}")
+            raise RewardError(
+                f"every one of {len(failed):,} responses failed; the first one: {failed[0]}"
+            )
         return list(rewards)
 
 
@@ -108,7 +125,9 @@ def in_memory(address: str) -> bool:
 
 
 def open_reward(rewards: RewardConfig) -> CustomReward | None:
-    """The reward that `rewards.custom` names; None where it is null. Raises ConfigError where it can't be loaded."""
+    """The reward that `rewards.custom` names; None where it is null. Raises ConfigError where it
+    can't be loaded.
+    """
     address = rewards.custom
     if address is None:
         return None
@@ -119,7 +138,8 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
         inspect.signature(function).bind(None, "", None)
     except TypeError as error:
         raise ConfigError(
-            f"{KEY} is {address!r}, which takes other arguments ({error}): write it as fn(problem, response, task)"
+            f"{KEY} is {address!r}, which takes other arguments ({error}): write it as fn(problem, "
+            "response, task)"
         ) from None
     except ValueError:
         pass  # written in C: it shows when it is called

@@ -1,4 +1,6 @@
-"""The perplexity reward (PRE): how likely a response is under the frozen student, against a baseline response."""
+"""The perplexity reward (PRE): how likely a response is under the frozen student, against a
+baseline response.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ def pre(logprobs: Sequence[float], base_logprobs: Sequence[float]) -> float:
         logprobs: log-probabilities (nats) of the response's own tokens, given the question: `[T]`.
         base_logprobs: the same for the baseline response: `[B]`.
 
-    A perplexity equal to the baseline's gives 0.5, one towards 1 of a hopeless baseline gives 1, twice the baseline's
-    or more gives 0. An empty response gives 0.0; with an empty baseline there is nothing to compare with: 0.5.
+    A perplexity equal to the baseline's gives 0.5, one towards 1 of a hopeless baseline gives 1,
+    twice the baseline's or more gives 0. An empty response gives 0.0; with an empty baseline there
+    is nothing to compare with: 0.5.
     """
     if not len(logprobs):
         return 0.0
@@ -40,14 +43,17 @@ def pre(logprobs: Sequence[float], base_logprobs: Sequence[float]) -> float:
     loss, base = mean_loss(logprobs), mean_loss(base_logprobs)
     if loss == base:
         return NEUTRAL
-    # (base - ppl) / base is 1 - ppl/base; in log space the quotient can't overflow, and it is never below 0.
+    # (base - ppl) / base is 1 - ppl/base; in log space the quotient can't overflow, and it is never
+    # below 0.
     ratio = math.exp(min(loss - base, math.log(2.0)))
     return 1.0 - ratio / 2.0  # (1 - ratio) in [-1, 1] -> [0, 1]
 
 
 @dataclass(slots=True)
 class _Measured:
-    """What is known of a problem: its baseline's log-probabilities with what they took, and which tokens were scored."""
+    """What is known of a problem: its baseline's log-probabilities with what they took, and which
+    tokens were scored.
+    """
 
     baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
     scored: ReadTokens = field(default_factory=ReadTokens)
@@ -55,15 +61,17 @@ class _Measured:
 
 
 class Perplexity:
-    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once.
+    """PRE of responses under a frozen student; its greedy answer to each question is the baseline,
+    computed once.
 
     Args:
         frozen: the student that measures.
         max_tokens: of a baseline.
-        own: the responses are the frozen student's own: what it sampled them with is the measure, and nothing is scored
-            but text that somebody else wrote.
+        own: the responses are the frozen student's own: what it sampled them with is the measure,
+            and nothing is scored but text that somebody else wrote.
 
-    Each call tells its cost: a question's first one pays for the baseline, and each token is scored once.
+    Each call tells its cost: a question's first one pays for the baseline, and each token is scored
+    once.
     """
 
     def __init__(self, frozen: Student, max_tokens: int, own: bool = False) -> None:
@@ -80,7 +88,9 @@ class Perplexity:
         logprobs: Sequence[float] = [value for step in steps for value in step.logprobs]
         if self.again or len(logprobs) != len(token_ids):
             cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
-            [logprobs] = await self.frozen.engine.score([(self.frozen.prompt_ids(problem.question), token_ids)])
+            [logprobs] = await self.frozen.engine.score(
+                [(self.frozen.prompt_ids(problem.question), token_ids)]
+            )
         return pre(logprobs, await self._baseline(known, cost)), cost
 
     async def open(self, problem: Problem, most: int | None) -> Cost:
@@ -109,14 +119,21 @@ class Perplexity:
         if limit < 1:
             return (), Cost()
         prompt = self.frozen.prompt_ids(problem.question)
-        [[greedy]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
+        [[greedy]] = await self.frozen.engine.generate(
+            [GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)]
+        )
         cached = greedy.cached_tokens
         return greedy.logprobs, Cost(
-            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(greedy.token_ids), calls=1
+            prompt_tokens=len(prompt) - cached,
+            cached_tokens=cached,
+            sampled_tokens=len(greedy.token_ids),
+            calls=1,
         )
 
     def forget(self, problem: Problem | None = None) -> None:
-        """Drop what is known of a problem, or of all: a baseline belongs to the event loop that computed it."""
+        """Drop what is known of a problem, or of all: a baseline belongs to the event loop that
+        computed it.
+        """
         if problem is None:
             self._known.clear()
         else:

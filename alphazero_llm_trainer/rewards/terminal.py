@@ -1,4 +1,6 @@
-"""What a finished response earns in a search: `combined.combined`, or without gold and measure whether it answers at all."""
+"""What a finished response earns in a search: `combined.combined`, or without gold and measure
+whether it answers at all.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ def make_evaluate(
     tasks: Mapping[str, Task] | None,
     custom: CustomReward | None = None,
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
-    training alone, and so is the user's own reward, `custom`.
+    """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold
+    answers) are given in training alone, and so is the user's own reward, `custom`.
 
-    Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one its HRE is 0.
+    Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one
+    its HRE is 0.
     """
 
     async def evaluate(
@@ -37,14 +40,24 @@ def make_evaluate(
         if tasks is not None:
             task = tasks[problem.id]
             if task.gold or source_of(problem).gold_free:
-                grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
+                grade = await source_of(problem).grade_async(
+                    response, task, strict=verdict not in WHOLE
+                )
                 if grade.error is not None:
                     raise RequestError(grade.error)
                 correct = grade.score
             if custom is not None:
                 own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
-        reward = combined(correct, likely, own, steps=steps_of(response), right=right, wrong=wrong, weights=weights)
+        reward = combined(
+            correct,
+            likely,
+            own,
+            steps=steps_of(response),
+            right=right,
+            wrong=wrong,
+            weights=weights,
+        )
         return reward if cost is None else replace(reward, cost=cost)
 
     return evaluate
@@ -53,6 +66,8 @@ def make_evaluate(
 async def finished_earns_one(
     problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
-    """Without gold and without a student to measure by, a whole response that states an answer earns 1: the vote counts."""
+    """Without gold and without a student to measure by, a whole response that states an answer
+    earns 1: the vote counts.
+    """
     answer = source_of(problem).final_answer(text_of(steps)) if verdict in WHOLE else None
     return RewardParts(total=0.0 if answer is None else 1.0)

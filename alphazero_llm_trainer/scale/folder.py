@@ -36,7 +36,9 @@ class SampleFolder:
         DataError: the manifest is broken.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], tasks: Sequence[Task], resume: bool) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], tasks: Sequence[Task], resume: bool
+    ) -> None:
         self.path = path
         self.facts = {**identity, "questions": len(tasks), "rows": rows_hash(tasks)}
         self.stored = self._read_manifest()
@@ -51,10 +53,14 @@ class SampleFolder:
                 )
             return
         if not resume:
-            raise ConfigError(f"--out {path} holds a run already: add --resume to go on with it, or name another")
+            raise ConfigError(
+                f"--out {path} holds a run already: add --resume to go on with it, or name another"
+            )
         had = self.stored["questions"]
         if had > len(tasks):
-            raise ConfigError(f"--num is {len(tasks)}, the run in {path} has {had}: ask for as many or more")
+            raise ConfigError(
+                f"--num is {len(tasks)}, the run in {path} has {had}: ask for as many or more"
+            )
         self._compare(identity)
         if self.stored["rows"] != rows_hash(tasks[:had]):
             raise ConfigError(
@@ -90,8 +96,8 @@ class SampleFolder:
     def begin(self, policy: Mapping[str, Any]) -> None:
         """Open everything for writing with `policy` (name, fingerprint and version of the weights).
 
-        Raises ConfigError when the folder's trees come from other weights, and DataError for a broken
-        journal.
+        Raises ConfigError when the folder's trees come from other weights, and DataError for a
+        broken journal.
         """
         if self.stored:
             self._compare({"policy": policy})

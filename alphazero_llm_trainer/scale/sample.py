@@ -1,4 +1,6 @@
-"""A sample run: questions in, exactly one journal record a question out, whatever dies in between."""
+"""A sample run: questions in, exactly one journal record a question out, whatever dies in
+between.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ATTEMPTS = 3  # failures of a question while it ran alone after which it is set 
 
 
 def identity(job: SampleJob) -> dict[str, Any]:
-    """What decides the trees. Pacing (how many at once, where they run) is left out: it may change."""
+    """What decides the trees. Pacing (how many at once, where they run) is left out: it may
+    change.
+    """
     sections = ("student", "problems", "search", "rewards", "teachers")
     config = job.config.model_dump(
         mode="json",
@@ -46,7 +50,8 @@ def run_sample(
 
     Questions run beside each other, `search.concurrent` a worker. One that failed, or whose worker
     died, may have been taken down by a neighbour: it runs again after the others, with nothing
-    beside it on its worker, and is set aside after `ATTEMPTS` failures there. A `FATAL` error is raised.
+    beside it on its worker, and is set aside after `ATTEMPTS` failures there. A `FATAL` error is
+    raised.
 
     Args:
         job: what to sample.

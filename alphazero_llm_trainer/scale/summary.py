@@ -19,12 +19,12 @@ from ..types import Cost
 class Summary:
     """What a sample run's folder has, and the sums of this session's journal records.
 
-    status: "complete" or "stopped"; trees, set_aside: of all sessions; session_trees: records with a
-    search; skipped: questions that don't fit the engine or whose reward failed (an empty tree is
+    status: "complete" or "stopped"; trees, set_aside: of all sessions; session_trees: records with
+    a search; skipped: questions that don't fit the engine or whose reward failed (an empty tree is
     recorded); responses: finished ones, repeats counted; right: those with full marks (the gold
-    answer, where no reward of the user's own takes part); solved_trees: with a right response; ends:
-    how responses ended (`extract.endings`); cost: of the trees; teachers: costs by name; seconds: of
-    searching.
+    answer, where no reward of the user's own takes part); solved_trees: with a right response;
+    ends: how responses ended (`extract.endings`); cost: of the trees; teachers: costs by name;
+    seconds: of searching.
     """
 
     questions: int = 0
@@ -65,14 +65,19 @@ class Summary:
         lines = [f"{self.trees:,} of {self.questions:,} questions have a tree in {folder}"]
         if self.session_trees:
             lines.append(
-                f"searched now: {self.session_trees:,} in {duration(self.seconds)}; {self.right:,} of"
+                f"searched now: {self.session_trees:,} in {duration(self.seconds)}; {self.right:,} "
+                "of"
                 f" {self.responses:,} responses are right, and {self.solved_trees:,} trees have a"
                 f" right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
             )
         if self.skipped:
-            lines.append(f"{self.skipped:,} trees are empty: the question doesn't fit, or its reward failed")
+            lines.append(
+                f"{self.skipped:,} trees are empty: the question doesn't fit, or its reward failed"
+            )
         if self.set_aside:
-            lines.append(f"{len(self.set_aside):,} questions failed three times and are in set_aside.jsonl")
+            lines.append(
+                f"{len(self.set_aside):,} questions failed three times and are in set_aside.jsonl"
+            )
         if dollars := sum(cost.dollars for cost in self.teachers.values()):
             lines.append(f"the teachers charged ${dollars:.4f}")
         return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""What searches: a policy, and many trees at once on its engine. In this process, or as an actor in each of Ray's."""
+"""What searches: a policy, and many trees at once on its engine. In this process, or as an actor in
+each of Ray's.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from ..types import Cost, Task
 
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
-# Of a question: its key; its journal record, None where it was stopped, or what it raised; a name of
-# the process, and what teachers took there so far.
+# Of a question: its key; its journal record, None where it was stopped, or what it raised; a name
+# of the process, and what teachers took there so far.
 Outcome = tuple[str, dict[str, Any] | Exception | None, str, dict[str, Cost]]
 
 
@@ -59,12 +61,15 @@ class Worker:
         self._loading = asyncio.Lock()
 
     async def load(self) -> dict[str, Any]:
-        """`open` where that wasn't done, in a thread: what is loaded may start an event loop of its own."""
+        """`open` where that wasn't done, in a thread: what is loaded may start an event loop of its
+        own.
+        """
         async with self._loading:
             return self.policy or await asyncio.to_thread(self.open)
 
     def open(self) -> dict[str, Any]:
-        """Load the policy. Returns its name, version and fingerprint, and the hashes of the value network's weights.
+        """Load the policy. Returns its name, version and fingerprint, and the hashes of the value
+        network's weights.
 
         Raises AlphaZeroError where it can't be loaded.
         """
@@ -96,8 +101,9 @@ class Worker:
         return self.policy
 
     async def search(self, policy: dict[str, Any], task: Task) -> Outcome:
-        """The question's outcome. A student other than the run's `policy` is a failure, and so is no tree
-        after `job.seconds`."""
+        """The question's outcome. A student other than the run's `policy` is a failure, and so is
+        no tree after `job.seconds`.
+        """
         key, seed = task.problem.id, self.config.seed
         result: dict[str, Any] | Exception | None = None
         try:

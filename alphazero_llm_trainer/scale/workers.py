@@ -36,7 +36,9 @@ class InProcess:
         return self.policy
 
     def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
-        """The outcomes of `tasks` as they end, `width` of them beside each other, until `stop` is true."""
+        """The outcomes of `tasks` as they end, `width` of them beside each other, until `stop` is
+        true.
+        """
         loop, waiting = self.runner.get_loop(), deque(tasks)
         running: set[asyncio.Task[Any]] = set()
         while (waiting or running) and not stop():
@@ -54,7 +56,8 @@ class InProcess:
 
 
 class OnRay:
-    """Workers as Ray actors in an `ActorPool`. Ray starts a process again that died, and tries its calls once more.
+    """Workers as Ray actors in an `ActorPool`. Ray starts a process again that died, and tries its
+    calls once more.
 
     On a cluster every node must have the same files.
 
@@ -65,7 +68,8 @@ class OnRay:
         connect(job.address, job.workers)
         import ray
 
-        # Each keeps ledgers of its own, of its share of the teachers' budget; a new process begins anew.
+        # Each keeps ledgers of its own, of its share of the teachers' budget; a new process begins
+        # anew.
         teachers = job.config.teachers
         teachers = teachers.model_copy(update={"budget": teachers.budget.share(job.workers)})
         config = job.config.model_copy(update={"teachers": teachers})
@@ -85,13 +89,16 @@ class OnRay:
             raise error.cause from error
         except ray.exceptions.RayError as error:
             raise ConfigError(
-                f"{len(loading)} workers have not loaded in {START_SECONDS:g} s ({reason_of(error)}): the"
+                f"{len(loading)} workers have not loaded in {START_SECONDS:g} s "
+                f"({reason_of(error)}): the"
                 " cluster needs a core for each"
             ) from error
         return self.policy
 
     def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
-        """As `InProcess.search`, `width` on each worker. A task whose process died twice has no outcome."""
+        """As `InProcess.search`, `width` on each worker. A task whose process died twice has no
+        outcome.
+        """
         from ray.exceptions import RayError
         from ray.util import ActorPool
 
@@ -103,7 +110,9 @@ class OnRay:
                 yield pool.get_next_unordered(timeout=POLL_SECONDS)
 
     def close(self) -> None:
-        """Unload adapters, which a killed process can't, and end the workers, with Ray where it was started here."""
+        """Unload adapters, which a killed process can't, and end the workers, with Ray where it was
+        started here.
+        """
         import ray
 
         leaving = [actor.close.remote() for actor in self.actors]
@@ -128,7 +137,9 @@ def connect(address: str | None, cpus: int) -> None:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1") from error
+        raise ConfigError(
+            "Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1"
+        ) from error
     here: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
     try:
         ray.init(
@@ -140,5 +151,6 @@ def connect(address: str | None, cpus: int) -> None:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"Ray can't be reached at {address or 'this machine'} ({reason_of(error)}): check --address"
+            f"Ray can't be reached at {address or 'this machine'} ({reason_of(error)}): check "
+            "--address"
         ) from error

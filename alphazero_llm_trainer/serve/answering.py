@@ -1,4 +1,6 @@
-"""How a choice of a request is answered: a plain sample, or a method of `eval` whose best so far counts when time is over."""
+"""How a choice of a request is answered: a plain sample, or a method of `eval` whose best so far
+counts when time is over.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,23 @@ class Conversation:
 
 @dataclass(slots=True)
 class Answerer:
-    """Answers prompts with one student; `verifier` judges searches (None: they vote), `value` guides those without one."""
+    """Answers prompts with one student; `verifier` judges searches (None: they vote), `value`
+    guides those without one.
+    """
 
     student: Any
     config: Config
     verifier: Verifier | None = None
     value: ValueFunction | None = None
 
-    async def __call__(self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str) -> Outcome:
-        """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a search.
+    async def __call__(
+        self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str
+    ) -> Outcome:
+        """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a
+        search.
 
-        `due` is when it has to be there, by the event loop's clock. Raises RequestError for what can't be served,
-        EngineError when the engine failed.
+        `due` is when it has to be there, by the event loop's clock. Raises RequestError for what
+        can't be served, EngineError when the engine failed.
         """
         if wanted.method.name != SAMPLE:
             outcome = await self.searched(wanted, Problem(name, wanted.question, "user"), seed, due)
@@ -69,16 +76,20 @@ class Answerer:
             outcome.tokens = [*await self.echoed(wanted, outcome.cost), *outcome.tokens]
         return outcome
 
-    # -- a plain sample ------------------------------------------------------------------------------------------------
+    # -- a plain sample
+    # ----------------------------------------------------------------------------------------------
 
     async def sampled(self, wanted: Wanted, seed: int, due: float | None, tell: Tell) -> Outcome:
-        """A response, of `search.max_tokens` where the request names no number; OpenAI's default temperature is 1.
+        """A response, of `search.max_tokens` where the request names no number; OpenAI's default
+        temperature is 1.
 
         It goes to `tell` as it is drawn, and is cut at stop strings and at the deadline.
         """
         engine, body, prompt = self.student.engine, wanted.body, wanted.prompt
         most = self.config.search.max_tokens if body.most_tokens is None else body.most_tokens
-        outcome = Outcome("", "length", seed, Cost(), "length", tokens=None if body.alternatives is None else [])
+        outcome = Outcome(
+            "", "length", seed, Cost(), "length", tokens=None if body.alternatives is None else []
+        )
         if most == 0:
             return outcome
         request = GenerateRequest(
@@ -112,7 +123,11 @@ class Answerer:
         tell(reader.delta(final=True))
         if reader.stop is not None or (drawing.done() and drawn.finish != "length"):
             outcome.finish = outcome.ended_by = "stop"
-        outcome.text, outcome.stop, outcome.cost = reader.text, reader.stop, drawing_cost(prompt, [drawn])
+        outcome.text, outcome.stop, outcome.cost = (
+            reader.text,
+            reader.stop,
+            drawing_cost(prompt, [drawn]),
+        )
         outcome.token_ids, outcome.logprobs = drawn.token_ids, drawn.logprobs
         if outcome.tokens is not None:
             tops = drawn.top or [()] * len(drawn.logprobs)
@@ -124,7 +139,9 @@ class Answerer:
         return outcome
 
     async def echoed(self, wanted: Wanted, cost: Cost) -> list[Token]:
-        """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none for the first one."""
+        """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none
+        for the first one.
+        """
         ids, engine = wanted.prompt, self.student.engine
         [logprobs] = await engine.score([(ids[:1], ids[1:])])
         cost.add(Cost(scored_tokens=len(logprobs), calls=1))
@@ -138,8 +155,11 @@ class Answerer:
         reader.read(ids)
         reader.end()
         tokens = [Token(reader.pieces[0], None)]
-        for token, piece, logprob, top in zip(ids[1:], reader.pieces[1:], logprobs, tops, strict=True):
-            # Of one forward, so that a token which is the likeliest has exactly the likeliest one's number.
+        for token, piece, logprob, top in zip(
+            ids[1:], reader.pieces[1:], logprobs, tops, strict=True
+        ):
+            # Of one forward, so that a token which is the likeliest has exactly the likeliest one's
+            # number.
             tokens.append(self.token(piece, dict(top).get(token, logprob), top))
         return tokens
 
@@ -147,16 +167,23 @@ class Answerer:
         others = [(self.student.decode([other]), max(value, LEAST_LOGPROB)) for other, value in top]
         return Token(text, max(logprob, LEAST_LOGPROB), others)
 
-    # -- a search ------------------------------------------------------------------------------------------------------
+    # -- a search
+    # ----------------------------------------------------------------------------------------------
 
-    async def searched(self, wanted: Wanted, problem: Problem, seed: int, due: float | None) -> Outcome:
+    async def searched(
+        self, wanted: Wanted, problem: Problem, seed: int, due: float | None
+    ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         method, body, tree = wanted.method, wanted.body, Tree()
         assert isinstance(body, ChatBody)
         context = self.context(wanted)
-        budget = body.budget_tokens or (self.config.serve.budget_tokens if method.count is None else MOST_BUDGET)
+        budget = body.budget_tokens or (
+            self.config.serve.budget_tokens if method.count is None else MOST_BUDGET
+        )
         simulations = body.simulations
-        attempt = Attempt(context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree)
+        attempt = Attempt(
+            context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree
+        )
         response, ended_by = None, DEADLINE
         try:
             async with asyncio.timeout_at(due):
@@ -168,7 +195,9 @@ class Answerer:
         if response in attempt.nodes:
             node = attempt.nodes[response]
             reward = tree.reward[node] or 0.0
-            choice = Choice(node, response, extract(response), max(tree.N[node], 1), reward, ended_by)
+            choice = Choice(
+                node, response, extract(response), max(tree.N[node], 1), reward, ended_by
+            )
         elif choice is None:
             rule = voting(context.settings.choose, context.judged)
             decode = self.student.decode if context.settings.mode == "token" else None
@@ -176,15 +205,26 @@ class Answerer:
         if choice is None:
             node = most_visited(tree)
             text = tree.response(node)
-            choice = Choice(node, text, None, tree.N[node], 0.0, "no response was finished: the best beginning")
+            choice = Choice(
+                node, text, None, tree.N[node], 0.0, "no response was finished: the best beginning"
+            )
         text, stop = cut(choice.response, body.stops)
-        whole = response is not None or stop is not None or extract(choice.response, strict=True) is not None
+        whole = (
+            response is not None
+            or stop is not None
+            or extract(choice.response, strict=True) is not None
+        )
         finish, ids = "stop" if whole else "length", response_ids(tree, choice)
-        return Outcome(text, finish, seed, attempt.cost, ended_by, ids, stop=stop, tree=tree, choice=choice)
+        return Outcome(
+            text, finish, seed, attempt.cost, ended_by, ids, stop=stop, tree=tree, choice=choice
+        )
 
     def context(self, wanted: Wanted) -> MethodContext:
         """What the request's method draws from and is judged by."""
-        asked: dict[str, Any] = {"max_tokens": wanted.body.most_tokens, "temperature": wanted.body.temperature}
+        asked: dict[str, Any] = {
+            "max_tokens": wanted.body.most_tokens,
+            "temperature": wanted.body.temperature,
+        }
         if self.verifier is not None:
             asked["mode"] = "step"
         changes = {name: value for name, value in asked.items() if value is not None}
@@ -197,9 +237,16 @@ class Answerer:
 
 
 async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:
-    """The answer of a method; a search that has none within its budget draws a response with what is left."""
+    """The answer of a method; a search that has none within its budget draws a response with what
+    is left.
+    """
     response, ended_by = await METHODS[name](attempt)
-    if name == MCTS and response is None and attempt.choice is None and attempt.room(judged=False) > 0:
+    if (
+        name == MCTS
+        and response is None
+        and attempt.choice is None
+        and attempt.room(judged=False) > 0
+    ):
         return (await attempt.draw(judged=False)).text, "tokens"
     return response, ended_by
 
@@ -219,4 +266,6 @@ def drawn_by_now(watch: Watch) -> Generated:
     if not watch.samples:
         return Generated((), (), "length")
     [sample] = watch.samples
-    return Generated(tuple(sample.tokens), tuple(sample.logprobs), "length", tuple(sample.top) or None)
+    return Generated(
+        tuple(sample.tokens), tuple(sample.logprobs), "length", tuple(sample.top) or None
+    )

@@ -1,4 +1,6 @@
-"""The OpenAI-compatible application: who may ask, routes, streaming, and what happens when a client goes away."""
+"""The OpenAI-compatible application: who may ask, routes, streaming, and what happens when a client
+goes away.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
+from fastapi.security import (
+    HTTPAuthorizationCredentials,
+    HTTPBasic,
+    HTTPBasicCredentials,
+    HTTPBearer,
+)
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 
@@ -35,7 +42,10 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 GONE = 499  # what nobody reads
 MAX_BODY_BYTES = 1 << 20  # of one request
 NO_STORE = {"Cache-Control": "no-store"}
-PAGE_HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", **NO_STORE}  # the page itself has the rest
+PAGE_HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    **NO_STORE,
+}  # the page itself has the rest
 REFUSED: tuple[type[Exception], ...] = (
     StarletteHTTPException,
     RequestValidationError,
@@ -53,9 +63,10 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
     Args:
         service: answers.
         keys: any one of them opens; none: open to whoever can reach the address.
-        hosts: that a request may be for ("*": any): where the server listens on this machine alone, a request for
-            another host comes from a web page that made its name point here (DNS rebinding). Other pages can't ask
-            without leave: browsers send no JSON across origins that wasn't asked for first.
+        hosts: that a request may be for ("*": any): where the server listens on this machine alone,
+            a request for another host comes from a web page that made its name point here (DNS
+            rebinding). Other pages can't ask without leave: browsers send no JSON across origins
+            that wasn't asked for first.
     """
     app = FastAPI(title="alphazero-llm-trainer", exception_handlers=dict.fromkeys(REFUSED, refused))
     app.add_middleware(Bounded)
@@ -71,7 +82,9 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
         return Response(service.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def model(name: str) -> Model:
-        return Model(id=name, created=service.created, object="model", owned_by="alphazero-llm-trainer")
+        return Model(
+            id=name, created=service.created, object="model", owned_by="alphazero-llm-trainer"
+        )
 
     @guarded.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -89,7 +102,9 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
 
     @guarded.post("/v1/completions", responses={200: {"model": Completion}})
     async def completion(request: Request, body: CompletionBody) -> Response:
-        return await answer(request, service, completion_request(body, service.student, service.models))
+        return await answer(
+            request, service, completion_request(body, service.student, service.models)
+        )
 
     # Not async, so in threads: a large tree takes a while, and others wait for the event loop.
     @guarded.get("/v1/traces/{name}")
@@ -107,7 +122,9 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """The answer to a request that can't be served; what broke here is raised again behind it, for the log."""
+    """The answer to a request that can't be served; what broke here is raised again behind it, for
+    the log.
+    """
     refusal = api_error(error)
     return JSONResponse(error_body(error), refusal.status_code, refusal.headers)
 
@@ -116,7 +133,9 @@ def lock(keys: Sequence[str]) -> Any:
     """A dependency that wants one of the keys, as a token or as a browser's password."""
 
     async def opens(
-        bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+        bearer: Annotated[
+            HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))
+        ],
         basic: Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))],
     ) -> None:
         sent = bearer.credentials if bearer else basic.password if basic else ""
@@ -149,7 +168,8 @@ class Bounded:
         await self.app(scope, counted, send)
 
 
-# -- an answer ---------------------------------------------------------------------------------------------------------
+# -- an answer
+# --------------------------------------------------------------------------------------------------
 
 
 async def answer(request: Request, service: Service, asked: list[Wanted]) -> Response:
@@ -163,7 +183,9 @@ async def answer(request: Request, service: Service, asked: list[Wanted]) -> Res
     first = await chunks.get()
     if first is not None:
         events = event_stream(first, chunks, work)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
     return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
 
 
@@ -173,7 +195,9 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-async def event_stream(first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]) -> AsyncIterator[str]:
+async def event_stream(
+    first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]
+) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error among them is the last one before the end."""
     chunk: dict[str, Any] | None = first
     while chunk is not None:

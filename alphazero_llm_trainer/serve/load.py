@@ -16,7 +16,12 @@ from .requests import Models
 
 
 def load_models(
-    config: Config, search: str, path: Path | None, verifier: str | None, prm: Path | None, value: Path | None
+    config: Config,
+    search: str,
+    path: Path | None,
+    verifier: str | None,
+    prm: Path | None,
+    value: Path | None,
 ) -> tuple[Models, Answerer]:
     """The models that are offered, and who answers: the student with its verifier or its value.
 
@@ -30,7 +35,9 @@ def load_models(
     judged = named != "none"
     models = Models("student", search, judged)
     guide = value or config.search.value
-    student = load_student(config, path=path, opening=opening(config), inference=(prm or guide) is None)
+    student = load_student(
+        config, path=path, opening=opening(config), inference=(prm or guide) is None
+    )
     if isinstance(student.engine, InProcessEngine):
         student.engine.worker = ThreadPoolExecutor(1, "forward")
     if judged:

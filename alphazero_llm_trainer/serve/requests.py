@@ -1,4 +1,6 @@
-"""Requests as OpenAI's clients write them, what this server makes of them, and the errors that clients get instead."""
+"""Requests as OpenAI's clients write them, what this server makes of them, and the errors that
+clients get instead.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
 from ..policy.chat import ChatMessage
 
-# Parameters that are not offered: these values of them ask for nothing, as an empty value of any other does.
+# Parameters that are not offered: these values of them ask for nothing, as an empty value of any
+# other does.
 UNCHANGED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "repetition_penalty": (1,), "length_penalty": (1,), "typical_p": (1,), "best_of": (1,),
@@ -51,7 +54,8 @@ Count = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- errors
+# --------------------------------------------------------------------------------------------------
 
 
 class ApiError(HTTPException):
@@ -89,11 +93,15 @@ def not_valid(first: Mapping[str, Any]) -> ApiError:
     """The first thing that is wrong with a request's body, as pydantic names it."""
     path = first["loc"][1:]
     if not path or first["type"] == "json_invalid":
-        return ApiError("the body: send a JSON object, with Content-Type: application/json", code="invalid_json")
+        return ApiError(
+            "the body: send a JSON object, with Content-Type: application/json", code="invalid_json"
+        )
     param = ascii(path[0])[1:-1][:LONGEST]
     place = ".".join([param, *map(str, path[1:])])
     unknown = first["type"] == "extra_forbidden"
-    message = f"{place} is not offered here: leave it out" if unknown else f"{place}: {first['msg']}"
+    message = (
+        f"{place} is not offered here: leave it out" if unknown else f"{place}: {first['msg']}"
+    )
     return ApiError(message[:LONGEST], param, "unknown_parameter" if unknown else "invalid_value")
 
 
@@ -102,15 +110,25 @@ def error_body(error: BaseException) -> dict[str, Any]:
     refusal = api_error(error)
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(refusal.status_code, "invalid_request_error")
-    return {"error": {"message": refusal.detail, "type": kind, "param": refusal.param, "code": refusal.code}}
+    return {
+        "error": {
+            "message": refusal.detail,
+            "type": kind,
+            "param": refusal.param,
+            "code": refusal.code,
+        }
+    }
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
+# -- models
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a request is answered: `label` as clients write it, `name` in `eval.methods`, `count` its N of samples."""
+    """How a request is answered: `label` as clients write it, `name` in `eval.methods`, `count` its
+    N of samples.
+    """
 
     label: str
     name: str
@@ -118,14 +136,19 @@ class Method:
 
 
 class Models:
-    """The models of this server: `name` by the method `default`, and `name@METHOD` for every method.
+    """The models of this server: `name` by the method `default`, and `name@METHOD` for every
+    method.
 
-    judged: there is a verifier, which most methods need. Raises ConfigError for a default that doesn't exist.
+    judged: there is a verifier, which most methods need. Raises ConfigError for a default that
+    doesn't exist.
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
         methods = [Method(label, label) for label in (SAMPLE, MCTS, *(JUDGED if judged else ()))]
-        for label, method in {"majority": "majority", **({"best-of": "best-of-n"} if judged else {})}.items():
+        for label, method in {
+            "majority": "majority",
+            **({"best-of": "best-of-n"} if judged else {}),
+        }.items():
             methods += [Method(f"{label}-{n}", method, n) for n in range(1, MOST_SAMPLES + 1)]
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
@@ -136,7 +159,9 @@ class Models:
         self.default = self.methods[default]
 
     def of(self, model: str, method: str | None = None) -> Method:
-        """The method of a request's `model` and `method`. Raises ApiError when it doesn't exist, or they disagree."""
+        """The method of a request's `model` and `method`. Raises ApiError when it doesn't exist, or
+        they disagree.
+        """
         name, at, suffix = model.partition("@")
         if name != self.name or (at and suffix not in self.methods):
             message = f"there is no model {model[:LONGEST]!r}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
@@ -149,11 +174,14 @@ class Models:
         return self.methods[label] if label else self.default
 
 
-# -- bodies ------------------------------------------------------------------------------------------------------------
+# -- bodies
+# --------------------------------------------------------------------------------------------------
 
 
 class Body(BaseModel):
-    """What chats and completions share. `deadline_ms` is this server's own, `return_token_ids` vLLM's."""
+    """What chats and completions share. `deadline_ms` is this server's own, `return_token_ids`
+    vLLM's.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -162,7 +190,9 @@ class Body(BaseModel):
     temperature: Annotated[Temperature, Field(le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = Field(default_factory=lambda: secrets.randbits(31))
-    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] = Field(
+        default_factory=list
+    )
     stream: bool = False
     stream_options: ChatCompletionStreamOptionsParam = {}
     deadline_ms: Count | None = None
@@ -174,7 +204,9 @@ class Body(BaseModel):
         """The parameters without those that ask for nothing."""
         if not isinstance(fields, dict):
             return fields
-        json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text: a ValueError
+        json.dumps(
+            fields, ensure_ascii=False
+        ).encode()  # half a surrogate pair is no text: a ValueError
         kept = {}
         for name, value in fields.items():
             if name in cls.model_fields:
@@ -191,7 +223,9 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    """POST /v1/chat/completions. The last six are this server's own or vLLM's (`extra_body` of the openai client)."""
+    """POST /v1/chat/completions. The last six are this server's own or vLLM's (`extra_body` of the
+    openai client).
+    """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Count | None = None
@@ -202,8 +236,12 @@ class ChatBody(Body):
     budget_tokens: Annotated[int, Field(ge=1, le=MOST_BUDGET)] | None = None
     simulations: Count | None = None
     return_tree: bool = False
-    continue_final_message: bool = False  # as vLLM's: the answer goes on from the last message, the assistant's
-    add_generation_prompt: bool | None = None  # as vLLM's: null is whatever the parameter above needs
+    continue_final_message: bool = (
+        False  # as vLLM's: the answer goes on from the last message, the assistant's
+    )
+    add_generation_prompt: bool | None = (
+        None  # as vLLM's: null is whatever the parameter above needs
+    )
 
     @property
     def most_tokens(self) -> int | None:
@@ -212,7 +250,9 @@ class ChatBody(Body):
 
     @property
     def alternatives(self) -> int | None:
-        """How many likeliest tokens are wanted with each token of the answer; None: no log-probabilities at all."""
+        """How many likeliest tokens are wanted with each token of the answer; None: no
+        log-probabilities at all.
+        """
         return self.top_logprobs if self.logprobs else None
 
 
@@ -237,7 +277,8 @@ class CompletionBody(Body):
 class Wanted:
     """A prompt of a request within this server's bounds.
 
-    `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a completion's prompt as text.
+    `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a
+    completion's prompt as text.
     """
 
     body: ChatBody | CompletionBody
@@ -247,11 +288,14 @@ class Wanted:
     seed: int
 
 
-# -- what is wanted ----------------------------------------------------------------------------------------------------
+# -- what is wanted
+# --------------------------------------------------------------------------------------------------
 
 
 def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
-    """What a chat request wants: its tokens are opened as every chat of the student is. Raises ApiError."""
+    """What a chat request wants: its tokens are opened as every chat of the student is. Raises
+    ApiError.
+    """
     method = models.of(body.model, body.method)
     check(body, method)
     messages = [message.wire() for message in body.messages]
@@ -261,17 +305,25 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
     if messages[0]["role"] != "system":
         messages = [*student.opening.messages(users[-1]), *messages]
     context = student.engine.capabilities.max_context
-    check_length(sum(len(message["content"]) for message in messages), context * CHARACTERS, "characters")
+    check_length(
+        sum(len(message["content"]) for message in messages), context * CHARACTERS, "characters"
+    )
     ids = student.chat_ids(messages, body.continue_final_message)
     check_length(len(ids), context - 1, "tokens")
     return Wanted(body, method, ids, users[-1], body.seed % (1 << SEED_BITS))
 
 
 def check(body: ChatBody, method: Method) -> None:
-    """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would ignore."""
+    """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would
+    ignore.
+    """
     for name in UNFIT.get(method.name, (*OF_SAMPLE, "simulations")):
         if getattr(body, name) != ChatBody.model_fields[name].default:
-            raise ApiError(f"{name} means nothing to {method.label}: leave it out", name, "unsupported_parameter")
+            raise ApiError(
+                f"{name} means nothing to {method.label}: leave it out",
+                name,
+                "unsupported_parameter",
+            )
     check_stream(body)
     if body.add_generation_prompt is body.continue_final_message:
         both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
@@ -286,7 +338,9 @@ def check(body: ChatBody, method: Method) -> None:
 
 def check_stream(body: ChatBody | CompletionBody) -> None:
     if body.stream and body.alternatives is not None:
-        raise ApiError("logprobs are not streamed: leave it out", "logprobs", "unsupported_parameter")
+        raise ApiError(
+            "logprobs are not streamed: leave it out", "logprobs", "unsupported_parameter"
+        )
 
 
 def completion_request(body: CompletionBody, student: Any, models: Models) -> list[Wanted]:
@@ -298,7 +352,9 @@ def completion_request(body: CompletionBody, student: Any, models: Models) -> li
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]
     if not 1 <= len(prompts) * body.n <= MOST_PROMPTS:
-        raise ApiError(f"prompt: give at least one, and at most {MOST_PROMPTS} prompts times n", "prompt")
+        raise ApiError(
+            f"prompt: give at least one, and at most {MOST_PROMPTS} prompts times n", "prompt"
+        )
     wanted = []
     for number, prompt in enumerate(prompts):
         ids = completion_ids(prompt, student, body.max_tokens)
@@ -309,12 +365,16 @@ def completion_request(body: CompletionBody, student: Any, models: Models) -> li
 
 
 def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[int, ...]:
-    """The tokens of a completion's prompt, with those that the tokenizer opens a text with. Raises ApiError."""
+    """The tokens of a completion's prompt, with those that the tokenizer opens a text with. Raises
+    ApiError.
+    """
     context = student.engine.capabilities.max_context
     if isinstance(prompt, str):
         check_length(len(prompt), context * CHARACTERS, "characters")
     ids = tuple(student.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)
-    check_length(len(ids), context - 1 if more else context, "tokens")  # where nothing is drawn, nothing has to follow
+    check_length(
+        len(ids), context - 1 if more else context, "tokens"
+    )  # where nothing is drawn, nothing has to follow
     if not ids:
         raise ApiError("prompt is empty: give at least one token", "prompt")
     check_ids(ids, student.engine.vocabulary)
@@ -322,8 +382,9 @@ def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[in
 
 
 def check_length(length: int, most: int, unit: str) -> None:
-    """Raise ApiError for a prompt that doesn't fit; what is far too long is refused before it is tokenised, which other
-    requests would wait for."""
+    """Raise ApiError for a prompt that doesn't fit; what is far too long is refused before it is
+    tokenised, which other requests would wait for.
+    """
     if length > most:
         message = f"the prompt has {length} {unit} and the context takes {most}: shorten it"
         raise ApiError(message, code="context_length_exceeded")

@@ -18,7 +18,9 @@ from ..engine.background import freeze_loaded
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
 
-MOST_CONNECTIONS = 896  # of the 1,024 files that a process may open; beyond them a client is answered 503
+MOST_CONNECTIONS = (
+    896  # of the 1,024 files that a process may open; beyond them a client is answered 503
+)
 
 
 class Inner(uvicorn.Server):
@@ -37,13 +39,16 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: clients that come while the student loads wait. Raises ConfigError where the address can't be had."""
+    """A listening socket: clients that come while the student loads wait. Raises ConfigError where
+    the address can't be had.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host} can't be listened on at --port {port} ({error}): name another, 0 for a free one"
+            f"{host} can't be listened on at --port {port} ({error}): name another, 0 for a free "
+            "one"
         ) from error
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay is 40 ms an answer
     return bound
@@ -66,14 +71,20 @@ def configured(app: Any, settings: ServeConfig) -> uvicorn.Config:
     )
 
 
-def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[Inner, asyncio.Task[None]]:
+def start(
+    app: Any, bound: socket.socket, settings: ServeConfig
+) -> tuple[Inner, asyncio.Task[None]]:
     """A server on this event loop, and its running; `server.should_exit = True` ends it."""
     server = Inner(configured(app, settings))
     return server, asyncio.create_task(server.serve(sockets=[bound]))
 
 
-def serve(app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, ready: Callable[[], None]) -> bool:
-    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when it was Ctrl-C."""
+def serve(
+    app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, ready: Callable[[], None]
+) -> bool:
+    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when
+    it was Ctrl-C.
+    """
 
     async def main() -> None:
         # The first call compiles and pages in what the others use.
@@ -83,7 +94,9 @@ def serve(app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, re
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when all is over
         await uvicorn.Server(configured(app, settings)).serve(sockets=[bound])
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background commands ignore it
     try:
         asyncio.run(main())
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""One server's state, and how a request becomes its choices: wait for a place, answer, keep the trees, count."""
+"""One server's state, and how a request becomes its choices: wait for a place, answer, keep the
+trees, count.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,26 @@ TRACES = 200  # the newest trees, which are kept in memory for /v1/traces
 
 
 class Service:
-    """Answers requests with one student, and keeps the newest trees; all of them in the journal of the folder `keep`.
+    """Answers requests with one student, and keeps the newest trees; all of them in the journal of
+    the folder `keep`.
 
     Raises ConfigError where nothing can be written there.
     """
 
-    def __init__(self, answerer: Answerer, models: Models, settings: ServeConfig, keep: Path | None = None) -> None:
+    def __init__(
+        self, answerer: Answerer, models: Models, settings: ServeConfig, keep: Path | None = None
+    ) -> None:
         self.answerer, self.models, self.settings = answerer, models, settings
         self.student = answerer.student
-        self.fingerprint, self.created = f"fp_{fingerprint(self.student.model)[:12]}", int(time.time())
+        self.fingerprint, self.created = (
+            f"fp_{fingerprint(self.student.model)[:12]}",
+            int(time.time()),
+        )
         self.places = asyncio.Semaphore(settings.concurrent)
         self.live, self.waiting = 0, 0
-        self.traces: dict[str, Callable[[], dict[str, Any]]] = {}  # by id: a tree becomes a record when it is asked for
+        self.traces: dict[
+            str, Callable[[], dict[str, Any]]
+        ] = {}  # by id: a tree becomes a record when it is asked for
         self.journal: Journal | None = None
         if keep is not None:
             try:
@@ -53,11 +63,21 @@ class Service:
                 reason = f"--keep-traces is {keep}, where nothing can be written ({error.strerror})"
                 raise ConfigError(f"{reason}: name another folder") from error
         self.registry = mine = CollectorRegistry()
-        self.requests = Counter("alphazero_requests", "Answered requests.", ["model", "status"], registry=mine)
-        self.seconds = Histogram("alphazero_request_seconds", "From arrival to the answer.", ["model"], registry=mine)
-        self.tokens = Counter("alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=mine)
-        Gauge("alphazero_live_requests", "Requests under way.", registry=mine).set_function(lambda: self.live)
-        Gauge("alphazero_waiting_requests", "Requests that wait.", registry=mine).set_function(lambda: self.waiting)
+        self.requests = Counter(
+            "alphazero_requests", "Answered requests.", ["model", "status"], registry=mine
+        )
+        self.seconds = Histogram(
+            "alphazero_request_seconds", "From arrival to the answer.", ["model"], registry=mine
+        )
+        self.tokens = Counter(
+            "alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=mine
+        )
+        Gauge("alphazero_live_requests", "Requests under way.", registry=mine).set_function(
+            lambda: self.live
+        )
+        Gauge("alphazero_waiting_requests", "Requests that wait.", registry=mine).set_function(
+            lambda: self.waiting
+        )
 
     def exposition(self) -> bytes:
         """The counters, as Prometheus reads them."""
@@ -68,7 +88,10 @@ class Service:
 
         Raises ApiError (too many wait, no place before the deadline), RequestError, EngineError.
         """
-        arrived, status = asyncio.get_running_loop().time(), 499  # where the client went, or the server ends
+        arrived, status = (
+            asyncio.get_running_loop().time(),
+            499,
+        )  # where the client went, or the server ends
         try:
             body = await self.answer(asked, arrived, emit)
             status = 200
@@ -104,14 +127,21 @@ class Service:
                 outcome.trace_id = name
                 self.keep(name, wanted, outcome)
             if body.stream:
-                emit({**wire.chunk(index, "", **wire.ending(outcome)), "alphazero": wire.about(outcome)})
+                emit(
+                    {
+                        **wire.chunk(index, "", **wire.ending(outcome)),
+                        "alphazero": wire.about(outcome),
+                    }
+                )
             for kind in ("prompt", "cached", "sampled", "scored"):
                 self.tokens.labels(kind).inc(getattr(outcome.cost, f"{kind}_tokens"))
             return outcome
 
         async with self.place(due):
             numbered = [(wanted, number) for wanted in asked for number in range(body.n)]
-            outcomes = await together(*(choice(index, *which) for index, which in enumerate(numbered)))
+            outcomes = await together(
+                *(choice(index, *which) for index, which in enumerate(numbered))
+            )
         if not body.stream:
             return wire.whole(outcomes)
         if body.stream_options.get("include_usage"):
@@ -128,7 +158,9 @@ class Service:
             async with asyncio.timeout_at(due):
                 await self.places.acquire()
         except TimeoutError as error:
-            late = "the deadline passed before this request's turn came: ask for more time, or later"
+            late = (
+                "the deadline passed before this request's turn came: ask for more time, or later"
+            )
             raise ApiError(late, None, "deadline_exceeded", 503, SOON) from error
         finally:
             self.waiting -= 1
@@ -151,24 +183,46 @@ class Service:
             self.journal.append(self.record(name))
             self.journal.forget()  # served ids never come twice, and a server runs for long
         except OSError as error:  # a disk that is full costs the trees from then on, and no answer
-            log.warning("served trees can't be kept any more (%s): free the disk and start again", error.strerror)
+            log.warning(
+                "served trees can't be kept any more (%s): free the disk and start again",
+                error.strerror,
+            )
             self.journal = None
 
     def record(self, name: str) -> dict[str, Any]:
         """The record of a trace by its id. Raises ApiError where it isn't there, or no more."""
         trace = self.traces.get(name)
         if trace is None:
-            raise ApiError("there is no such trace, or no more: only the newest are kept", None, "not_found", 404)
+            raise ApiError(
+                "there is no such trace, or no more: only the newest are kept",
+                None,
+                "not_found",
+                404,
+            )
         return trace()
 
 
 def record(name: str, wanted: Wanted, outcome: Outcome, version: int) -> dict[str, Any]:
-    """An answer's journal line, as `collect` writes those of training: nobody knows the gold answer here."""
+    """An answer's journal line, as `collect` writes those of training: nobody knows the gold answer
+    here.
+    """
     tree, choice = outcome.tree, outcome.choice
     assert tree is not None and choice is not None
     task = Task(Problem(name, wanted.question, "user"), "")
-    ungraded = GradedTree(name, task, tree, outcome.cost, outcome.ended_by, True, 0, wanted.prompt, version)
-    served = {"method": wanted.method.label, "response": outcome.text, "deadline_hit": outcome.ended_by == DEADLINE}
-    served |= {"answer": choice.answer, "node": choice.node, "why": choice.why, "seed": outcome.seed}
-    # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a benchmark's too.
+    ungraded = GradedTree(
+        name, task, tree, outcome.cost, outcome.ended_by, True, 0, wanted.prompt, version
+    )
+    served = {
+        "method": wanted.method.label,
+        "response": outcome.text,
+        "deadline_hit": outcome.ended_by == DEADLINE,
+    }
+    served |= {
+        "answer": choice.answer,
+        "node": choice.node,
+        "why": choice.why,
+        "seed": outcome.seed,
+    }
+    # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a
+    # benchmark's too.
     return ungraded.record(split="served", served=served)

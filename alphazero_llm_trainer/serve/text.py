@@ -15,10 +15,11 @@ def cut(text: str, stops: Sequence[str], start: int = 0) -> tuple[str, str | Non
 
 
 class TextReader:
-    """Reads a response. `text` is what is known of it, `stop` the stop string that ended it, if any did.
+    """Reads a response. `text` is what is known of it, `stop` the stop string that ended it, if any
+    did.
 
-    A token's text may depend on the tokens before it (spaces, characters of several tokens), so each is decoded behind
-    those that the last one was.
+    A token's text may depend on the tokens before it (spaces, characters of several tokens), so
+    each is decoded behind those that the last one was.
 
     Args:
         decode: the student's.
@@ -27,7 +28,10 @@ class TextReader:
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), silent: Collection[int] = ()
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str] = (),
+        silent: Collection[int] = (),
     ) -> None:
         self.decode, self.stops, self.silent = decode, stops, silent
         self.text = ""
@@ -36,11 +40,16 @@ class TextReader:
         self.pieces: list[str] = []  # what each token added
         self._seen = 0  # tokens of the response that were read
         self._shown = 0  # characters of the text that `delta` has returned
-        self._before, self._at = 0, 0  # decoded behind _before; _at is the first token whose text is not known yet
+        self._before, self._at = (
+            0,
+            0,
+        )  # decoded behind _before; _at is the first token whose text is not known yet
         self._known = ""  # the text of ids[_before:_at]
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take in what is new of the response's tokens so far. What comes after a stop string is left out."""
+        """Take in what is new of the response's tokens so far. What comes after a stop string is
+        left out.
+        """
         new, self._seen = token_ids[self._seen :], len(token_ids)
         for token in new:
             if self.stop is not None or token in self.silent:
@@ -67,10 +76,17 @@ class TextReader:
         self.text, self.stop = cut(self.text + piece, self.stops, start)
 
     def delta(self, final: bool = False) -> str:
-        """What can be shown now and was not before; the rest might yet become a stop string, unless this is `final`."""
+        """What can be shown now and was not before; the rest might yet become a stop string, unless
+        this is `final`.
+        """
         end = len(self.text)
         if not final and self.stop is None:
-            begun = (size for stop in self.stops for size in range(1, len(stop)) if self.text.endswith(stop[:size]))
+            begun = (
+                size
+                for stop in self.stops
+                for size in range(1, len(stop))
+                if self.text.endswith(stop[:size])
+            )
             end -= max(begun, default=0)
         before, self._shown = self._shown, max(self._shown, end)
         return self.text[before : self._shown]

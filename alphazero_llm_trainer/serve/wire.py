@@ -1,4 +1,6 @@
-"""Answers as OpenAI's clients read them: whole, or as chunks. `alphazero` holds what OpenAI has no field for."""
+"""Answers as OpenAI's clients read them: whole, or as chunks. `alphazero` holds what OpenAI has no
+field for.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ DEADLINE = "deadline"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a response: the text that it added, its log-probability (nats), and its likeliest alternatives by their
-    texts. The first token of an echoed prompt has neither."""
+    """A token of a response: the text that it added, its log-probability (nats), and its likeliest
+    alternatives by their texts. The first token of an echoed prompt has neither.
+    """
 
     text: str
     logprob: float | None
@@ -31,9 +34,10 @@ class Token:
 class Outcome:
     """A choice.
 
-    `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its text's where they were
-    asked for. `stop` is the stop string that cut it. `tree` and `choice` are None for a plain sample. `ended_by` is a
-    search's (see `SearchResult`), "deadline", or the engine's reason.
+    `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its
+    text's where they were asked for. `stop` is the stop string that cut it. `tree` and `choice` are
+    None for a plain sample. `ended_by` is a search's (see `SearchResult`), "deadline", or the
+    engine's reason.
     """
 
     text: str
@@ -51,7 +55,9 @@ class Outcome:
 
 
 class Wire:
-    """The shapes of the answer to a request (`asked`: its prompts). `fingerprint` is of the student's weights."""
+    """The shapes of the answer to a request (`asked`: its prompts). `fingerprint` is of the
+    student's weights.
+    """
 
     def __init__(self, asked: Sequence[Wanted], fingerprint: str) -> None:
         self.wanted, self.body = asked[0], asked[0].body
@@ -70,12 +76,19 @@ class Wire:
         choices = []
         for index, outcome in enumerate(outcomes):
             text = outcome.text
-            said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            said = (
+                {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            )
             logprobs = None if outcome.tokens is None else self.logprobs(outcome.tokens)
             choices.append({"index": index, **said, "logprobs": logprobs, **self.ending(outcome)})
         details = [self.about(outcome) for outcome in outcomes]
         about = details[0] if len(details) == 1 else {"choices": details}
-        return {**self.common, "choices": choices, "usage": self.usage(outcomes), "alphazero": about}
+        return {
+            **self.common,
+            "choices": choices,
+            "usage": self.usage(outcomes),
+            "alphazero": about,
+        }
 
     def chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
         """A piece of a streamed choice."""
@@ -85,7 +98,9 @@ class Wire:
         return {**self.common, "object": kind, "choices": [choice]}
 
     def ending(self, outcome: Outcome) -> dict[str, Any]:
-        """Why a choice ended; the tokens that it is made of, its end token too, where they were asked for."""
+        """Why a choice ended; the tokens that it is made of, its end token too, where they were
+        asked for.
+        """
         ending: dict[str, Any] = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
         if self.body.return_token_ids:
             ending |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
@@ -94,8 +109,9 @@ class Wire:
     def usage(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What the request took.
 
-        `completion_tokens` are all sampled ones, those of rejected and hidden responses too; `reasoning_tokens` are those
-        that are in no returned text. A prompt counts once, whatever its choices.
+        `completion_tokens` are all sampled ones, those of rejected and hidden responses too;
+        `reasoning_tokens` are those that are in no returned text. A prompt counts once, whatever
+        its choices.
         """
         total = Cost()
         for outcome in outcomes:
@@ -107,7 +123,10 @@ class Wire:
             "completion_tokens": sampled,
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": min(prompt, total.cached_tokens)},
-            "completion_tokens_details": {"reasoning_tokens": hidden, "scored_tokens": total.scored_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": hidden,
+                "scored_tokens": total.scored_tokens,
+            },
         }
 
     def about(self, outcome: Outcome) -> dict[str, Any]:
@@ -127,8 +146,9 @@ class Wire:
         return about
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in columns, with
-        alternatives by their text and places."""
+        """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in
+        columns, with alternatives by their text and places.
+        """
         if self.chat:
             content = []
             for token in tokens:
@@ -141,7 +161,9 @@ class Wire:
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": tops if self.body.alternatives else None,
-            "text_offset": list(accumulate((len(token.text) for token in tokens[:-1]), initial=0)) if tokens else [],
+            "text_offset": list(accumulate((len(token.text) for token in tokens[:-1]), initial=0))
+            if tokens
+            else [],
         }
 
 

@@ -1,4 +1,5 @@
-"""What a chat endpoint said, or why it said nothing: bodies and statuses as text, usage and failures. Pure.
+"""What a chat endpoint said, or why it said nothing: bodies and statuses as text, usage and
+failures. Pure.
 
 A body comes from a network: whatever it holds becomes a `ChatAnswer` or a `CallError`.
 """
@@ -42,7 +43,9 @@ class Usage(BaseModel):
 
     prompt: Tokens = Field(alias="prompt_tokens")
     sampled: Tokens = Field(alias="completion_tokens")
-    cached: Tokens | None = Field(None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
+    cached: Tokens | None = Field(
+        None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens")
+    )
     # OpenRouter's
     dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")
 
@@ -106,7 +109,9 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
 
 
 def status_error(status: int, name: str) -> CallError:
-    """An HTTP status as an error, without the provider's words: they may repeat a part of the key."""
+    """An HTTP status as an error, without the provider's words: they may repeat a part of the
+    key.
+    """
     other = "check base_url, the model's id and its context"
     if status >= 500:
         other = "try again later"

@@ -24,10 +24,10 @@ _STORED = TypeAdapter(dict[str, TeacherLedger])
 class Ledgers:
     """A ledger for each teacher and the terminal checker by name, and the budget that they share.
 
-    In a run's folder it is a file, so that a resumed run goes on with what is left. Calls count when
-    they begin. Tokens and dollars are those of the answers' `usage`: calls under way when a limit is
-    reached still end, and what a lost answer cost isn't known. `refused` counts calls that the budget
-    didn't allow; `session` has the costs of this process alone.
+    In a run's folder it is a file, so that a resumed run goes on with what is left. Calls count
+    when they begin. Tokens and dollars are those of the answers' `usage`: calls under way when a
+    limit is reached still end, and what a lost answer cost isn't known. `refused` counts calls that
+    the budget didn't allow; `session` has the costs of this process alone.
     """
 
     def __init__(self, limits: BudgetConfig) -> None:

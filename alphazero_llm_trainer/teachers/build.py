@@ -24,24 +24,30 @@ def is_remote(config: Config) -> bool:
 
 
 def open_remote(config: Config) -> Endpoint:
-    """The endpoint, with the ledgers, that a tier's teachers and its terminal checker share; its key is the environment's.
+    """The endpoint, with the ledgers, that a tier's teachers and its terminal checker share; its
+    key is the environment's.
 
     Raises:
         ConfigError: the tier is unknown, it has no address, or its key is missing.
     """
     name, tier, key = config.teachers.tier, _tier(config), None
     if tier.base_url is None:
-        raise ConfigError(f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible server")
+        raise ConfigError(
+            f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible "
+            "server"
+        )
     if tier.key_variable is not None:
         key = os.environ.get(tier.key_variable, "").strip()
         if not key:
             raise ConfigError(
-                f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of {tier.base_url},"
+                f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of "
+                f"{tier.base_url},"
                 " or choose another tier"
             )
         if not all("!" <= character <= "~" for character in key):  # no header holds anything else
             raise ConfigError(
-                f"{tier.key_variable} has a space or another character that is in no key: copy the key again"
+                f"{tier.key_variable} has a space or another character that is in no key: copy the "
+                "key again"
             )
     return Endpoint(tier.base_url, key, config.teachers)
 
@@ -72,13 +78,17 @@ def build_teachers(
     tier = _tier(config)
     models = tier.teachers
     if not models:
-        raise ConfigError(f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another tier")
+        raise ConfigError(
+            f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another "
+            "tier"
+        )
     clients = [ChatClient(endpoint, model) for model in models]
     teachers: list[Teacher] = [OpenAITeacher(client) for client in clients]
     if tier.prompt == "continue":
         if not wanted.right:
             raise ConfigError(
-                "teachers.right is 0 and a teacher that continues is asked for no other step: give 1 or more"
+                "teachers.right is 0 and a teacher that continues is asked for no other step: give "
+                "1 or more"
             )
         stops = config.search.step == "line"
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
@@ -101,7 +111,9 @@ def checker_model(config: Config) -> TeacherModel:
     """The tier's terminal checker. Raises ConfigError where it has none."""
     model = _tier(config).terminal_checker
     if model is None:
-        raise ConfigError(f"teacher_tiers.{config.teachers.tier}.terminal_checker is missing: name a model there")
+        raise ConfigError(
+            f"teacher_tiers.{config.teachers.tier}.terminal_checker is missing: name a model there"
+        )
     return model
 
 
@@ -109,5 +121,7 @@ def _tier(config: Config) -> TeacherTier:
     tier = config.teacher_tiers.get(config.teachers.tier)
     if tier is None:
         names = ", ".join(config.teacher_tiers)
-        raise ConfigError(f"teachers.tier is {config.teachers.tier!r}, which has no models: choose one of {names}")
+        raise ConfigError(
+            f"teachers.tier is {config.teachers.tier!r}, which has no models: choose one of {names}"
+        )
     return tier

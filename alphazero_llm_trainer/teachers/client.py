@@ -44,7 +44,8 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             sdk = openai.AsyncOpenAI(
-                # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is.
+                # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server
+                # is.
                 api_key=self._key or "none",
                 base_url=self.base_url,
                 max_retries=self.settings.max_retries,
@@ -140,8 +141,8 @@ class ChatClient:
     def _charge(self, cost: Cost, usage: Usage | None) -> None:
         """Add an answer's tokens and dollars, at the provider's price or the model's own.
 
-        Raises CallError for an answer without usage where the budget can't be kept without it; such a
-        model isn't asked again.
+        Raises CallError for an answer without usage where the budget can't be kept without it; such
+        a model isn't asked again.
         """
         model, limits = self.model, self.ledgers.limits
         priced = limits.dollars is not None and model.prompt_cost + model.completion_cost > 0

@@ -12,12 +12,16 @@ from ..types import Direction, Problem
 from .answer import CallError
 from .budget import Ledgers
 
-UNCERTAIN_BELOW = 0.75  # `ask: uncertain`: where the share of the student's most frequent final answer is below this
-FAILING_BELOW = 0.5  # `ask: failing`: where the best grade of the student's continuations is below this
+# `ask: uncertain`: where the share of the student's most frequent final answer is below this
+UNCERTAIN_BELOW = 0.75
+FAILING_BELOW = (
+    0.5  # `ask: failing`: where the best grade of the student's continuations is below this
+)
 
 
 class TeacherEnsemble:
-    """Several teachers asked at once. Where one fails the next is asked; with none left the search goes on alone.
+    """Several teachers asked at once. Where one fails the next is asked; with none left the search
+    goes on alone.
 
     Args:
         teachers: who may be asked.
@@ -41,7 +45,8 @@ class TeacherEnsemble:
         self._seed = seed
 
     def asks(self, agreement: float, best: float) -> bool:
-        """Whether `teachers.ask` has the teachers asked where the student's continuations came out like this.
+        """Whether `teachers.ask` has the teachers asked where the student's continuations came out
+        like this.
 
         Args:
             agreement: share of their most frequent final answer.
@@ -51,9 +56,15 @@ class TeacherEnsemble:
             return agreement < UNCERTAIN_BELOW
         return self.settings.ask == "always" or best < FAILING_BELOW
 
-    async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
-        """Next steps after `steps`: at most `right` + `wrong`, fewer where teachers fail or have nothing to say."""
-        asked = [self._ask(i, problem, steps, direction, seed) for i, direction in enumerate(self._asks)]
+    async def propose(
+        self, problem: Problem, steps: Sequence[str], seed: int
+    ) -> list[TeacherProposal]:
+        """Next steps after `steps`: at most `right` + `wrong`, fewer where teachers fail or have
+        nothing to say.
+        """
+        asked = [
+            self._ask(i, problem, steps, direction, seed) for i, direction in enumerate(self._asks)
+        ]
         distinct: dict[tuple[str, Direction], TeacherProposal] = {}
         for proposal in await asyncio.gather(*asked):
             if proposal is not None:

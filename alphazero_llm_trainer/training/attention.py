@@ -1,8 +1,9 @@
-"""Attention in training on a CPU under autocast: products and a softmax over a whole sequence, where torch's kernel is slower.
+"""Attention in training on a CPU under autocast: products and a softmax over a whole sequence,
+where torch's kernel is slower.
 
-That kernel computes short sequences in bfloat16 slowly, its backward pass most of all. The plain products and softmax keep the
-probabilities for the backward pass, `[H, N, N]` a sequence and layer, so sequences above `LONGEST` keep the kernel.
-`benchmarks/real_training.py` measures whole updates.
+That kernel computes short sequences in bfloat16 slowly, its backward pass most of all. The plain
+products and softmax keep the probabilities for the backward pass, `[H, N, N]` a sequence and layer,
+so sequences above `LONGEST` keep the kernel. `benchmarks/real_training.py` measures whole updates.
 """
 
 from __future__ import annotations
@@ -15,8 +16,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_or_products"
-# Decoders that do nothing with the attention's name but look it up. Others compare it with "sdpa" (DeepSeek's sparse layers).
-PLAIN = {"llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma3_text", "phi3", "olmo2", "granite"}
+# Decoders that do nothing with the attention's name but look it up. Others compare it with "sdpa"
+# (DeepSeek's sparse layers).
+PLAIN = {
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "gemma",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "granite",
+}
 LONGEST = 768  # tokens: 318 MiB of SmolLM2-135M's probabilities (30 layers of 9 heads)
 
 
@@ -30,8 +43,10 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`[B, N, H, D]` of queries `[B, H, N, D]`, keys and values `[B, K, N, D]`; the mask is `[B or 1, 1, N, N]`, bool (seen)
-    or additive. transformers' `sdpa` for what isn't a short whole sequence under a CPU's autocast."""
+    """`[B, N, H, D]` of queries `[B, H, N, D]`, keys and values `[B, K, N, D]`; the mask is `[B or
+    1, 1, N, N]`, bool (seen) or additive. transformers' `sdpa` for what isn't a short whole
+    sequence under a CPU's autocast.
+    """
     count, heads, length, width = query.shape
     plain = length == key.shape[2] <= LONGEST and not dropout
     plain = plain and query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
@@ -67,7 +82,9 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attend_by_length(model: Any) -> None:
-    """Have a plain decoder on a CPU that computes attention with `sdpa` take `attend`; others stay as they are."""
+    """Have a plain decoder on a CPU that computes attention with `sdpa` take `attend`; others stay
+    as they are.
+    """
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and model.config.model_type in PLAIN and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

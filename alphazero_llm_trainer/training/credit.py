@@ -1,4 +1,6 @@
-"""Credit assignment: how much each token of each response is to be encouraged. Pure functions over numbers."""
+"""Credit assignment: how much each token of each response is to be encouraged. Pure functions over
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,36 @@ def mean_and_std(rewards: Sequence[float], counts: Sequence[int]) -> tuple[float
 
 
 def zero_variance(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
-    """True for a group that teaches nothing: fewer than two rewards, or all the same (DAPO's zero-variance groups)."""
+    """True for a group that teaches nothing: fewer than two rewards, or all the same (DAPO's
+    zero-variance groups).
+    """
     return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance
 
 
 def group_advantages(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """`(r - mean) / (std + EPSILON)`, clipped to [-ADVANTAGE_CLIP, ADVANTAGE_CLIP]: one number a distinct response `[G]`.
+    """`(r - mean) / (std + EPSILON)`, clipped to [-ADVANTAGE_CLIP, ADVANTAGE_CLIP]: one number a
+    distinct response `[G]`.
 
-    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples, a
-    response's `counts` of them. Over all samples the advantages sum to 0, but where the clip bites. It can't at 3 in a group of
+    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation
+    are over all samples, a response's `counts` of them. Over all samples the advantages sum to 0,
+    but where the clip bites. It can't at 3 in a group of
     10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
     """
     mean, std = mean_and_std(rewards, counts)
     return [clamp((r - mean) / (std + EPSILON), ADVANTAGE_CLIP) for r in rewards]
 
 
-def step_advantages(values: Sequence[tuple[float, float]], lengths: Sequence[int], *, scale: float) -> list[float]:
-    """`(Q(child) - V(parent)) / scale` on every token of each step, clipped: one number a token `[T]`.
+def step_advantages(
+    values: Sequence[tuple[float, float]], lengths: Sequence[int], *, scale: float
+) -> list[float]:
+    """`(Q(child) - V(parent)) / scale` on every token of each step, clipped: one number a token
+    `[T]`.
 
-    The advantage of taking a step, from Monte Carlo estimates of both values, as in VinePPO (Kazemnejad et al. 2024); here
-    the tree's own statistics are the estimates. It is the local term of TreeRL's process reward (Hou et al. 2025) alone:
-    TreeRL adds a global one, `V(child) - V(root)`, and scales down what many responses share.
+    The advantage of taking a step, from Monte Carlo estimates of both values, as in VinePPO
+    (Kazemnejad et al. 2024); here
+    the tree's own statistics are the estimates. It is the local term of TreeRL's process reward
+    (Hou et al. 2025) alone: TreeRL adds a global one, `V(child) - V(root)`, and scales down what
+    many responses share.
 
     Args:
         values: `(Q(child), V(parent))` of each step.
@@ -56,9 +67,9 @@ def process_advantages(
 ) -> list[list[float]]:
     """Process supervision of a group: for each response, one number a token.
 
-    Step scores are normalised over all steps of the group, each response's as often as it was sampled, and a token's
-    advantage is the sum of the normalised scores of its own step and of those after it (Shao et al. 2024, DeepSeekMath,
-    section 4.1.3), clipped.
+    Step scores are normalised over all steps of the group, each response's as often as it was
+    sampled, and a token's advantage is the sum of the normalised scores of its own step and of
+    those after it (Shao et al. 2024, DeepSeekMath, section 4.1.3), clipped.
 
     Args:
         scores: a process reward model's score of each step of each response.
@@ -85,9 +96,9 @@ def gae(
 ) -> tuple[list[float], list[float]]:
     """Advantages and returns of one finished response: both `[T]`.
 
-    `delta_t = r_t + gamma * V(s_t+1) - V(s_t)`, `A_t = delta_t + gamma * lambda * A_t+1` (Schulman et al. 2016,
-    "High-dimensional continuous control using generalized advantage estimation", equation 16), V after the end 0;
-    the return that the critic is fitted to is `A_t + V(s_t)`.
+    `delta_t = r_t + gamma * V(s_t+1) - V(s_t)`, `A_t = delta_t + gamma * lambda * A_t+1` (Schulman
+    et al. 2016, "High-dimensional continuous control using generalized advantage estimation",
+    equation 16), V after the end 0; the return that the critic is fitted to is `A_t + V(s_t)`.
 
     Args:
         rewards: what each token earned.
@@ -102,9 +113,9 @@ def gae(
 
 
 def visit_distillation(visits: Sequence[int]) -> list[float]:
-    """The search's policy at a node: the children's shares of the visits (Silver et al. 2017, AlphaGo Zero, section
-    "Self-play", pi at temperature 1). The target that cross-entropy training pulls the policy's own step choice to;
-    `[0, ...]` where nothing was visited.
+    """The search's policy at a node: the children's shares of the visits (Silver et al. 2017,
+    AlphaGo Zero, section "Self-play", pi at temperature 1). The target that cross-entropy training
+    pulls the policy's own step choice to; `[0, ...]` where nothing was visited.
     """
     most = max(visits, default=0) or 1
     shares = [n / most for n in visits]
@@ -115,20 +126,25 @@ def visit_distillation(visits: Sequence[int]) -> list[float]:
 def policy_advantages(
     children: Sequence[Sequence[tuple[float, float]]], chosen: Sequence[int], lengths: Sequence[int]
 ) -> list[float]:
-    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of distilling the search's policy.
+    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of distilling the search's
+    policy.
 
-    pi is the search's policy over the siblings (visit shares), p the student's own
-    probabilities of them, both normalised over the siblings: the difference is the gradient of the cross-entropy between the
-    two with respect to the logits of that choice (the policy part of AlphaZero's loss, Silver et al. 2018, equation 1).
+    pi is the search's policy over the siblings (visit shares), p the student's own probabilities of
+    them, both normalised over the siblings: the difference is the gradient of the cross-entropy
+    between the two with respect to the logits of that choice (the policy part of AlphaZero's loss,
+    Silver et al. 2018, equation 1).
 
     Args:
-        children: for each step of the response, `(pi, log-probability)` of all children of the node before it.
+        children: for each step of the response, `(pi, log-probability)` of all children of the node
+            before it.
         chosen: for each step, its own index among them.
         lengths: tokens of each step.
     """
     advantages: list[float] = []
     for siblings, index, length in zip(children, chosen, lengths, strict=True):
-        likeliest = max(logprob for _, logprob in siblings)  # exp of differences: exp of a long step's own is 0
+        likeliest = max(
+            logprob for _, logprob in siblings
+        )  # exp of differences: exp of a long step's own is 0
         own = [math.exp(logprob - likeliest) for _, logprob in siblings]
         advantages += [siblings[index][0] - own[index] / math.fsum(own)] * length
     return advantages

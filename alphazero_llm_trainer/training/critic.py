@@ -1,4 +1,6 @@
-"""The network of every critic: PPO's, a value network and a PRM give one number at each state of a response."""
+"""The network of every critic: PPO's, a value network and a PRM give one number at each state of a
+response.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ class Score(torch.nn.Linear):
 
 
 class Critic(torch.nn.Module):
-    """A number at every state of a response: a policy's layers under a linear one, which says `start` everywhere at first.
+    """A number at every state of a response: a policy's layers under a linear one, which says
+    `start` everywhere at first.
 
-    Where the policy trains adapters (`lora`) they are one adapter more over its own layers, called `name`. Else they are a copy
-    with `extra_layers` on top, each an identity at first: a policy's last layer knows what it expects of the next token, and
-    only a layer above can hold that against the token that came.
+    Where the policy trains adapters (`lora`) they are one adapter more over its own layers, called
+    `name`. Else they are a copy with `extra_layers` on top, each an identity at first: a policy's
+    last layer knows what it expects of the next token, and only a layer above can hold that against
+    the token that came.
     """
 
     def __init__(
@@ -69,22 +73,28 @@ class Critic(torch.nn.Module):
         return own_parameters(self.backbone, self.name) | score
 
     def forward(self, rows: Sequence[Any]) -> torch.Tensor:
-        """`[B, T]`: the number of the state before each response token; padding is 0. Rows have `prompt_ids` and
-        `completion_ids`.
+        """`[B, T]`: the number of the state before each response token; padding is 0. Rows have
+        `prompt_ids` and `completion_ids`.
 
-        Rows that share their beginnings are computed together, in sequences as long as sharing saves work (`packing.plan`).
+        Rows that share their beginnings are computed together, in sequences as long as sharing
+        saves work (`packing.plan`).
         """
         made, device = plan(rows, Work.of(self.config)), self.score.weight.device
         numbers = []
         for part in made.forwards:
             inputs = part.inputs(self.config, self.backbone.dtype, device)
-            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)  # [G * N, H]
-            numbers.append(self.score(hidden.index_select(0, part.at.to(device)))[:, 0])  # [M], of the tokens before
+            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state.flatten(
+                0, 1
+            )  # [G * N, H]
+            numbers.append(
+                self.score(hidden.index_select(0, part.at.to(device)))[:, 0]
+            )  # [M], of the tokens before
         return made.spread(numbers)
 
 
 def deepen(backbone: Any, extra_layers: int) -> None:
-    """Put layers on top of a backbone in place, each an identity at first (its output projections are 0).
+    """Put layers on top of a backbone in place, each an identity at first (its output projections
+    are 0).
 
     Not on a backbone that is no list of equal layers.
     """

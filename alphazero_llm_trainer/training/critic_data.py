@@ -1,4 +1,6 @@
-"""What critics learn from: the states of a question's searched trees, how each ended, and pairs of sibling steps."""
+"""What critics learn from: the states of a question's searched trees, how each ended, and pairs of
+sibling steps.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from .progress import show_tree
 Ids = tuple[int, ...]
 
 
-# -- questions -> trees ------------------------------------------------------------------------------------------------
+# -- questions -> trees
+# ------------------------------------------------------------------------------------------------
 
 
 def collect_trees(
@@ -40,14 +43,16 @@ def collect_trees(
     stop: Callable[[], bool],
     progress: Progress,
 ) -> None:
-    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
+    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not
+    searched again.
 
     Trees are graded by correctness, and by the user's own reward where there is one.
     """
     journal, policy = Journal(path), fingerprint(student.model)
     if any(record.get("policy") != policy for record in journal.values()):
         raise DataError(
-            f"journal {path} was searched by another policy than student {student.title}: name another folder"
+            f"journal {path} was searched by another policy than student {student.title}: name "
+            "another folder"
         )
     missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
 
@@ -57,7 +62,9 @@ def collect_trees(
                 journal.append(tree.record(policy=policy))
                 show_tree(progress, tree, 1)
 
-    progress.start(len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost)
+    progress.start(
+        len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost
+    )
     try:
         if missing:
             run_until(stop, search())
@@ -70,7 +77,9 @@ def collect_trees(
 
 @dataclass(slots=True)
 class Question:
-    """A question's text, where its trees are, (journal, byte), and the preferences among its responses."""
+    """A question's text, where its trees are, (journal, byte), and the preferences among its
+    responses.
+    """
 
     text: str
     places: list[tuple[Path, int]] = field(default_factory=list)
@@ -83,11 +92,11 @@ class Question:
 
 
 def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
-    """The questions of journals, of folders that hold some, and of files of step preferences, as they are met: with at least
-    one finished response or preference.
+    """The questions of journals, of folders that hold some, and of files of step preferences, as
+    they are met: with at least one finished response or preference.
 
-    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`,
-    and for a row that is no preference.
+    Raises DataError for a record of another split than train, without a tree, or with a token that
+    is not one of `vocabulary`, and for a row that is no preference.
     """
     questions: dict[str, Question] = {}
     for named in paths:
@@ -99,14 +108,20 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
         for place, record in placed(path):
             check_train_split(record, path)
             try:
-                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
+                text, tree = (
+                    record["problem"]["question"],
+                    Tree.from_dict(record["tree"], checked=True),
+                )
             except (KeyError, TypeError) as error:
-                raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
+                raise DataError(
+                    f"journal {path} has a record without {error}: it holds no graded trees"
+                ) from error
             steps = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
             highest = max((token for step in steps for token in step), default=0)
             if highest >= vocabulary:
                 raise DataError(
-                    f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
+                    f"journal {path} has a tree with token {highest}, and this student has "
+                    f"{vocabulary}: name the student"
                     " that searched it"
                 )
             if any(True for _ in graded(tree)):
@@ -114,30 +129,36 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
     return list(questions.values())
 
 
-def split_by_question(questions: Sequence[Question]) -> tuple[list[Question], list[Question], list[Question]]:
-    """(training, validation, test) questions, 75%, 10% and 15% of them; a hash of the text decides, so that a question is
-    always on the same side."""
+def split_by_question(
+    questions: Sequence[Question],
+) -> tuple[list[Question], list[Question], list[Question]]:
+    """(training, validation, test) questions, 75%, 10% and 15% of them; a hash of the text decides,
+    so that a question is always on the same side.
+    """
     parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
     for question in questions:
         # Salted: of sources that are split by this hash too, these questions are all in train.
         parts[{"train": 0, "test": 2}.get(split_of(f"critic {question.text}"), 1)].append(question)
     if not all(parts):
         raise DataError(
-            f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left for training,"
+            f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left "
+            "for training,"
             " validation and test: give more questions"
         )
     return parts
 
 
-# -- trees -> states and pairs -----------------------------------------------------------------------------------------
+# -- trees -> states and pairs
+# -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class State:
-    """A state of a question: `target` in [0, 1] is the mean outcome of the `weight` responses through it, or a step's label.
+    """A state of a question: `target` in [0, 1] is the mean outcome of the `weight` responses
+    through it, or a step's label.
 
-    `square` is the mean of the outcomes' squares, `logprob` (nats) the policy's of the step that led here (NaN: unknown),
-    `final` tells that the response ends here.
+    `square` is the mean of the outcomes' squares, `logprob` (nats) the policy's of the step that
+    led here (NaN: unknown), `final` tells that the response ends here.
     """
 
     target: float
@@ -149,7 +170,9 @@ class State:
 
 @dataclass(slots=True)
 class Example:
-    """A question's distinct states, by the response's tokens down to them, and (better, worse) pairs with their margins."""
+    """A question's distinct states, by the response's tokens down to them, and (better, worse)
+    pairs with their margins.
+    """
 
     prompt_ids: Ids
     states: dict[Ids, State] = field(default_factory=dict)
@@ -161,7 +184,9 @@ class Example:
         if known is not state:
             total = known.weight + state.weight
             for name in ("target", "square"):
-                mean = (getattr(known, name) * known.weight + getattr(state, name) * state.weight) / total
+                mean = (
+                    getattr(known, name) * known.weight + getattr(state, name) * state.weight
+                ) / total
                 setattr(known, name, mean)
             known.weight = total
 
@@ -170,18 +195,25 @@ class Example:
         self.pairs[better, worse] = max(margin, self.pairs.get((better, worse), 0.0))
 
 
-def example_of(question: Question, student: Student, settings: CriticConfig, *, every_token: bool = False) -> Example:
-    """The nodes of a question's trees, or every token prefix, with their outcomes; and its sibling steps whose outcomes
-    differ."""
+def example_of(
+    question: Question, student: Student, settings: CriticConfig, *, every_token: bool = False
+) -> Example:
+    """The nodes of a question's trees, or every token prefix, with their outcomes; and its sibling
+    steps whose outcomes differ.
+    """
     example = Example(student.prompt_ids(question.text))
     for tree in question.trees():
         for state in value_targets(tree, every_token=every_token):
             node = state.node
             logprob = math.fsum(tree.logprobs[node]) if node else math.nan
             final = tree.verdict[node] is not None
-            example.add(state.token_ids, State(state.target, state.weight, state.square, logprob, final))
+            example.add(
+                state.token_ids, State(state.target, state.weight, state.square, logprob, final)
+            )
         for pair in step_preferences(tree, settings.margin, settings.least_outcomes):
-            example.prefer(pair.prefix_ids + pair.chosen_ids, pair.prefix_ids + pair.rejected_ids, pair.margin)
+            example.prefer(
+                pair.prefix_ids + pair.chosen_ids, pair.prefix_ids + pair.rejected_ids, pair.margin
+            )
     for preference in question.preferences:
         for better, worse in preference.pairs(student):
             # As sure as a step after which all responses failed.
@@ -193,9 +225,10 @@ def example_of(question: Question, student: Student, settings: CriticConfig, *, 
 
 
 def with_step_labels(example: Example, least: int) -> Example:
-    """The example with its steps as states: 1 where any response after a step was right (Wang et al. 2023,
-    "Math-Shepherd"), 0 where `least` responses or more all failed, else unknown (weight 0). Outcomes between wrong and
-    right stay as they are, a mean."""
+    """The example with its steps as states: 1 where any response after a step was right (Wang et
+    al. 2023, "Math-Shepherd"), 0 where `least` responses or more all failed, else unknown (weight
+    0). Outcomes between wrong and right stay as they are, a mean.
+    """
     example.states.pop((), None)  # the prompt is no step
     for state in example.states.values():
         alive = state.target > 0
@@ -205,13 +238,16 @@ def with_step_labels(example: Example, least: int) -> Example:
     return example
 
 
-# -- states -> rows ----------------------------------------------------------------------------------------------------
+# -- states -> rows
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """A response and one token more `[T + 1]`, for a critic's numbers are of the states before tokens; `targets` in [0, 1] and
-    `weights` `[T + 1]` are of those states. A weight of 0 means that a state is no target, or another row's."""
+    """A response and one token more `[T + 1]`, for a critic's numbers are of the states before
+    tokens; `targets` in [0, 1] and `weights` `[T + 1]` are of those states. A weight of 0 means
+    that a state is no target, or another row's.
+    """
 
     prompt_ids: Ids
     completion_ids: Ids
@@ -220,11 +256,14 @@ class StateRow:
 
 
 def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, int]]]:
-    """The longest states of a question as rows, whose weights sum to 1: each question counts the same. And where each state
+    """The longest states of a question as rows, whose weights sum to 1: each question counts the
+    same. And where each state
     is: its row, and how many tokens of the response it has."""
     longest: list[Ids] = []
     places = {}
-    for ids in sorted(example.states, reverse=True):  # a state comes right after those that begin with it
+    for ids in sorted(
+        example.states, reverse=True
+    ):  # a state comes right after those that begin with it
         if not longest or longest[-1][: len(ids)] != ids:
             longest.append(ids)
         places[ids] = len(longest) - 1, len(ids)
@@ -253,4 +292,6 @@ def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
         questions += [number] * len(example.states)
     names = ("target", "weight", "square", "logprob", "final")
     by_name = {name: np.array([getattr(state, name) for state in states]) for name in names}
-    return States(**by_name, question=np.array(questions)), Pairs(*np.array(pairs, dtype=int).reshape(-1, 3).T)
+    return States(**by_name, question=np.array(questions)), Pairs(
+        *np.array(pairs, dtype=int).reshape(-1, 3).T
+    )

@@ -1,7 +1,9 @@
-"""Training a value network or a PRM: on some questions, stopped and calibrated on others, reported on the rest.
+"""Training a value network or a PRM: on some questions, stopped and calibrated on others, reported
+on the rest.
 
-Both are a `Critic` trained by transformers' trainer under one set of arguments. They differ in the loss: a value's is the
-binary cross-entropy of the mean outcome below each token, a PRM's Bradley-Terry on pairs of steps after one prefix, by TRL.
+Both are a `Critic` trained by transformers' trainer under one set of arguments. They differ in the
+loss: a value's is the binary cross-entropy of the mean outcome below each token, a PRM's
+Bradley-Terry on pairs of steps after one prefix, by TRL.
 """
 
 from __future__ import annotations
@@ -54,7 +56,14 @@ from .critic_data import (
     with_step_labels,
 )
 from .memory import rows_of_a_forward
-from .models import MemoryOptions, check_full, checkpoint_layers, load_trained_state, save_adapter, trained_state
+from .models import (
+    MemoryOptions,
+    check_full,
+    checkpoint_layers,
+    load_trained_state,
+    save_adapter,
+    trained_state,
+)
 from .progress import StepProgress
 
 Line = dict[str, float]
@@ -66,11 +75,15 @@ PATIENCE = 4  # measurements without a better held-out loss before training stop
 ROWS = 16  # of a forward that is only measured
 
 
-# -- losses and calibration --------------------------------------------------------------------------------------------
+# -- losses and calibration
+# --------------------------------------------------------------------------------------------
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy (nats) with soft targets, a weighted mean; all three have one shape. No weight gives 0.
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Binary cross-entropy (nats) with soft targets, a weighted mean; all three have one shape. No
+    weight gives 0.
 
     `-(target * log p + (1 - target) * log(1 - p))`, p = sigmoid(logit).
     """
@@ -84,14 +97,19 @@ def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     return F.softplus(worse - better).mean()
 
 
-def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
-    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) over states `[N]` (Platt 1999).
+def platt(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> tuple[float, float]:
+    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) over states
+    `[N]` (Platt 1999).
 
     Gives (1, 0) where that would turn the order of the states round.
     """
     x, y, w = logits.double(), targets.double(), weights.double()
     line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([line], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(
+        [line], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()
@@ -105,25 +123,34 @@ def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) ->
     return (scale, shift) if scale >= 0 else (1.0, 0.0)
 
 
-# -- trainers ----------------------------------------------------------------------------------------------------------
+# -- trainers
+# --------------------------------------------------------------------------------------------------
 
 
 class ValueTrainer(Trainer):
     """The soft targets' cross-entropy, a mean over the questions of a forward."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         logits = model(inputs["rows"])  # [B, T]
         targets, weights = (
-            pad_sequence([torch.tensor(getattr(row, name)) for row in inputs["rows"]], batch_first=True)
+            pad_sequence(
+                [torch.tensor(getattr(row, name)) for row in inputs["rows"]], batch_first=True
+            )
             for name in ("targets", "weights")
         )
         loss = cross_entropy(logits, targets.to(logits.device), weights.to(logits.device))
         return (loss, logits) if return_outputs else loss
 
 
-def value_trainer(critic: Critic, questions: Sequence[list[StateRow]], arguments: dict[str, Any]) -> Trainer:
+def value_trainer(
+    critic: Critic, questions: Sequence[list[StateRow]], arguments: dict[str, Any]
+) -> Trainer:
     """A trainer on questions, each the rows of its states."""
     args = TrainingArguments(**arguments, remove_unused_columns=False)
     args._n_gpu = 1  # one process, one card: DataParallel would give each card all of the rows
@@ -142,7 +169,10 @@ def pair_rows(example: Example) -> list[dict[str, list[int]]]:
     """
     widest = sorted(example.pairs, key=lambda pair: -example.pairs[pair])[:MOST_PAIRS]
     return [
-        {"chosen_ids": [*example.prompt_ids, *better], "rejected_ids": [*example.prompt_ids, *worse]}
+        {
+            "chosen_ids": [*example.prompt_ids, *better],
+            "rejected_ids": [*example.prompt_ids, *worse],
+        }
         for better, worse in widest
     ]
 
@@ -154,7 +184,8 @@ def prm_trainer(
     model = sequence_classifier(critic)
     if critic.shared:
         bind(model, student.model, critic.name)
-    # A sequence's score is that of its last token that isn't padding: padding is a token that ends no step.
+    # A sequence's score is that of its last token that isn't padding: padding is a token that ends
+    # no step.
     ends = {ids[-1] for row in rows for ids in row.values()}
     padding = next(token for token in range(len(ends) + 1) if token not in ends)
     trainer = RewardTrainer(
@@ -169,7 +200,9 @@ def prm_trainer(
 
 
 def sequence_classifier(critic: Critic) -> Any:
-    """One of transformers' sequence classifiers over the critic's own layers; it has no weights beside them."""
+    """One of transformers' sequence classifiers over the critic's own layers; it has no weights
+    beside them.
+    """
     shape = copy.deepcopy(critic.config)
     shape.num_labels, shape.architectures = 1, None
     try:
@@ -177,15 +210,20 @@ def sequence_classifier(critic: Critic) -> Any:
             model: Any = AutoModelForSequenceClassification.from_config(shape)
     except ValueError as error:
         raise ConfigError(
-            f"transformers has no sequence classifier of {shape.model_type} models: use another student for a PRM"
+            f"transformers has no sequence classifier of {shape.model_type} models: use another "
+            "student for a PRM"
         ) from error
     setattr(model, model.base_model_prefix, critic.backbone)
     model.score = critic.score
     return model
 
 
-def arguments_of(config: Config, critic: Critic, count: int, tokens: int, out: Path, autocast: bool) -> dict[str, Any]:
-    """The training arguments of transformers: `count` examples an epoch, of which the longest has so many tokens."""
+def arguments_of(
+    config: Config, critic: Critic, count: int, tokens: int, out: Path, autocast: bool
+) -> dict[str, Any]:
+    """The training arguments of transformers: `count` examples an epoch, of which the longest has
+    so many tokens.
+    """
     settings, shape = config.train.optimizer, text_config(critic)
     batch = settings.batch_size
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
@@ -219,7 +257,8 @@ def arguments_of(config: Config, critic: Critic, count: int, tokens: int, out: P
     }
 
 
-# -- held-out questions ------------------------------------------------------------------------------------------------
+# -- held-out questions
+# ------------------------------------------------------------------------------------------------
 
 
 class HeldOut:
@@ -232,7 +271,9 @@ class HeldOut:
         self.places: list[tuple[int, int]] = []  # of each state: its row, and its place there
         for example in examples:
             rows, places = state_rows(example)
-            self.places += [(len(self.rows) + places[ids][0], places[ids][1]) for ids in example.states]
+            self.places += [
+                (len(self.rows) + places[ids][0], places[ids][1]) for ids in example.states
+            ]
             self.rows += rows
         self.targets = torch.tensor(self.states.target, dtype=torch.float32)
         self.weights = torch.tensor([self.rows[row].weights[at] for row, at in self.places])
@@ -255,12 +296,15 @@ class HeldOut:
             loss = cross_entropy(logits, self.targets, self.weights)
         else:
             loss = bradley_terry(logits[self.pairs.better], logits[self.pairs.worse])
-        return {"held_out_loss": float(loss), "held_out_auc": auc(logits.numpy(), self.states).value}
+        return {
+            "held_out_loss": float(loss),
+            "held_out_auc": auc(logits.numpy(), self.states).value,
+        }
 
 
 class Watch(TrainerCallback):
-    """Measures validation questions now and then, keeps the weights with the least loss there, and ends a training whose
-    patience is used up, or that the user asked to stop.
+    """Measures validation questions now and then, keeps the weights with the least loss there, and
+    ends a training whose patience is used up, or that the user asked to stop.
 
     Args:
         critic: what is trained.
@@ -285,8 +329,17 @@ class Watch(TrainerCallback):
         control.should_log |= state.global_step >= state.max_steps
         control.should_training_stop |= self.stop()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
-        if logs is None or "loss" not in logs or self.stop():  # every `evaluate_every` updates, and after the last one
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, float] | None = None,
+        **rest: Any,
+    ) -> None:
+        if (
+            logs is None or "loss" not in logs or self.stop()
+        ):  # every `evaluate_every` updates, and after the last one
             return
         line = {"step": float(state.global_step), "loss": float(logs["loss"]), **self.measure()}
         if not math.isfinite(line["loss"] + line["held_out_loss"]):
@@ -299,15 +352,20 @@ class Watch(TrainerCallback):
             control.should_training_stop |= self.worse >= PATIENCE
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training
+# --------------------------------------------------------------------------------------------------
 
 
 def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
-    """A critic that starts as the policy and says 0 everywhere: one more adapter where the student trains adapters."""
+    """A critic that starts as the policy and says 0 everywhere: one more adapter where the student
+    trains adapters.
+    """
     spec = student.spec
     trained = config.train.adapter or spec.adapter
     check_full(student.model, spec, trained)
-    critic = Critic(student.model, spec.lora if trained == "lora" else None, kind, EXTRA_LAYERS, 0.0)
+    critic = Critic(
+        student.model, spec.lora if trained == "lora" else None, kind, EXTRA_LAYERS, 0.0
+    )
     if MemoryOptions.of(config, spec, student.model).checkpointing:
         checkpoint_layers(critic.backbone)
     return critic
@@ -324,7 +382,8 @@ def train_critic(
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Critic, dict[str, Any]]:
-    """Train a critic on the first part; see the module. Returns the calibrated network and what its card says of it.
+    """Train a critic on the first part; see the module. Returns the calibrated network and what its
+    card says of it.
 
     Raises:
         DataError: no question of one of a PRM's parts has a pair of steps.
@@ -338,20 +397,27 @@ def train_critic(
     critic = new_critic(student, config, kind)
     trainer: Any
     if kind == "value":
-        searched = (example_of(question, student, settings, every_token=True) for question in parts[0])
+        searched = (
+            example_of(question, student, settings, every_token=True) for question in parts[0]
+        )
         questions = [state_rows(example)[0] for example in searched]
         tokens = max(sum(len(row.completion_ids) for row in rows) for rows in questions)
-        trainer = value_trainer(critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast))
+        trainer = value_trainer(
+            critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast)
+        )
     else:
         learned = examples_of(parts[0], kind, student, settings)
         for name, examples in zip(PARTS, (learned, *held), strict=True):
             if not any(example.pairs for example in examples):
                 raise DataError(
-                    f"no {name} question has a pair of steps: collect more trees, or lower train.critic.margin"
+                    f"no {name} question has a pair of steps: collect more trees, or lower "
+                    "train.critic.margin"
                 )
         pairs = [row for example in learned for row in pair_rows(example)]
         tokens = max(sum(map(len, row.values())) for row in pairs)
-        trainer = prm_trainer(critic, student, pairs, arguments_of(config, critic, len(pairs), tokens, out, autocast))
+        trainer = prm_trainer(
+            critic, student, pairs, arguments_of(config, critic, len(pairs), tokens, out, autocast)
+        )
     validation, test = (HeldOut(examples, critic, autocast) for examples in held)
     watcher = Watch(critic, lambda: validation.line(kind), watch, stop)
     trainer.add_callback(StepProgress(progress, kind))
@@ -374,15 +440,23 @@ def train_critic(
         "best": watcher.best,
         "calibration": {"scale": scale, "shift": shift},
         "questions": dict(zip(PARTS, map(len, parts), strict=True)),
-        "pairs": {name: len(part.pairs.question) for name, part in (("validation", validation), ("test", test))},
+        "pairs": {
+            name: len(part.pairs.question)
+            for name, part in (("validation", validation), ("test", test))
+        },
         "training_seconds": seconds,
-        "settings": settings.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json")
+        | config.train.optimizer.model_dump(mode="json"),
     }
     return critic, card
 
 
-def examples_of(part: Sequence[Question], kind: Kind, student: Student, settings: CriticConfig) -> list[Example]:
-    """The states of a part's questions: with their outcomes for a value, with steps' labels for a PRM."""
+def examples_of(
+    part: Sequence[Question], kind: Kind, student: Student, settings: CriticConfig
+) -> list[Example]:
+    """The states of a part's questions: with their outcomes for a value, with steps' labels for a
+    PRM.
+    """
     examples = [example_of(question, student, settings) for question in part]
     if kind == "prm":
         examples = [with_step_labels(example, settings.least_outcomes) for example in examples]
@@ -390,13 +464,17 @@ def examples_of(part: Sequence[Question], kind: Kind, student: Student, settings
 
 
 def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
-    """A calibrated critic's verdict and weight by the validation questions, and its figures on the test questions."""
+    """A calibrated critic's verdict and weight by the validation questions, and its figures on the
+    test questions.
+    """
     value = validation.logits().double().sigmoid().numpy()
     ranked = auc(value, validation.states, seed)
     earned = ranked.low > CHANCE
     weight = blend(value, validation.states) if earned and kind == "value" else 1.0
     value = test.logits().double().sigmoid().numpy()
-    figures = {"AUC": auc(value, test.states, seed)} | pair_accuracy(value, test.states, test.pairs, seed)
+    figures = {"AUC": auc(value, test.states, seed)} | pair_accuracy(
+        value, test.states, test.pairs, seed
+    )
     return {
         "rollout_weight": 1.0 if math.isnan(weight) else weight,
         "earned": earned,
@@ -408,14 +486,21 @@ def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dic
 def save_critic(
     folder: Path, critic: Critic, card: Mapping[str, Any], student: Student, config: Config
 ) -> dict[str, Any]:
-    """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of the folder."""
+    """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of
+    the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
     files = [NUMBERS]
-    weight, bias = (tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias))
+    weight, bias = (
+        tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias)
+    )
     save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
     if critic.shared:
-        files += [f"{ADAPTER}/{name}" for name in save_adapter(student.model, folder / ADAPTER, critic.name)]
+        files += [
+            f"{ADAPTER}/{name}"
+            for name in save_adapter(student.model, folder / ADAPTER, critic.name)
+        ]
     else:
         # The format that an adapter was loaded from is no model's.
         critic.backbone.save_pretrained(folder, save_original_format=False)
@@ -444,10 +529,15 @@ def train_folder(
     progress: Progress,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Train on the trees of `data` (None: those that are searched in `out`) and write the folder `out`; its card."""
+    """Train on the trees of `data` (None: those that are searched in `out`) and write the folder
+    `out`; its card.
+    """
     questions = read_questions(data or [out], text_config(student.model).vocab_size)
     if kind == "value" and any(question.preferences for question in questions):
-        raise DataError("--data has step preferences, and a value learns from outcomes: name trees, or train a prm")
+        raise DataError(
+            "--data has step preferences, and a value learns from outcomes: name trees, or train a "
+            "prm"
+        )
     parts = split_by_question(questions)
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in zip(PARTS, parts, strict=True))
     progress.say(f"{kind} over student {student.title}: {sizes} questions")
@@ -459,12 +549,19 @@ def train_folder(
         with metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         progress.say(
-            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, AUC"
+            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out "
+            f"{line['held_out_loss']:.4f}, AUC"
             f" {line['held_out_auc']:.3f}"
         )
 
     began = time.perf_counter()
-    critic, card = train_critic(kind, student, config, parts, out, watch=watch, progress=progress, stop=stop)
+    critic, card = train_critic(
+        kind, student, config, parts, out, watch=watch, progress=progress, stop=stop
+    )
     spent = 0 if data else sum(record["cost"]["sampled_tokens"] for record in read(out / JOURNAL))
-    facts = {"command": command, "seconds": round(time.perf_counter() - began, 1), "sampled_tokens": spent}
+    facts = {
+        "command": command,
+        "seconds": round(time.perf_counter() - began, 1),
+        "sampled_tokens": spent,
+    }
     return save_critic(out, critic, card | facts, student, config)

@@ -13,9 +13,11 @@ from ..types import Task
 
 
 def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each problem's result for paired
-    comparisons. With a reward of the user's own its mean, too, each problem's, and how many failed; without one the same of
-    the grades, where the source gives partial credit."""
+    """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each
+    problem's result for paired comparisons. With a reward of the user's own its mean, too, each
+    problem's, and how many failed; without one the same of the grades, where the source gives
+    partial credit.
+    """
     total, distinct = len(answers.first), len(set(repeats(tasks)))
     gold = any(task.gold or source_of(task.problem).gold_free for task in tasks)
     figures: dict[str, Any] = {
@@ -38,8 +40,12 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     return figures
 
 
-def gain(before: Sequence[float | None], after: Sequence[float | None], tasks: Sequence[Task]) -> dict[str, Any] | None:
-    """The paired gain with its interval, over the problems that have a number both times; None where none has."""
+def gain(
+    before: Sequence[float | None], after: Sequence[float | None], tasks: Sequence[Task]
+) -> dict[str, Any] | None:
+    """The paired gain with its interval, over the problems that have a number both times; None
+    where none has.
+    """
     both = [pair for pair in zip(before, after, repeats(tasks), strict=False) if None not in pair]
     if not both:
         return None

@@ -1,7 +1,9 @@
-"""Tree journals as training sets for other trainers: Parquet tables for `datasets`, and whole trees as verifiers' episodes.
+"""Tree journals as training sets for other trainers: Parquet tables for `datasets`, and whole trees
+as verifiers' episodes.
 
-An episode has the layout of verifiers 0.4 (`verifiers.v1.episode.Episode`, trace version 1), that of `traces.jsonl` which
-`vf-eval` writes and prime-rl's trainer reads: one a line, with one trace, whose nodes are the tree's.
+An episode has the layout of verifiers 0.4 (`verifiers.v1.episode.Episode`, trace version 1), that
+of `traces.jsonl` which `vf-eval` writes and prime-rl's trainer reads: one a line, with one trace,
+whose nodes are the tree's.
 """
 
 from __future__ import annotations
@@ -71,9 +73,16 @@ SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each
 
 
 def export(
-    data: Path, kind: str, out: Path, *, every_token: bool = False, credit: str = "group", any_split: bool = False
+    data: Path,
+    kind: str,
+    out: Path,
+    *,
+    every_token: bool = False,
+    credit: str = "group",
+    any_split: bool = False,
 ) -> int:
-    """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows, or episodes, there are.
+    """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows,
+    or episodes, there are.
 
     Args:
         data: a folder of `sample` or of a training run.
@@ -109,15 +118,23 @@ def searched(data: Path, any_split: bool = False) -> Iterator[tuple[dict[str, An
             check_train_split(record, path, ", or add --any-split to evaluate with them")
         if record.get("ended_by", "").startswith("failed"):
             continue
-        if not record.get("prompt_ids") or not {"id", "question", "source"} <= record.get("problem", {}).keys():
-            raise DataError(f"record {record['key']!r} has no prompt_ids or no problem: sample it again")
+        if (
+            not record.get("prompt_ids")
+            or not {"id", "question", "source"} <= record.get("problem", {}).keys()
+        ):
+            raise DataError(
+                f"record {record['key']!r} has no prompt_ids or no problem: sample it again"
+            )
         yield record, Tree.from_dict(record["tree"], checked=True)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables
+# --------------------------------------------------------------------------------------------------
 
 
-def rows(kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool) -> Iterator[dict[str, Any]]:
+def rows(
+    kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool
+) -> Iterator[dict[str, Any]]:
     """The rows of all trees, with the columns of `kind`."""
     for record, tree in records:
         problem = record["problem"]
@@ -159,18 +176,27 @@ def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
     from pyarrow.parquet import ParquetWriter
 
     def feature(named: Any) -> Any:
-        return datasets.List(feature(named[0])) if isinstance(named, list) else datasets.Value(named)
+        return (
+            datasets.List(feature(named[0])) if isinstance(named, list) else datasets.Value(named)
+        )
 
-    features = datasets.Features({name: feature(named) for name, named in (COMMON | COLUMNS[kind]).items()})
+    features = datasets.Features(
+        {name: feature(named) for name, named in (COMMON | COLUMNS[kind]).items()}
+    )
     count = 0
-    with ParquetWriter(path, features.arrow_schema) as writer:  # a table may be larger than the memory
+    with ParquetWriter(
+        path, features.arrow_schema
+    ) as writer:  # a table may be larger than the memory
         while batch := list(islice(rows, BATCH_ROWS)):
-            writer.write_table(datasets.Dataset.from_list(batch, features=features).with_format("arrow")[:])
+            writer.write_table(
+                datasets.Dataset.from_list(batch, features=features).with_format("arrow")[:]
+            )
             count += len(batch)
     return count
 
 
-# -- rollouts ----------------------------------------------------------------------------------------------------------
+# -- rollouts
+# --------------------------------------------------------------------------------------------------
 
 
 def write_lines(episodes: Iterable[dict[str, Any]], path: Path) -> int:
@@ -182,10 +208,13 @@ def write_lines(episodes: Iterable[dict[str, Any]], path: Path) -> int:
     return count
 
 
-def episodes(records: Iterable[tuple[dict[str, Any], Tree]], credit: str) -> Iterator[dict[str, Any]]:
+def episodes(
+    records: Iterable[tuple[dict[str, Any], Tree]], credit: str
+) -> Iterator[dict[str, Any]]:
     """An episode for each tree with a response of the student's own.
 
-    Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train` leaves them out too.
+    Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train`
+    leaves them out too.
     """
     for record, tree in records:
         responses = [response for response in trajectories(tree) if response.student]
@@ -196,13 +225,15 @@ def episodes(records: Iterable[tuple[dict[str, Any], Tree]], credit: str) -> Ite
 def advantages(tree: Tree, responses: list[Trajectory], credit: str) -> list[list[float]]:
     """One advantage a token `[T]` of each response.
 
-    `group`: its reward against the others', over all samples (GRPO; a response sampled k times counts k times).
-    `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
+    `group`: its reward against the others', over all samples (GRPO; a response sampled k times
+    counts k times). `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
     """
     if credit == "step":
         counts, sums = outcomes(tree)
         return [
-            step_advantages(step_values(response, earned(response), counts, sums), response.lengths, scale=1.0)
+            step_advantages(
+                step_values(response, earned(response), counts, sums), response.lengths, scale=1.0
+            )
             for response in responses
         ]
     rewards = [earned(response) for response in responses]
@@ -218,22 +249,34 @@ def earned(response: Trajectory) -> float:
 
 
 def episode(
-    record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory], advantages: Sequence[Sequence[float]]
+    record: dict[str, Any],
+    tree: Tree,
+    responses: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
 ) -> dict[str, Any]:
-    """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a response, and a node for
-    the tokens of each rollout outside of the tree. A branch of it is a response.
+    """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a
+    response, and a node for the tokens of each rollout outside of the tree. A branch of it is a
+    response.
 
-    Log-probabilities are nats at temperature 1. A token's advantage is the sum of what it has in the responses through it
-    (`advantages`, a list `[T]` each), so that a step that they share is counted once.
+    Log-probabilities are nats at temperature 1. A token's advantage is the sum of what it has in
+    the responses through it (`advantages`, a list `[T]` each), so that a step that they share is
+    counted once.
     """
     problem, prompt = record["problem"], record["prompt_ids"]
     question = {"role": "user", "content": problem["question"]}
-    nodes: list[dict[str, Any]] = [{"message": question, "token_ids": prompt, "mask": [False] * len(prompt)}]
+    nodes: list[dict[str, Any]] = [
+        {"message": question, "token_ids": prompt, "mask": [False] * len(prompt)}
+    ]
     places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
 
     def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
         message = {"role": "assistant", "content": text}
-        stretch = {"token_ids": ids, "mask": [True] * len(ids), "logprobs": logprobs, "advantages": [0.0] * len(ids)}
+        stretch = {
+            "token_ids": ids,
+            "mask": [True] * len(ids),
+            "logprobs": logprobs,
+            "advantages": [0.0] * len(ids),
+        }
         nodes.append({"parent": parent, "message": message, "sampled": True, **stretch})
         return len(nodes) - 1
 
@@ -247,9 +290,13 @@ def episode(
             elif node in places:
                 at = places[node]
             else:
-                at = places[node] = add(at, tree.text[node], tree.token_ids[node], tree.logprobs[node])
+                at = places[node] = add(
+                    at, tree.text[node], tree.token_ids[node], tree.logprobs[node]
+                )
             text = text[len(tree.text[node]) :]  # what is left of the response
-            nodes[at]["advantages"] = [a + b for a, b in zip(nodes[at]["advantages"], credit[start:end], strict=True)]
+            nodes[at]["advantages"] = [
+                a + b for a, b in zip(nodes[at]["advantages"], credit[start:end], strict=True)
+            ]
             start = end
         ends.append(at)
     inner = {node.get("parent") for node in nodes}
@@ -285,7 +332,9 @@ def episode(
         "info": {
             "tree": record["key"],
             "policy_version": record["policy_version"],
-            "tree_nodes": [tree_nodes.get(at) for at in range(len(nodes))],  # None: tokens outside of the tree
+            "tree_nodes": [
+                tree_nodes.get(at) for at in range(len(nodes))
+            ],  # None: tokens outside of the tree
             "responses": [
                 {
                     "leaf": leaf,
@@ -300,4 +349,10 @@ def episode(
         "is_completed": True,
         "ok": True,
     }
-    return {"id": record["key"], "env": {"id": HARNESS}, "task": task, "ok": True, "traces": [trace]}
+    return {
+        "id": record["key"],
+        "env": {"id": HARNESS},
+        "task": task,
+        "ok": True,
+        "traces": [trace],
+    }

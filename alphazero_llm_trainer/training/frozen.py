@@ -1,7 +1,8 @@
-"""Frozen matrices under a CPU's autocast, in bfloat16 once: autocast would copy them at each product.
+"""Frozen matrices under a CPU's autocast, in bfloat16 once: autocast would copy them at each
+product.
 
-With LoRA these copies are a quarter of an update of 0.5 B weights in forwards of two rows. The weights themselves stay as they
-are, and so does every result.
+With LoRA these copies are a quarter of an update of 0.5 B weights in forwards of two rows. The
+weights themselves stay as they are, and so does every result.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from torch.nn.functional import linear
 
 
 def keep_narrow(model: Any) -> None:
-    """Give each frozen fp32 matrix of linear layers on the CPU a copy in bfloat16 that products under autocast take."""
+    """Give each frozen fp32 matrix of linear layers on the CPU a copy in bfloat16 that products
+    under autocast take.
+    """
     for layer in model.modules():
         if type(layer) is not nn.Linear or "narrow" in vars(layer):
             continue
         weight = layer.weight
-        if weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.requires_grad:
+        if (
+            weight.dtype == torch.float32
+            and weight.device.type == "cpu"
+            and not weight.requires_grad
+        ):
             vars(layer).update(narrow=weight.detach().bfloat16(), forward=Product(layer))
 
 

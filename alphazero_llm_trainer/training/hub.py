@@ -1,4 +1,6 @@
-"""The Hugging Face hub: uploading, of which what can be wrong shows before anything is trained, and a student's model card."""
+"""The Hugging Face hub: uploading, of which what can be wrong shows before anything is trained, and
+a student's model card.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,36 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def check_hub(repository: str) -> None:
     """Raise ConfigError unless `repository` is an OWNER/NAME and there is a token to write with."""
     if REPOSITORY.fullmatch(repository) is None or "--" in repository or ".." in repository:
-        raise ConfigError(f"--push-to-hub is {repository!r}: give OWNER/NAME, of letters, digits, '-', '_' and '.'")
+        raise ConfigError(
+            f"--push-to-hub is {repository!r}: give OWNER/NAME, of letters, digits, '-', '_' and "
+            "'.'"
+        )
     if get_token() is None:
         raise ConfigError("--push-to-hub needs a token: set HF_TOKEN to one that may write")
 
 
 def upload(repository: str, folders: Mapping[str, Path]) -> str:
-    """Upload folders (path in the repository -> folder) to a model repository, a private one where it is new.
+    """Upload folders (path in the repository -> folder) to a model repository, a private one where
+    it is new.
 
-    Returns its address. Raises CheckpointError where the hub refuses or can't be reached; the folders stay.
+    Returns its address. Raises CheckpointError where the hub refuses or can't be reached; the
+    folders stay.
     """
     hub = HfApi()
     try:
         address = hub.create_repo(repository, private=True, exist_ok=True)
         for place, folder in folders.items():
             hub.upload_folder(
-                repo_id=repository, folder_path=folder, path_in_repo=place, commit_message=f"Upload {folder.name}"
+                repo_id=repository,
+                folder_path=folder,
+                path_in_repo=place,
+                commit_message=f"Upload {folder.name}",
             )
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{repository} can't be uploaded ({reason[:200]}): {', '.join(map(str, folders.values()))} are complete, use"
+            f"{repository} can't be uploaded ({reason[:200]}): "
+            f"{', '.join(map(str, folders.values()))} are complete, use"
             " `hf upload` later"
         ) from error
     return str(address)
@@ -50,7 +61,8 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     Args:
         folder: the student's or the adapter's folder.
         run: what run.json says.
-        base: the weights that training began from: a folder or a hub id, "package" for the shipped student.
+        base: the weights that training began from: a folder or a hub id, "package" for the shipped
+            student.
         adapter: the folder holds an adapter and not a whole model.
     """
     ours = base == "package"
@@ -78,8 +90,15 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
 
 def results(run: Mapping[str, Any]) -> str:
     """Greedy accuracy before and after with 95% intervals, or that there is none."""
-    shares = {"before": run["before"]["accuracy"], "after": run["after"]["accuracy"], "paired gain": run["gain"]}
+    shares = {
+        "before": run["before"]["accuracy"],
+        "after": run["after"]["accuracy"],
+        "paired gain": run["gain"],
+    }
     if None in shares.values():
         return "none were evaluated"
-    shown = [f"{name} {share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" for name, share in shares.items()]
+    shown = [
+        f"{name} {share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
+        for name, share in shares.items()
+    ]
     return f"greedy accuracy on {run['after']['problems']:,}: {', '.join(shown)}"

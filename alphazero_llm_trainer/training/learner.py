@@ -1,7 +1,9 @@
-"""What is trained, and an update of it: the model, its optimiser and its schedule, through accelerate.
+"""What is trained, and an update of it: the model, its optimiser and its schedule, through
+accelerate.
 
-accelerate has the devices, DDP, FSDP2 and the saved states. A minibatch may be computed in parts, and shared by processes: each
-objective is a sum over tokens by the whole minibatch's total, so that the parts' gradients add up to one mean.
+accelerate has the devices, DDP, FSDP2 and the saved states. A minibatch may be computed in parts,
+and shared by processes: each objective is a sum over tokens by the whole minibatch's total, so that
+the parts' gradients add up to one mean.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ from .scoring import Scorer, Scores, check_packs, packs, score
 log = logging.getLogger(__name__)
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
-REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")  # torch's and safetensors' words for a full disk
+REFUSALS = (
+    "PytorchStreamWriter",
+    "unexpected pos",
+    "I/O error",
+)  # torch's and safetensors' words for a full disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,21 @@ class Objective:
     """What a method minimises."""
 
     pack = "off"
-    importance = False  # whether rows are weighed by their probability's ratio to the one that they were sampled with
+    # whether rows are weighed by their probability's ratio to the one that they were sampled with
+    importance = False
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
-        """What the means over a minibatch are taken over: the loss's first (its tokens, or their weights), then others."""
+        """What the means over a minibatch are taken over: the loss's first (its tokens, or their
+        weights), then others.
+        """
         raise NotImplementedError
 
-    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
-        """The loss of a part of a minibatch of these `totals`, and figures that add up to the minibatch's."""
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
+        """The loss of a part of a minibatch of these `totals`, and figures that add up to the
+        minibatch's.
+        """
         raise NotImplementedError
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
@@ -75,7 +88,8 @@ class Learner:
     """A model under training.
 
     Args:
-        model: made trainable (`make_trainable`); under FSDP a copy is sharded, and `publish` brings its weights back.
+        model: made trainable (`make_trainable`); under FSDP a copy is sharded, and `publish` brings
+            its weights back.
         objective: what is minimised.
         memory: precision, rows of a forward, optimiser, recomputed activations.
         schedule: of the learning rate.
@@ -118,12 +132,16 @@ class Learner:
         if self.pack == "on":
             check_packs(model, "train.pack=on", "set it to auto")
         elif self.pack == "auto" and not packs(model):
-            log.info("responses are not packed: a %s isn't itself in packed rows", type(model).__name__)
+            log.info(
+                "responses are not packed: a %s isn't itself in packed rows", type(model).__name__
+            )
             self.pack = "off"
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
         beside = objective.extra().values()
-        optimizer = make_optimizer(inner, beside, schedule.rate, settings.weight_decay, memory.eight_bit)
+        optimizer = make_optimizer(
+            inner, beside, schedule.rate, settings.weight_decay, memory.eight_bit
+        )
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
         self.scorer.eval()  # but for an update
         self.schedule = get_scheduler(
@@ -137,17 +155,22 @@ class Learner:
         self.accelerator.register_save_state_pre_hook(self.save_trained)
         self.accelerator.register_load_state_pre_hook(self.load_trained)
 
-    # -- rounds ------------------------------------------------------------------------------------------------------
+    # -- rounds
+    # ----------------------------------------------------------------------------------------------
 
     def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
         """Round `number` trains on these rows. Returns figures of them."""
         self.first_update, self.gap = self.updates, 0.0
-        return self.objective.begin(self, [row for rows in minibatches for row in shard(rows, self.ranks)], number)
+        return self.objective.begin(
+            self, [row for rows in minibatches for row in shard(rows, self.ranks)], number
+        )
 
     def end(self, share: float) -> dict[str, float]:
-        """Publish the round's weights; the learning rate then stands where `share`, of the run, has it.
+        """Publish the round's weights; the learning rate then stands where `share`, of the run, has
+        it.
 
-        Returns the largest difference between the engine's log-probability of a sampled token and the learner's, in nats.
+        Returns the largest difference between the engine's log-probability of a sampled token and
+        the learner's, in nats.
         """
         # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
         while self.updates < round(share * self.planned):
@@ -156,16 +179,20 @@ class Learner:
         self.publish()
         return {"engine_logprob_gap": self.gap} if self.objective.importance else {}
 
-    # -- updates -----------------------------------------------------------------------------------------------------
+    # -- updates
+    # ----------------------------------------------------------------------------------------------
 
     def parts(self, minibatch: Sequence[TrainRow]) -> Iterator[Sequence[TrainRow]]:
-        """This process's rows of a minibatch that all ranks have whole, by forward: an update begins.
+        """This process's rows of a minibatch that all ranks have whole, by forward: an update
+        begins.
 
-        Each part goes through `score`, the objective's loss over `totals`, and `backward`; then come `clip` and `step`.
+        Each part goes through `score`, the objective's loss over `totals`, and `backward`; then
+        come `clip` and `step`.
         """
         totals = self.objective.totals(minibatch)
         self.totals = torch.tensor((max(totals[0], 1e-8), *totals[1:]), device=self.device)
-        # A token's share of a mean is less than float16 can hold: there the sum's gradient is taken, and divided afterwards.
+        # A token's share of a mean is less than float16 can hold: there the sum's gradient is
+        # taken, and divided afterwards.
         self.scale = float(self.totals[0]) if self.dtype == torch.float16 else 1.0
         self.tokens = sum(len(row.completion_ids) for row in minibatch)
         parts = self.parts_of(shard(minibatch, self.ranks))
@@ -183,15 +210,25 @@ class Learner:
 
     def autocast(self) -> Any:
         """Products in bfloat16, over weights as they are."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.memory.autocast else nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16)
+            if self.memory.autocast
+            else nullcontext()
+        )
 
     def score(self, rows: Sequence[TrainRow]) -> Scores:
-        """Log-probabilities and entropies `[B, T]` of rows' responses under the weights of now, with gradients."""
+        """Log-probabilities and entropies `[B, T]` of rows' responses under the weights of now,
+        with gradients.
+        """
         with self.autocast():
             scores = self.score_under(self.scorer, rows)
         if self.objective.importance and self.updates == self.first_update:
-            # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this forward's.
-            gap = (scores.logprobs.detach() - padded([row.old_logprobs for row in rows], scores.logprobs)).abs()
+            # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this
+            # forward's.
+            gap = (
+                scores.logprobs.detach()
+                - padded([row.old_logprobs for row in rows], scores.logprobs)
+            ).abs()
             self.gap = max(self.gap, (gap * mask_of(rows, gap)).max().item())
         return scores
 
@@ -201,7 +238,8 @@ class Learner:
 
     def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:
         """Add a part's gradients and figures to the minibatch's."""
-        # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's mean already.
+        # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's
+        # mean already.
         self.accelerator.backward(loss * self.ranks.size * self.scale)
         packed = scores.packed / self.count / self.ranks.size
         more = {
@@ -213,10 +251,11 @@ class Learner:
             self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
 
     def clip(self) -> dict[str, float]:
-        """Scale the minibatch's gradients down to `max_grad_norm`, the critic's by a norm of their own.
+        """Scale the minibatch's gradients down to `max_grad_norm`, the critic's by a norm of their
+        own.
 
-        Returns the update's figures. Raises TrainingError where loss or gradient are not finite; the weights are then as they
-        were.
+        Returns the update's figures. Raises TrainingError where loss or gradient are not finite;
+        the weights are then as they were.
         """
         sums = self.accelerator.reduce(torch.stack([*self.sums.values()])).tolist()
         figures = dict(zip(self.sums, sums, strict=True))
@@ -234,7 +273,8 @@ class Learner:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(figures[name]):
                 raise TrainingError(
-                    f"{name} is {figures[name]} at update {self.updates + 1}: start again with a lower"
+                    f"{name} is {figures[name]} at update {self.updates + 1}: start again with a "
+                    "lower"
                     " train.optimizer.learning_rate"
                 )
         return figures | {"learning_rate": self.schedule.get_last_lr()[0]}
@@ -249,7 +289,9 @@ class Learner:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Under FSDP: put the shards' weights together in the model that this process searches with. All ranks must call it."""
+        """Under FSDP: put the shards' weights together in the model that this process searches
+        with. All ranks must call it.
+        """
         if not self.sharded:
             return
         own = dict(self.whole.named_parameters())
@@ -260,17 +302,21 @@ class Learner:
                 if self.ranks.searches:
                     own[name.removeprefix("model.")].copy_(full)
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # ----------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """What the next update depends on: trained weights, optimiser, schedule, random numbers. All ranks call it."""
+        """What the next update depends on: trained weights, optimiser, schedule, random numbers.
+        All ranks call it.
+        """
         try:
             self.accelerator.save_state(str(folder))
         except (RuntimeError, SafetensorError) as error:
             if not any(word in str(error) for word in REFUSALS):
                 raise
             raise StorageError(
-                f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, then go on with --resume"
+                f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, "
+                "then go on with --resume"
             ) from error
         self.accelerator.wait_for_everyone()
 
@@ -281,7 +327,9 @@ class Learner:
         self.publish()
 
     def kept(self) -> dict[str, torch.nn.Parameter]:
-        """What a checkpoint has, by name: what is trained of the policy, and the critic (which may be an adapter in it)."""
+        """What a checkpoint has, by name: what is trained of the policy, and the critic (which may
+        be an adapter in it).
+        """
         extra = self.objective.extra()
         critics = {id(p) for p in extra.values()}
         named = self.whole.named_parameters()
@@ -289,7 +337,9 @@ class Learner:
         return policy | {f"critic.{name}": p for name, p in extra.items()}
 
     def save_trained(self, models: list[Any], weights: list[Any], folder: str) -> None:
-        """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by accelerate, before this."""
+        """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by
+        accelerate, before this.
+        """
         weights.clear()
         if not self.sharded and self.ranks.first:
             kept = {name: p.detach().contiguous() for name, p in self.kept().items()}  # no copies
@@ -309,21 +359,27 @@ def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
 
     The longest row goes to the first rank, and so on to the last and back again.
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids))
+    order = sorted(
+        range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids)
+    )
     turns = [order[i : i + ranks.size] for i in range(0, len(order), ranks.size)]
     picked = [turn[ranks.rank if i % 2 == 0 else -1 - ranks.rank] for i, turn in enumerate(turns)]
     return [rows[i] for i in sorted(picked)]
 
 
 def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
-    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in rows of another kind than `kind`."""
+    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in rows of another kind
+    than `kind`.
+    """
     lengths = [len(row.completion_ids) if kind in (None, row.kind) else 0 for row in rows]
     ends = torch.tensor(lengths, device=like.device)[:, None]
     return (torch.arange(like.shape[1], device=like.device) < ends).float()
 
 
 def padded(values: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
-    """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's end."""
+    """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's
+    end.
+    """
     tensor = torch.zeros(like.shape)
     for i, row in enumerate(values):
         tensor[i, : len(row)] = torch.tensor(row)

@@ -1,7 +1,8 @@
 """The training run: search, grade, credit, update, in rounds.
 
-`Run.train` is AlphaZero in one function. What searches is in `rounds.py`, what becomes of trees in `rows.py`, what is minimised
-in `objectives.py` and `losses.py`, what is trained in `learner.py`, and what the run leaves behind in `recorder.py`.
+`Run.train` is AlphaZero in one function. What searches is in `rounds.py`, what becomes of trees in
+`rows.py`, what is minimised in `objectives.py` and `losses.py`, what is trained in `learner.py`,
+and what the run leaves behind in `recorder.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Run:
 
     Args:
         prepared: its configuration, size and tasks.
-        stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
+        stop: True once the user wants to end; the run then ends at the next safe place and can be
+            resumed.
         progress: shows trees, rounds and evaluations.
         ranks: the processes that share the run.
     """
@@ -59,23 +61,33 @@ class Run:
         self.ranks, self.stop = ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
+    # -- the loop
+    # ----------------------------------------------------------------------------------------------
 
-    def train(self, rounds: Rounds, builder: RowBuilder, learner: Learner, recorder: Recorder, start: int) -> None:
-        """The rounds from number `start` on, until all questions are asked or `train.tokens` are sampled.
+    def train(
+        self, rounds: Rounds, builder: RowBuilder, learner: Learner, recorder: Recorder, start: int
+    ) -> None:
+        """The rounds from number `start` on, until all questions are asked or `train.tokens` are
+        sampled.
 
         Raises StoppedError where the user ends them.
         """
         objective = learner.objective
         for number in rounds.left(start):
-            trees, stats = rounds.search(number)  # rollouts: search -> graded trees, into the journal
-            minibatches = self.credit(builder, number, trees, stats)  # trees -> rows with advantages
+            trees, stats = rounds.search(
+                number
+            )  # rollouts: search -> graded trees, into the journal
+            minibatches = self.credit(
+                builder, number, trees, stats
+            )  # trees -> rows with advantages
             of_round = learner.begin(number, minibatches)
             of_updates: list[dict[str, float]] = []
             for minibatch in self.passes(number, minibatches):
                 for part in learner.parts(minibatch):  # as many rows as a forward takes
                     scores = learner.score(part)  # log-probabilities, with gradients
-                    loss, figures = objective.loss(part, scores, learner.totals)  # losses.py: the formula
+                    loss, figures = objective.loss(
+                        part, scores, learner.totals
+                    )  # losses.py: the formula
                     learner.backward(loss, scores, figures)
                 of_updates.append(learner.clip())
                 learner.step()
@@ -84,18 +96,29 @@ class Run:
             recorder.round(stats, means(of_updates) | of_round)
             recorder.checkpoint(learner, number + 1, share)
 
-    def credit(self, builder: RowBuilder, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """The rows of a round's trees with their credit, by minibatch: the first process's, on all of them."""
-        minibatches: Minibatches = self.ranks.on_first(lambda: builder.minibatches(number, trees, stats))
+    def credit(
+        self, builder: RowBuilder, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> Minibatches:
+        """The rows of a round's trees with their credit, by minibatch: the first process's, on all
+        of them.
+        """
+        minibatches: Minibatches = self.ranks.on_first(
+            lambda: builder.minibatches(number, trees, stats)
+        )
         self.student.engine.sleep()  # updates come next, and they need the memory
         return minibatches
 
     def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
-        """A round's minibatches as often as the method goes over them. Raises StoppedError where the user ends the run."""
+        """A round's minibatches as often as the method goes over them. Raises StoppedError where
+        the user ends the run.
+        """
         epochs = 1 if self.config.train.supervised else self.config.train.optimizer.epochs
         updates = [*minibatches] * epochs
         with self.progress.within(
-            len(updates), "update", f"round {self.size.name(number)}", held="after the update in hand"
+            len(updates),
+            "update",
+            f"round {self.size.name(number)}",
+            held="after the update in hand",
         ):
             for minibatch in updates:
                 if any(self.ranks.gather(self.stop())):
@@ -103,13 +126,16 @@ class Run:
                 yield minibatch
                 self.progress.advance()
 
-    # -- what it needs -----------------------------------------------------------------------------------------------
+    # -- what it needs
+    # ----------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Load the models; what is wrong with them shows before a folder is made."""
         config = self.config
         start, prm = config.train.student, config.train.prm
-        self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
+        self.student = load_student(
+            config, path=None if start is None else Path(start), opening=opening(config)
+        )
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
         if uses_fsdp():
@@ -117,8 +143,10 @@ class Run:
         if not self.student.engine.capabilities.trainable:
             self.student.engine.close()
             raise ConfigError(
-                f"engine.backend is {config.engine.backend}, whose server takes no new weights: set train.adapter=lora and"
-                " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
+                f"engine.backend is {config.engine.backend}, whose server takes no new weights: "
+                "set train.adapter=lora and"
+                " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set "
+                "engine.backend=vllm"
             )
         perplexity = None
         if measures_perplexity(config):
@@ -138,7 +166,11 @@ class Run:
         if train.method == "grpo":
             objective = Grpo(train, model)
         elif train.method == "ppo":
-            objective = Ppo(train, model, Critic(model, self.student.spec.lora if self.adapter == "lora" else None))
+            objective = Ppo(
+                train,
+                model,
+                Critic(model, self.student.spec.lora if self.adapter == "lora" else None),
+            )
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         schedule = Schedule(learning_rate(train, model), warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
@@ -152,23 +184,32 @@ class Run:
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         train, tier, rounds = self.config.train, self.config.teachers.tier, self.size.rounds
-        method = "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
+        method = (
+            "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
+        )
         place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
         planned = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
         if train.tokens is not None:
             planned = f"{train.tokens:,} sampled tokens, of {planned} at most,"
         return (
-            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {self.config.seed}\n"
-            f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, {train.groups} groups,"
-            f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations replayed"
+            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed "
+            f"{self.config.seed}\n"
+            f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
+            f"{train.groups} groups,"
+            f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations "
+            "replayed"
         )
 
-    # -- the whole run -----------------------------------------------------------------------------------------------
+    # -- the whole run
+    # ----------------------------------------------------------------------------------------------
 
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
-        """Train and report in `folder`. Returns the run card, or None when the user stopped it first, or beside rank 0."""
+        """Train and report in `folder`. Returns the run card, or None when the user stopped it
+        first, or beside rank 0.
+        """
         quiet_libraries()
-        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
+        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the
+        # same.
         set_seed(self.config.library_seed)
         make_trainable(self.student.model, self.student.spec, self.adapter)
         recorder = self.recorder(folder)
@@ -218,24 +259,31 @@ class Run:
                 learner.restore(checkpoint, updates)
             except (OSError, ValueError, RuntimeError, KeyError) as error:
                 raise CheckpointError(
-                    f"checkpoint {checkpoint} can't be loaded ({error}): launch as it was written, with FSDP or without, or"
+                    f"checkpoint {checkpoint} can't be loaded ({error}): launch as it was written, "
+                    "with FSDP or without, or"
                     " remove it"
                 ) from error
             if self.ranks.first:
-                recorder.keep_best(start)  # a kill may have come between the checkpoint and its best weights
+                recorder.keep_best(
+                    start
+                )  # a kill may have come between the checkpoint and its best weights
         recorder.since = time.perf_counter()
         self.train(rounds, builder, learner, recorder, start)
 
 
 def means(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each figure over the updates that have it: a minibatch of demonstrations alone has no critic's figures."""
+    """The mean of each figure over the updates that have it: a minibatch of demonstrations alone
+    has no critic's figures.
+    """
     names = dict.fromkeys(name for figures in updates for name in figures)
     values = {name: [figures[name] for figures in updates if name in figures] for name in names}
     return {name: sum(some) / len(some) for name, some in values.items()}
 
 
 def quiet_libraries() -> None:
-    """Keep libraries' notices about themselves out of the user's terminal; their errors still show."""
+    """Keep libraries' notices about themselves out of the user's terminal; their errors still
+    show.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name in ("transformers", "accelerate", "peft"):
         logging.getLogger(name).setLevel(logging.ERROR)

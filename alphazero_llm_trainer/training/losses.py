@@ -1,8 +1,10 @@
-"""The losses, over log-probabilities (nats) of the responses' tokens: what a policy and its critic are trained by.
+"""The losses, over log-probabilities (nats) of the responses' tokens: what a policy and its critic
+are trained by.
 
-Tensors are `[B, T]`, B rows of T response tokens, but for `total` and the losses, which are numbers; `mask` tells which tokens
-are there. Advantages are `credit.py`'s. A loss is a sum over a part of a
-minibatch over `total`, what the whole minibatch's mean is taken over, so that parts of it and processes add up to one mean.
+Tensors are `[B, T]`, B rows of T response tokens, but for `total` and the losses, which are
+numbers; `mask` tells which tokens are there. Advantages are `credit.py`'s. A loss is a sum over a
+part of a minibatch over `total`, what the whole minibatch's mean is taken over, so that parts of it
+and processes add up to one mean.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import torch
 Figures = dict[str, torch.Tensor]
 
 
-def weighted_likelihood(logprobs: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """`-sum(w * log p) / total`: supervised training where all weights are 1 and `total` is their sum.
+def weighted_likelihood(
+    logprobs: torch.Tensor, weights: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """`-sum(w * log p) / total`: supervised training where all weights are 1 and `total` is their
+    sum.
 
-    With the right responses of one's own it is rejection-sampling fine-tuning (Yuan et al. 2023) and expert iteration (Anthony
-    et al. 2017), weighted by reward it is reward-weighted regression (Peters & Schaal 2007).
+    With the right responses of one's own it is rejection-sampling fine-tuning (Yuan et al. 2023)
+    and expert iteration (Anthony et al. 2017), weighted by reward it is reward-weighted regression
+    (Peters & Schaal 2007).
     """
     return -(weights * logprobs).sum() / total
 
@@ -24,7 +30,8 @@ def weighted_likelihood(logprobs: torch.Tensor, weights: torch.Tensor, total: to
 def clipped_policy_loss(
     logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`-min(rho * A, clip(rho, 1 - low, 1 + high) * A)` of each token, and the ratio `rho = p / p_old`: `[B, T]` both.
+    """`-min(rho * A, clip(rho, 1 - low, 1 + high) * A)` of each token, and the ratio `rho = p /
+    p_old`: `[B, T]` both.
 
     Schulman et al. 2017, equation 7; `high` above `low` is DAPO's clip-higher (Yu et al. 2025).
     """
@@ -34,7 +41,9 @@ def clipped_policy_loss(
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """k3 (Schulman 2020): `p_ref/p - log(p_ref/p) - 1`, an estimate of KL(p || p_ref) at each token that is never negative."""
+    """k3 (Schulman 2020): `p_ref/p - log(p_ref/p) - 1`, an estimate of KL(p || p_ref) at each token
+    that is never negative.
+    """
     gap = reference - logprobs
     return gap.exp() - gap - 1.0
 
@@ -51,16 +60,20 @@ def grpo_loss(
     kl_coefficient: float = 0.0,
     reference: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Figures]:
-    """`sum(mask * (-min(rho*A, clip(rho)*A) + beta * rho * k3)) / total`, `[B, T]` inside, a number outside.
+    """`sum(mask * (-min(rho*A, clip(rho)*A) + beta * rho * k3)) / total`, `[B, T]` inside, a number
+    outside.
 
-    GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al. 2025, equation 8). The KL of a
-    token is multiplied by its ratio: then its gradient is the reverse KL's (DeepSeek-V3.2). `total` is how many tokens the
-    minibatch has.
+    GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al.
+    2025, equation 8). The KL of a
+    token is multiplied by its ratio: then its gradient is the reverse KL's (DeepSeek-V3.2). `total`
+    is how many tokens the minibatch has.
 
     Returns the loss and figures, each a part of the minibatch's mean.
     """
     loss, ratio = clipped_policy_loss(logprobs, old, advantages, clip_low, clip_high)
-    clipped = ((ratio < 1.0 - clip_low) & (advantages < 0)) | ((ratio > 1.0 + clip_high) & (advantages > 0))
+    clipped = ((ratio < 1.0 - clip_low) & (advantages < 0)) | (
+        (ratio > 1.0 + clip_high) & (advantages > 0)
+    )
     figures = {"clip_fraction": (clipped * mask).sum() / total}
     if reference is not None:
         kl = kl_estimate(logprobs, reference)
@@ -70,12 +83,18 @@ def grpo_loss(
 
 
 def value_loss(
-    values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: torch.Tensor, clip: float
+    values: torch.Tensor,
+    old: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    total: torch.Tensor,
+    clip: float,
 ) -> tuple[torch.Tensor, Figures]:
-    """Half the squared error of PPO's critic, the larger one of V and of V held within `clip` of its old estimate.
+    """Half the squared error of PPO's critic, the larger one of V and of V held within `clip` of
+    its old estimate.
 
-    The value clip of common implementations (Engstrom et al. 2020). `total` is how many of the minibatch's tokens the policy
-    sampled.
+    The value clip of common implementations (Engstrom et al. 2020). `total` is how many of the
+    minibatch's tokens the policy sampled.
     """
     held = old + (values - old).clamp(-clip, clip)
     free, bound = (values - returns) ** 2, (held - returns) ** 2

@@ -1,4 +1,6 @@
-"""Folding adapters into a model's weights, by peft; and a check that the sum says what the two did apart."""
+"""Folding adapters into a model's weights, by peft; and a check that the sum says what the two did
+apart.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
 from ..policy.weights import load_tensors, load_weights
 
 TOKENS = 9  # of the check
-# Nats, in the mean over the vocabulary: a sum in 16 bits is rounded once more than a weight and its adapter.
+# Nats, in the mean over the vocabulary: a sum in 16 bits is rounded once more than a weight and its
+# adapter.
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 REFUSALS = (
     OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError, UserWarning,
@@ -30,8 +33,8 @@ REFUSALS = (
 def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """A plain model (on the CPU) of `model`'s weights without its adapters; `model` stays as it is.
 
-    4-bit weights are taken as the numbers that the forward computes with, in `dtype` (None: the precision of the
-    unquantised weights): the unquantised base would be another model.
+    4-bit weights are taken as the numbers that the forward computes with, in `dtype` (None: the
+    precision of the unquantised weights): the unquantised base would be another model.
     """
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
@@ -71,9 +74,11 @@ def dense(parameter: torch.Tensor) -> torch.Tensor:
 def merged(plain: Any, adapter: Path) -> PreTrainedModel:
     """`plain` itself with the adapter of a folder in its weights, of any kind that peft merges.
 
-    An output layer that shares the embedding's weights gets its own where the adapter changes one of the two.
+    An output layer that shares the embedding's weights gets its own where the adapter changes one
+    of the two.
 
-    Raises CheckpointError where peft can't merge it, or the sum says something else than the two apart.
+    Raises CheckpointError where peft can't merge it, or the sum says something else than the two
+    apart.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,10 +102,13 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
             fields = ", ".join(unusual(adapter)) or "LoRA"
             raise CheckpointError(
-                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({said}): name its own base with"
+                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({said}): "
+                "name its own base with"
                 " --model, or train one that peft can merge"
             ) from error
-    weights = [model.get_input_embeddings().weight, model.get_output_embeddings().weight] if tied else []
+    weights = (
+        [model.get_input_embeddings().weight, model.get_output_embeddings().weight] if tied else []
+    )
     if tied and torch.equal(*weights):
         model.config.tie_word_embeddings = True
         model.tie_weights()
@@ -125,11 +133,14 @@ def sample(model: Any) -> torch.Tensor:
 
 
 def check(model: Any, expected: torch.Tensor, what: str) -> None:
-    """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample`), up to its precision."""
+    """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample`), up to its
+    precision.
+    """
     gap = float((sample(model) - expected).abs().mean())
     if not gap <= GAPS[model.dtype]:
         raise CheckpointError(
-            f"{what} is {gap:.3g} nats from the adapter beside its base: nothing is written; report it, with the"
+            f"{what} is {gap:.3g} nats from the adapter beside its base: nothing is written; "
+            "report it, with the"
             f" adapter's {ADAPTER_CONFIG}"
         )
 

@@ -40,15 +40,19 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
-SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
+SEVERAL = (
+    "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
+)
 BETAS = (0.9, 0.98)  # of AdamW
 PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole minibatch, or what `shape`, a
-    model's tokens a row, layers, hidden and intermediate size, leaves of it)."""
+    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole
+    minibatch, or what `shape`, a model's tokens a row, layers, hidden and intermediate size, leaves
+    of it).
+    """
 
     micro_batch: int | None = None
     checkpointing: bool = False
@@ -65,7 +69,12 @@ class MemoryOptions:
         if not cuda:
             sizes = model.config.get_text_config()
             inner = getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size
-            shape = (PROMPT + config.search.max_tokens, sizes.num_hidden_layers, sizes.hidden_size, inner)
+            shape = (
+                PROMPT + config.search.max_tokens,
+                sizes.num_hidden_layers,
+                sizes.hidden_size,
+                inner,
+            )
         return cls(
             train.micro_batch,
             train.recomputes(cuda, quantised),
@@ -82,7 +91,8 @@ class MemoryOptions:
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:
-    """Whether a training's products are in bfloat16, over weights and an optimiser as they are (`train.precision`).
+    """Whether a training's products are in bfloat16, over weights and an optimiser as they are
+    (`train.precision`).
 
     `auto`: on CUDA for bfloat16 students; on a CPU with AVX512-BF16, where training is faster in it
     (`benchmarks/real_training.py`), for models that are large enough to be bound by them.
@@ -91,7 +101,10 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
         return precision == "bfloat16"
     if torch.cuda.is_available():
         return spec.dtype == "bfloat16"
-    return torch.cpu._is_avx512_bf16_supported() and sum(p.numel() for p in model.parameters()) >= LARGE
+    return (
+        torch.cpu._is_avx512_bf16_supported()
+        and sum(p.numel() for p in model.parameters()) >= LARGE
+    )
 
 
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
@@ -100,13 +113,17 @@ RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 def learning_rate(settings: TrainConfig, model: torch.nn.Module) -> float:
     """The method's learning rate for a model made trainable (`make_trainable`)."""
     adapter = "lora" if hasattr(model, "peft_config") else "full"
-    return settings.optimizer.rate(settings.method, sum(p.numel() for p in model.parameters()), adapter)
+    return settings.optimizer.rate(
+        settings.method, sum(p.numel() for p in model.parameters()), adapter
+    )
 
 
 def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> PreTrainedModel:
-    """The model with the parameters that training changes: all of them ("full") or the policy's adapter ("lora").
+    """The model with the parameters that training changes: all of them ("full") or the policy's
+    adapter ("lora").
 
-    The adapter lives inside `model`'s own modules, so an engine over `model` sees it at once; one that is there goes on.
+    The adapter lives inside `model`'s own modules, so an engine over `model` sees it at once; one
+    that is there goes on.
     """
     check_full(model, spec, adapter)
     attend_by_length(model)
@@ -127,7 +144,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW over what is trained; norms and biases don't decay, nor does what is trained beside it.
 
-    In eight bits the states of embeddings stay in 32, as bitsandbytes says (Dettmers et al. 2022, section 2.3).
+    In eight bits the states of embeddings stay in 32, as bitsandbytes says (Dettmers et al. 2022,
+    section 2.3).
     """
     beside = [*extra]
     known = {id(p) for p in beside}
@@ -142,42 +160,55 @@ def make_optimizer(
 
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
-                GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+                GlobalOptimManager.get_instance().register_module_override(
+                    module, "weight", {"optim_bits": 32}
+                )
         return PagedAdamW8bit(groups, lr=rate, betas=BETAS)
     return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
 def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None:
-    """Raise ConfigError where all weights are to be trained ("full") of a model that hasn't them: 4-bit, or under LoRA."""
+    """Raise ConfigError where all weights are to be trained ("full") of a model that hasn't them:
+    4-bit, or under LoRA.
+    """
     if adapter != "full":
         return
     if spec.quantization != "none":
-        raise ConfigError(f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use 'lora'")
+        raise ConfigError(
+            f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use "
+            "'lora'"
+        )
     if spec.dtype == "float16":
         raise ConfigError(
-            "train.adapter is 'full' but the student's dtype is float16, in which updates are lost: use 'lora'"
+            "train.adapter is 'full' but the student's dtype is float16, in which updates are "
+            "lost: use 'lora'"
         )
     if layers(model):
         raise ConfigError(
-            "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or start from the folder"
+            "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or "
+            "start from the folder"
             " that `merge` makes of it"
         )
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Have the layers' activations computed again in the backward pass, whoever trains over them."""
+    """Have the layers' activations computed again in the backward pass, whoever trains over
+    them.
+    """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
 
 
 def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     """Put an adapter beside the ones in `model` and make it trainable; what is active stays.
 
-    One that is there goes on; a new one starts as the policy's own. peft's preparation of a quantised model isn't used: it
-    casts embeddings and norms to fp32, another base.
+    One that is there goes on; a new one starts as the policy's own. peft's preparation of a
+    quantised model isn't used: it casts embeddings and norms to fp32, another base.
     """
     own = own_parameters(model, name) or own_parameters(model, POLICY)
     begun = {key.replace(f".{POLICY}.", f".{name}."): p.detach().clone() for key, p in own.items()}
-    started: Any = model  # from an adapter's folder: its ranks, scales and modules may differ by layer
+    started: Any = (
+        model  # from an adapter's folder: its ranks, scales and modules may differ by layer
+    )
     known = getattr(started, "peft_config", {}).get(POLICY)
     config = peft_config(lora) if known is None else copy.deepcopy(known)
     config.lora_dropout, config.inference_mode = lora.dropout, False
@@ -207,7 +238,9 @@ def peft_config(lora: LoraConfig) -> PeftLora:
 
 
 def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
-    """Write one adapter as peft's own files, and what base it belongs to. Returns the files' names."""
+    """Write one adapter as peft's own files, and what base it belongs to. Returns the files'
+    names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = {
         PREFIX + key.replace(f".{name}.", "."): p.detach().cpu().contiguous()
@@ -230,9 +263,11 @@ def save_student(
     folder: Path,
     adapter_folder: Path,
 ) -> None:
-    """Write `folder`, a plain one that transformers loads; adapters go to `adapter_folder` too, as they were trained.
+    """Write `folder`, a plain one that transformers loads; adapters go to `adapter_folder` too, as
+    they were trained.
 
-    All is on the disk when it returns. `source` is where the questions came from, which the student's facts say.
+    All is on the disk when it returns. `source` is where the questions came from, which the
+    student's facts say.
     """
     facts, model = trained_with(student, source), student.model
     if adapter == "lora":

@@ -1,4 +1,6 @@
-"""What each method minimises over a round's rows: the losses of `losses.py`, with what they need beside the scores."""
+"""What each method minimises over a round's rows: the losses of `losses.py`, with what they need
+beside the scores.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 
-VALUE_CLIP = 0.5  # how far a value may move from its estimate at sampling before the loss stops pulling
+VALUE_CLIP = (
+    0.5  # how far a value may move from its estimate at sampling before the loss stops pulling
+)
 VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
 
 
@@ -34,14 +38,18 @@ class Likelihood(Objective):
         """The sum of the weights."""
         return (sum(sum(row.advantages) for row in rows),)
 
-    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
         """See `weighted_likelihood`."""
         weights = padded([row.advantages for row in rows], scores.logprobs)
         return weighted_likelihood(scores.logprobs, weights, totals[0]), {}
 
 
 class Grpo(Objective):
-    """GRPO over rows that bring their advantages and the log-probabilities that they were sampled with."""
+    """GRPO over rows that bring their advantages and the log-probabilities that they were sampled
+    with.
+    """
 
     kl_in_loss = True
 
@@ -49,7 +57,8 @@ class Grpo(Objective):
         self.settings, self.model = settings, model
         self.pack: str = settings.pack
         self.importance = settings.importance
-        # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
+        # The reference policy is what the run started from: a copy of what is trained, put in for a
+        # moment.
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: Numbers = {}
 
@@ -58,14 +67,20 @@ class Grpo(Objective):
         return (sum(len(row.completion_ids) for row in rows),)
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
-        """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
+        """Score a round's rows under the reference policy, where a KL penalty is on. Returns
+        figures of the round.
+        """
         if self.start is not None:
             now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
             scorer = Scorer(self.model)
-            self.reference = by_row(learner, rows, lambda part: learner.score_under(scorer, part).logprobs)
+            self.reference = by_row(
+                learner, rows, lambda part: learner.score_under(scorer, part).logprobs
+            )
             load_trained_state(self.model, now)
-        of_policy = torch.tensor([a for row in rows if row.kind == "policy" for a in row.advantages if a])
+        of_policy = torch.tensor(
+            [a for row in rows if row.kind == "policy" for a in row.advantages if a]
+        )
         if len(of_policy) < 2:
             return {}
         return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
@@ -74,26 +89,34 @@ class Grpo(Objective):
         """One number a token of each row."""
         return [row.advantages for row in rows]
 
-    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
         """See `grpo_loss`."""
         logprobs = scores.logprobs  # [B, T], as is all that is padded
         penalised = bool(self.reference) and self.kl_in_loss
         return grpo_loss(
             logprobs,
-            padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach(),
+            padded([row.old_logprobs for row in rows], logprobs)
+            if self.importance
+            else logprobs.detach(),
             padded(self.advantages(rows), logprobs),
             mask_of(rows, logprobs),
             totals[0],
             clip_low=self.settings.clip_low,
             clip_high=self.settings.clip_high,
             kl_coefficient=self.settings.kl_coefficient,
-            reference=padded([self.reference[row.index] for row in rows], logprobs) if penalised else None,
+            reference=padded([self.reference[row.index] for row in rows], logprobs)
+            if penalised
+            else None,
         )
 
 
 class Ppo(Grpo):
-    """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the reward (Ouyang et al. 2022,
-    equation 2). Replayed demonstrations keep their constant advantage and are no data for the critic."""
+    """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the
+    reward (Ouyang et al. 2022, equation 2). Replayed demonstrations keep their constant advantage
+    and are no data for the critic.
+    """
 
     kl_in_loss = False
 
@@ -106,7 +129,9 @@ class Ppo(Grpo):
         self.values: Numbers = {}
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
-        """How many tokens there are, and how many of them the policy sampled: the critic's mean is over those."""
+        """How many tokens there are, and how many of them the policy sampled: the critic's mean is
+        over those.
+        """
         sampled = sum(len(row.completion_ids) for row in rows if row.kind == "policy")
         return *super().totals(rows), max(sampled, 1.0)
 
@@ -115,7 +140,9 @@ class Ppo(Grpo):
         return self.critic.trained()
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
-        """Values of all tokens under the critic of now, and what follows from them: advantages, returns."""
+        """Values of all tokens under the critic of now, and what follows from them: advantages,
+        returns.
+        """
         super().begin(learner, rows, number)
         self.autocast = learner.autocast
         repeated = [row for row in rows if row.kind == "policy"]
@@ -126,15 +153,20 @@ class Ppo(Grpo):
             rewards = [0.0] * len(row.completion_ids)
             if self.reference:
                 gaps = zip(row.old_logprobs, self.reference[index], strict=True)
-                rewards = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
+                rewards = [
+                    -self.settings.kl_coefficient * (old - reference) for old, reference in gaps
+                ]
             rewards[-1] += row.reward  # the outcome is earned at the last token
             lam = self.settings.gae_lambda
-            self.white[index], self.returns[index] = gae(rewards, self.values[index], gamma=1.0, lam=lam)
+            self.white[index], self.returns[index] = gae(
+                rewards, self.values[index], gamma=1.0, lam=lam
+            )
         every = torch.tensor([a for row in repeated for a in self.white[row.index]])
         if not len(every):
             return {}
         mean, std = every.mean().item(), every.std(correction=0).item()
-        # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
+        # First the critic learns what to expect: its first rounds train it alone, and replay
+        # demonstrations.
         waits = number < self.settings.critic_rounds
         for index, raw in self.white.items():
             self.white[index] = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
@@ -144,14 +176,17 @@ class Ppo(Grpo):
         """The whitened ones, and what demonstrations bring."""
         return [self.white.get(row.index, row.advantages) for row in rows]
 
-    def loss(self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
         """The policy's clipped loss without a KL of its own, and the critic's."""
         loss, figures = super().loss(rows, scores, totals)
         mask = mask_of(rows, scores.logprobs, "policy")
         if not mask.any():
             return loss, figures
         returns, old = (
-            padded([numbers.get(row.index, ()) for row in rows], mask) for numbers in (self.returns, self.values)
+            padded([numbers.get(row.index, ()) for row in rows], mask)
+            for numbers in (self.returns, self.values)
         )
         with self.autocast():
             values = self.critic(rows)
@@ -165,9 +200,13 @@ def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def by_row(
-    learner: Learner, rows: Sequence[TrainRow], compute: Callable[[Sequence[TrainRow]], torch.Tensor]
+    learner: Learner,
+    rows: Sequence[TrainRow],
+    compute: Callable[[Sequence[TrainRow]], torch.Tensor],
 ) -> Numbers:
-    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the rows' indices."""
+    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the
+    rows' indices.
+    """
     numbers: Numbers = {}
     with torch.no_grad(), learner.autocast():
         for part in learner.parts_of(rows):

@@ -1,9 +1,11 @@
-"""Which sequences a forward computes: one a row, or rows that share their beginnings as one, and where each token is in it.
+"""Which sequences a forward computes: one a row, or rows that share their beginnings as one, and
+where each token is in it.
 
-Rows that begin alike are a depth-first trie in one sequence: sorted, each has only the tokens appended in which it differs
-from the one before it. A token sees its ancestors alone (4-D additive mask) and stands at its depth (position ids), so its
-hidden state is the one that it has in a row of its own, and so is every gradient (tree training as in Wang et al. 2025, "Tree
-Training", and FACTS).
+Rows that begin alike are a depth-first trie in one sequence: sorted, each has only the tokens
+appended in which it differs from the one before it. A token sees its ancestors alone (4-D additive
+mask) and stands at its depth (position ids), so its hidden state is the one that it has in a row of
+its own, and so is every gradient (tree training as in Wang et al. 2025, "Tree Training", and
+FACTS).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forw
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Multiply-adds of a forward: `linear` a token, `pair` for each pair of tokens of a sequence."""
+    """Multiply-adds of a forward: `linear` a token, `pair` for each pair of tokens of a
+    sequence.
+    """
 
     linear: float
     pair: float
@@ -45,7 +49,8 @@ class Work:
 class Trie:
     """One sequence: tokens, their depths and the ends of their subtrees, all `[N]`.
 
-    Token j is seen by token i when `j <= i < ends[j]`. `path` has the places of the last row's tokens.
+    Token j is seen by token i when `j <= i < ends[j]`. `path` has the places of the last row's
+    tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -59,7 +64,9 @@ class Trie:
         return next((i for i in range(least) if self.tokens[self.path[i]] != ids[i]), least)
 
     def add(self, ids: Sequence[int]) -> list[int]:
-        """The places of a row's tokens; those that it shares with the row before it in sorted order are there already."""
+        """The places of a row's tokens; those that it shares with the row before it in sorted order
+        are there already.
+        """
         shared, first = self.shared(ids), len(self.tokens)
         self.tokens += ids[shared:]
         self.depths += range(shared, len(ids))
@@ -85,26 +92,34 @@ class Forward:
     shares: bool
 
     def inputs(self, config: Any, dtype: torch.dtype, device: Any) -> dict[str, Any]:
-        """What a model of `config` takes: additive masks of `dtype` where rows share their beginnings."""
+        """What a model of `config` takes: additive masks of `dtype` where rows share their
+        beginnings.
+        """
         ids = stacked([trie.tokens for trie in self.tries]).to(device)  # [G, N]
         if not self.shares:
             return {
                 "input_ids": ids,
-                "attention_mask": stacked([[1] * len(trie.tokens) for trie in self.tries]).to(device),
+                "attention_mask": stacked([[1] * len(trie.tokens) for trie in self.tries]).to(
+                    device
+                ),
             }
         positions = stacked([trie.depths for trie in self.tries]).to(device)
         ends = stacked([trie.ends for trie in self.tries]).to(device)
         places = torch.arange(ids.shape[1], device=device)
         # Padding sees itself alone, so that no row of the mask is empty.
         ends = torch.where(ends > 0, ends, places + 1)
-        seen = (places <= places[:, None]) & (places[:, None] < ends[:, None, :])  # [G, who sees, who is seen]
+        seen = (places <= places[:, None]) & (
+            places[:, None] < ends[:, None, :]
+        )  # [G, who sees, who is seen]
         mask = masks(config, seen, positions, positions, dtype)
         return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The forwards that compute rows' responses; `where` `[B, T]` each token is among all their predictions (-1: padding)."""
+    """The forwards that compute rows' responses; `where` `[B, T]` each token is among all their
+    predictions (-1: padding).
+    """
 
     forwards: Sequence[Forward]
     where: torch.Tensor
@@ -119,20 +134,30 @@ class Plan:
         return sum(work(forward.width, len(forward.tries)) for forward in self.forwards)
 
     def spread(self, predictions: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Numbers of each forward's predictions `[M]` at the rows' tokens `[B, T]`; padding is 0."""
+        """Numbers of each forward's predictions `[M]` at the rows' tokens `[B, T]`; padding is
+        0.
+        """
         every = torch.cat(list(predictions))
         index = self.where.to(every.device)
-        return every.index_select(0, index.clamp(min=0).reshape(-1)).view(index.shape).masked_fill(index < 0, 0.0)
+        return (
+            every.index_select(0, index.clamp(min=0).reshape(-1))
+            .view(index.shape)
+            .masked_fill(index < 0, 0.0)
+        )
 
 
 def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
-    """How to compute rows: as few sequences as are least `work`; None for one forward with a sequence a row."""
+    """How to compute rows: as few sequences as are least `work`; None for one forward with a
+    sequence a row.
+    """
     whole = [(*row.prompt_ids, *row.completion_ids) for row in rows]
     order = list(range(len(rows)))
     if work is not None:
         order.sort(key=whole.__getitem__)
     tries: list[Trie] = []
-    members: list[list[tuple[int, list[int]]]] = []  # of each trie: its rows, and where their tokens are
+    members: list[
+        list[tuple[int, list[int]]]
+    ] = []  # of each trie: its rows, and where their tokens are
     for r in order:
         if work is None or not tries or not joins(tries[-1], whole[r], work):
             tries.append(Trie())
@@ -147,7 +172,9 @@ def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
             for r, path in members[i]:
                 # A token is predicted at the one before it.
                 before, labels = path[len(rows[r].prompt_ids) - 1 : -1], rows[r].completion_ids
-                pairs = [(g * width + place, label) for place, label in zip(before, labels, strict=True)]
+                pairs = [
+                    (g * width + place, label) for place, label in zip(before, labels, strict=True)
+                ]
                 indices = [start + predictions.setdefault(pair, len(predictions)) for pair in pairs]
                 where[r, : len(indices)] = torch.tensor(indices)
         start += len(predictions)
@@ -157,13 +184,17 @@ def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
 
 
 def joins(trie: Trie, ids: Sequence[int], work: Work) -> bool:
-    """Whether a row is less work in the last sequence, whose beginning it shares, than in one of its own."""
+    """Whether a row is less work in the last sequence, whose beginning it shares, than in one of
+    its own.
+    """
     shared, size = trie.shared(ids), len(trie.tokens)
     return bool(shared) and work(size + len(ids) - shared) - work(size) <= work(len(ids))
 
 
 def alike(tries: Sequence[Trie]) -> list[list[int]]:
-    """Indices of tries, those of like length together: a forward more costs about as much as `FORWARD` tokens."""
+    """Indices of tries, those of like length together: a forward more costs about as much as
+    `FORWARD` tokens.
+    """
     batches: list[list[int]] = []
     for i in sorted(range(len(tries)), key=lambda i: -len(tries[i].tokens)):
         if batches and len(tries[batches[-1][0]].tokens) - len(tries[i].tokens) <= FORWARD:

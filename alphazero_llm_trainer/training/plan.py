@@ -1,4 +1,6 @@
-"""What a training run would do, take, fetch and ask, before anything is loaded: `train --dry-run`."""
+"""What a training run would do, take, fetch and ask, before anything is loaded: `train
+--dry-run`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .start import LESS, Fit, Prepared, cached, fit_of, gated, start_of, token_s
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
-    """The facts by name; `folder` is that of a run to go on with, and the facts are of the whole run."""
+    """The facts by name; `folder` is that of a run to go on with, and the facts are of the whole
+    run.
+    """
     config, size = prepared.config, prepared.size
     name, train, fit = resolve_name(config), config.train, fit_of(config)
     spec = config.models[name]
@@ -40,7 +44,9 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
 
 
 def memory(fit: Fit) -> dict[str, Any]:
-    """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the parts."""
+    """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the
+    parts.
+    """
     forecast = fit.forecast
 
     def gib(size: float) -> float:
@@ -63,24 +69,41 @@ def download(source: str, spec: StudentModel) -> str:
         return "nothing; the student's weights are here"
     if cached(spec.path) is not None:
         return f"{spec.path} is in the hub's cache"
-    size = f"about {spec.shape.download_gb:g} GB" if spec.shape and spec.shape.download_gb else "size not known"
+    size = (
+        f"about {spec.shape.download_gb:g} GB"
+        if spec.shape and spec.shape.download_gb
+        else "size not known"
+    )
     token = f"HF_TOKEN is {'set' if token_set() else 'not set'}"
-    gate = f"gated: accept its licence once; {token}; or its mirror {spec.mirror}" if gated(spec) else "not gated"
+    gate = (
+        f"gated: accept its licence once; {token}; or its mirror {spec.mirror}"
+        if gated(spec)
+        else "not gated"
+    )
     return f"{spec.path}, {size} ({gate})"
 
 
 def teachers(config: Config) -> dict[str, Any] | str:
-    """The teachers of a run, their key, prices in dollars a million tokens (prompt, completion) and their budget."""
+    """The teachers of a run, their key, prices in dollars a million tokens (prompt, completion) and
+    their budget.
+    """
     settings = config.teachers
     if settings.tier == "none":
         return "none; the student alone"
     tier = config.teacher_tiers[settings.tier]
     key = tier.key_variable
-    limits = {name: value for name, value in settings.budget.model_dump().items() if value is not None}
+    limits = {
+        name: value for name, value in settings.budget.model_dump().items() if value is not None
+    }
     return {
         "tier": settings.tier,
         "place": "in this process" if tier.base_url is None else tier.base_url,
-        "key": "none needed" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}",
-        "prices": {teacher.model: [teacher.prompt_cost, teacher.completion_cost] for teacher in tier.teachers},
+        "key": "none needed"
+        if key is None
+        else f"{key} is {'set' if os.environ.get(key) else 'not set'}",
+        "prices": {
+            teacher.model: [teacher.prompt_cost, teacher.completion_cost]
+            for teacher in tier.teachers
+        },
         "budget": limits or "no limit",
     }

@@ -1,4 +1,6 @@
-"""Step preferences in a JSON Lines file: what `prm --data FILE.jsonl` learns from beside searched trees."""
+"""Step preferences in a JSON Lines file: what `prm --data FILE.jsonl` learns from beside searched
+trees.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Response = Annotated[Text | Annotated[list[Text], Len(1)], BeforeValidator(conte
 
 
 class Preference(BaseModel):
-    """Two responses to a question, the better one first: a list of steps each, or a text that is cut into steps."""
+    """Two responses to a question, the better one first: a list of steps each, or a text that is
+    cut into steps.
+    """
 
     prompt: Annotated[Text, BeforeValidator(content)]
     chosen: Response
@@ -38,18 +42,24 @@ class Preference(BaseModel):
     @model_validator(mode="after")
     def differs(self) -> Preference:
         """The pair, of which one response isn't a beginning of the other."""
-        lines = [text.splitlines() if isinstance(text, str) else text for text in (self.chosen, self.rejected)]
+        lines = [
+            text.splitlines() if isinstance(text, str) else text
+            for text in (self.chosen, self.rejected)
+        ]
         if all(better == worse for better, worse in zip(*lines, strict=False)):
             raise ValueError("chosen and rejected differ in no step")
         return self
 
     def pairs(self, student: Student) -> Iterator[tuple[Ids, Ids]]:
-        """Pairs of (better, worse) states, as the response's tokens down to them `[T]`: after the first step that differs,
-        and at the ends. Raises DataError where the student reads both alike."""
+        """Pairs of (better, worse) states, as the response's tokens down to them `[T]`: after the
+        first step that differs, and at the ends. Raises DataError where the student reads both
+        alike.
+        """
         better, worse = steps_of(self.chosen, student), steps_of(self.rejected, student)
         if better == worse:
             raise DataError(
-                f"the student has one reading of both responses to {self.prompt[:40]!r}: it lacks their words"
+                f"the student has one reading of both responses to {self.prompt[:40]!r}: it lacks "
+                "their words"
             )
         shared = 0
         while shared < min(len(better), len(worse)) and better[shared] == worse[shared]:
@@ -59,7 +69,9 @@ class Preference(BaseModel):
 
 
 def steps_of(response: str | list[str], student: Student) -> list[Ids]:
-    """The steps' tokens as the student writes them: a line end after each, the end token after a final answer."""
+    """The steps' tokens as the student writes them: a line end after each, the end token after a
+    final answer.
+    """
     steps: list[Ids] = []
     for written in [response] if isinstance(response, str) else response:
         text = written.rstrip("\n")
@@ -81,7 +93,11 @@ def has_preferences(path: Path) -> bool:
             first = parse_json(file.readline())
         except ValueError:
             return False
-    return isinstance(first, dict) and "key" not in first and bool(first.keys() & Preference.model_fields.keys())
+    return (
+        isinstance(first, dict)
+        and "key" not in first
+        and bool(first.keys() & Preference.model_fields.keys())
+    )
 
 
 def read_preferences(path: Path) -> Iterator[Preference]:
@@ -94,4 +110,6 @@ def read_preferences(path: Path) -> Iterator[Preference]:
                 except ValidationError as error:
                     first = error.errors()[0]
                     field = "".join(f"{part}: " for part in first["loc"][:1])
-                    raise DataError(f"{path} line {number}: {field}{first['msg']}; {WANTED}") from error
+                    raise DataError(
+                        f"{path} line {number}: {field}{first['msg']}; {WANTED}"
+                    ) from error

@@ -1,6 +1,8 @@
-"""A run's pre-flight: a few of its questions are answered before it begins, which shows where it would learn nothing.
+"""A run's pre-flight: a few of its questions are answered before it begins, which shows where it
+would learn nothing.
 
-What is sampled is thrown away: the run's random streams, trees, journal and weights are those without it.
+What is sampled is thrown away: the run's random streams, trees, journal and weights are those
+without it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,15 @@ SAMPLES = 4  # responses to a question
 
 
 def preflight(
-    student: Student, config: Config, tasks: Sequence[Task], progress: Progress, stop: Callable[[], bool]
+    student: Student,
+    config: Config,
+    tasks: Sequence[Task],
+    progress: Progress,
+    stop: Callable[[], bool],
 ) -> str:
-    """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone. Returns a line of figures."""
+    """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone.
+    Returns a line of figures.
+    """
     answers = answer(
         student,
         tasks,
@@ -33,26 +41,32 @@ def preflight(
         doing="pre-flight",
         stop=stop,
     )
-    responses = [(task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts]
+    responses = [
+        (task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts
+    ]
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
     known = any(task.gold or source_of(task.problem).gold_free for task in tasks)
     right = sum(map(sum, answers.correct)) if known else None
     check(config, len(responses), right, unstated, answers.tokens)
     return (
-        f"pre-flight, {len(responses)} responses: {'' if right is None else f'{right} right, '}{unstated} without an answer,"
-        f" {answers.tokens / len(responses):,.0f} tokens each, {answers.tokens / answers.seconds:,.0f} tokens a second"
+        f"pre-flight, {len(responses)} responses: "
+        f"{'' if right is None else f'{right} right, '}{unstated} without an answer,"
+        f" {answers.tokens / len(responses):,.0f} tokens each, "
+        f"{answers.tokens / answers.seconds:,.0f} tokens a second"
     )
 
 
 def check(config: Config, responses: int, right: int | None, unstated: int, tokens: int) -> None:
-    """Raise TrainingError where a run would learn nothing: no prompt fits, or nothing is right, and nothing states an answer
-    or all is cut.
+    """Raise TrainingError where a run would learn nothing: no prompt fits, or nothing is right, and
+    nothing states an answer or all is cut.
 
-    `right` is None where nothing knows what is. A reward of the user's own may find more than that: such a run goes on.
+    `right` is None where nothing knows what is. A reward of the user's own may find more than that:
+    such a run goes on.
     """
     if not responses:
         raise TrainingError(
-            f"pre-flight: no prompt fits into engine.max_context, which is {config.engine.max_context}: raise it"
+            "pre-flight: no prompt fits into engine.max_context, which is "
+            f"{config.engine.max_context}: raise it"
         )
     if right is None or right or config.rewards.own:
         return
@@ -60,11 +74,13 @@ def check(config: Config, responses: int, right: int | None, unstated: int, toke
         why = f"all were cut at search.max_tokens, which is {config.search.max_tokens}: raise it"
     elif unstated == responses:
         why = (
-            "none states an answer: say how to with problems.system_prompt, show worked solutions with problems.shots,"
+            "none states an answer: say how to with problems.system_prompt, show worked solutions "
+            "with problems.shots,"
             " or warm the student up with `sft`"
         )
     else:
         return
     raise TrainingError(
-        f"pre-flight: of {responses} responses none is right and {why}; or go on all the same with train.preflight=0"
+        f"pre-flight: of {responses} responses none is right and {why}; or go on all the same with "
+        "train.preflight=0"
     )

@@ -22,12 +22,14 @@ def show_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
 
 
 def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bool) -> None:
-    """One round's figures: below the bar, or as a line with the pace. `compares`: the method learns from how the responses
-    to a question differ."""
+    """One round's figures: below the bar, or as a line with the pace. `compares`: the method learns
+    from how the responses to a question differ.
+    """
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
     alike = f", {line['flat']} without a difference to learn from" if compares else ""
     figures = (
-        f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; mean reward"
+        f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
+        "mean reward"
         f" {line['mean_reward']:.3f}; {line['updates']} updates on {line['rows']} responses{loss}"
     )
     if progress.bar is None:
@@ -42,7 +44,9 @@ class StepProgress(TrainerCallback):
         self.progress, self.doing = progress, doing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.start(state.max_steps, unit="step", doing=self.doing, held="after the step in hand")
+        self.progress.start(
+            state.max_steps, unit="step", doing=self.doing, held="after the step in hand"
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.progress.at(state.global_step)

@@ -1,13 +1,16 @@
-"""A run of several processes (`accelerate launch`, `torchrun`): each searches its share, all train one set of weights.
+"""A run of several processes (`accelerate launch`, `torchrun`): each searches its share, all train
+one set of weights.
 
-All run the same loop. Rank 0 has the folder, the journal, the checkpoints, the evaluations and the terminal: it gathers the
-trees and gives the others the rows with their credit; then every rank trains on its part of each minibatch, and DDP or FSDP
-take the mean of the gradients. Where vLLM servers sample, rank 0 alone asks them, for all questions.
+All run the same loop. Rank 0 has the folder, the journal, the checkpoints, the evaluations and the
+terminal: it gathers the trees and gives the others the rows with their credit; then every rank
+trains on its part of each minibatch, and DDP or FSDP take the mean of the gradients. Where vLLM
+servers sample, rank 0 alone asks them, for all questions.
 
-FSDP is turned on by accelerate's own configuration (`accelerate launch --config_file examples/accelerate_fsdp.yaml`), which
-reaches a process as environment variables. Parameters, gradients and optimiser states are sharded (`fully_shard`, FSDP2). An
-engine needs whole weights, so a copy of the model is sharded, and after each round its weights are put together again in the
-model that is searched with.
+FSDP is turned on by accelerate's own configuration (`accelerate launch --config_file
+examples/accelerate_fsdp.yaml`), which reaches a process as environment variables. Parameters,
+gradients and optimiser states are sharded (`fully_shard`, FSDP2). An engine needs whole weights, so
+a copy of the model is sharded, and after each round its weights are put together again in the model
+that is searched with.
 """
 
 from __future__ import annotations
@@ -33,16 +36,19 @@ PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches a
 # FSDP's settings, whatever accelerate's configuration says.
 FSDP = {
     "FSDP_VERSION": "2",
-    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",  # shards would be folders, of one number of processes
+    # shards would be folders, of one number of processes
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # each process searches with weights of its own
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "false",  # it renames layers; `train.gradient_checkpointing` does it
+    # it renames layers; `train.gradient_checkpointing` does it
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's number among `size` of one run. `spread` is False where vLLM servers sample, which rank 0 alone asks.
+    """This process's number among `size` of one run. `spread` is False where vLLM servers sample,
+    which rank 0 alone asks.
 
     All processes must call `broadcast`, `gather`, `on_first` and `everywhere` together.
     """
@@ -78,7 +84,9 @@ class Ranks:
         return self.broadcast(self.everywhere(work if self.first else lambda: None))
 
     def everywhere(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns on this rank. Where one fails all end: rank 0 with the error, the others without a word."""
+        """What `work` returns on this rank. Where one fails all end: rank 0 with the error, the
+        others without a word.
+        """
         result, failed = None, None
         try:
             result = work()
@@ -110,7 +118,8 @@ def open_ranks(config: Config) -> Ranks:
     """The processes of this run. Nothing is loaded yet.
 
     Raises:
-        ConfigError: on rank 0, where the processes differ in their configuration or version, or can't share this one.
+        ConfigError: on rank 0, where the processes differ in their configuration or version, or
+            can't share this one.
         SystemExit: on the others, for the same reason: rank 0 says it.
     """
     rank, size = rank_and_size()
@@ -139,10 +148,13 @@ def config_of_rank(config: Config, rank: int) -> Config:
     """What a rank is loaded with: rank 0 alone talks to vLLM servers."""
     if not rank or config.engine.backend == "inprocess":
         return config
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"backend": "inprocess"})})
+    return config.model_copy(
+        update={"engine": config.engine.model_copy(update={"backend": "inprocess"})}
+    )
 
 
-# -- what can't be shared ----------------------------------------------------------------------------------------------
+# -- what can't be shared
+# ----------------------------------------------------------------------------------------------
 
 
 def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
@@ -151,7 +163,8 @@ def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
         for name, mine in facts[0].items():
             if theirs.get(name) != mine:
                 raise ConfigError(
-                    f"process {rank} of {len(facts)} has another {name} ({theirs.get(name)!r}, not {mine!r}) than process 0:"
+                    f"process {rank} of {len(facts)} has another {name} ({theirs.get(name)!r}, not "
+                    f"{mine!r}) than process 0:"
                     " start all with the same command and versions"
                 )
 
@@ -162,30 +175,38 @@ def check_ranks(config: Config, size: int) -> None:
     batch, server = train.optimizer.batch_size, backend == "vllm-server"
     adapter = train.adapter or config.models[resolve_name(config)].adapter
     reasons = {
-        f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start a number"
+        f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of "
+        f"{size}, or start a number"
         " of processes that divides it": batch % size,
-        f"train.method is ppo, which trains in one process: start 1 and not {size}": train.method == "ppo",
-        f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server": backend == "vllm",
+        f"train.method is ppo, which trains in one process: start 1 and not {size}": train.method
+        == "ppo",
+        f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server": backend
+        == "vllm",
         "engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora": server
         and adapter != "lora",
-        f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1"
+        f"teachers are remote and {size} processes would keep {size} budgets: set "
+        "teachers.tier=none, or start 1"
         " process": is_remote(config),
     }
     refuse(reasons if size > 1 else {})
     if uses_fsdp():
         os.environ.update(FSDP)
         if os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() not in ("true", "false"):
-            os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "true"  # a file of version 1 names a strategy there
+            os.environ["FSDP_RESHARD_AFTER_FORWARD"] = (
+                "true"  # a file of version 1 names a strategy there
+            )
         check_unpacked(config, config.models[resolve_name(config)])
         grpo = train.method == "grpo"
         refuse({
             "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it": size == 1,
             "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw": train.optimizer.name
             == "adamw_8bit",
-            # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is one of all ranks.
+            # Ranks pack their rows into different numbers of forwards, and under FSDP each forward
+            # is one of all ranks.
             "train.pack is on and FSDP wants equally many forwards of all processes: set it to auto": grpo
             and train.pack == "on",
-            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy: set it to 0,"
+            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole "
+            "reference policy: set it to 0,"
             " or launch with DDP": server and grpo and train.kl_coefficient,
         })  # fmt: skip
 
@@ -198,15 +219,19 @@ def refuse(reasons: Mapping[str, Any]) -> None:
 
 
 def check_unpacked(config: Config, spec: StudentModel) -> None:
-    """Raise ConfigError for a student in 4 bits; the folder of an adapter may say so of its base."""
+    """Raise ConfigError for a student in 4 bits; the folder of an adapter may say so of its
+    base.
+    """
     if spec.quantization != "none":
         raise ConfigError(
-            f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed weights FSDP was not tried"
+            f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed "
+            "weights FSDP was not tried"
             " with: set it to none, or launch with DDP"
         )
 
 
-# -- FSDP --------------------------------------------------------------------------------------------------------------
+# -- FSDP
+# --------------------------------------------------------------------------------------------------
 
 
 def uses_fsdp() -> bool:
@@ -217,8 +242,8 @@ def uses_fsdp() -> bool:
 def shard_on_cpus() -> None:
     """Have accelerate shard on CPUs too, before an `Accelerator` is made.
 
-    It takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although torch can shard
-    there, and tests run there.
+    It takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a
+    word, although torch can shard there, and tests run there.
     """
     on_cpu = not torch.cuda.is_available()
     if uses_fsdp() and PartialState(cpu=on_cpu).distributed_type == DistributedType.MULTI_CPU:

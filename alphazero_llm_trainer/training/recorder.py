@@ -1,5 +1,6 @@
-"""What a run leaves behind: card, journal, figures, checkpoints, best weights and the student, in its folder; and what it says
-meanwhile."""
+"""What a run leaves behind: card, journal, figures, checkpoints, best weights and the student, in
+its folder; and what it says meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ VALIDATION = "validation"
 
 
 class Recorder:
-    """What is recorded of a run. Beside the first process it only takes its part in saving checkpoints.
+    """What is recorded of a run. Beside the first process it only takes its part in saving
+    checkpoints.
 
     Args:
         prepared: the run's configuration, size and tasks.
@@ -61,45 +63,66 @@ class Recorder:
     ) -> None:
         self.config, self.prepared, self.size = prepared.config, prepared, prepared.size
         self.student, self.adapter = student, adapter
-        self.collector, self.folder, self.progress, self.stop, self.ranks = collector, folder, progress, stop, ranks
+        self.collector, self.folder, self.progress, self.stop, self.ranks = (
+            collector,
+            folder,
+            progress,
+            stop,
+            ranks,
+        )
         self.rows = rows_hash([*prepared.questions, *prepared.test, *prepared.validation])
         track = self.config.train.track if ranks.first else "none"
         self.tracking = Tracking(track, folder.path, self.config.model_dump(mode="json"))
         self.journal: Journal | None = None
         self.card: dict[str, Any] = {}
-        self.best: tuple[float, int] | None = None  # the best validation score, and after how many rounds
+        self.best: tuple[float, int] | None = (
+            None  # the best validation score, and after how many rounds
+        )
         self.ends: Counter[str] = Counter()
         self.train_seconds, self.sampled = 0.0, 0  # tokens, of the rounds before this process
-        self.began = self.since = time.perf_counter()  # the process, and what is counted as training next
+        self.began = self.since = (
+            time.perf_counter()
+        )  # the process, and what is counted as training next
 
-    # -- before the rounds -------------------------------------------------------------------------------------------
+    # -- before the rounds
+    # -------------------------------------------------------------------------------------------
 
     def begin(self, resume: bool) -> tuple[Path | None, int, int]:
         """Write the run's card and the results before training, where they are not there yet.
 
-        Returns the checkpoint to go on from (None: the start), and how many updates and rounds were made before it.
+        Returns the checkpoint to go on from (None: the start), and how many updates and rounds were
+        made before it.
         """
-        checkpoint, facts = self.folder.newest_checkpoint(self.progress.say) if resume else (None, {})
+        checkpoint, facts = (
+            self.folder.newest_checkpoint(self.progress.say) if resume else (None, {})
+        )
         if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
             before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
             raise ConfigError(
-                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
+                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, "
+                "which can't read its"
                 f" optimiser: launch {before} FSDP"
             )
         start = int(facts.get("rounds_done", 0))
         if facts.get("best") is not None and facts["best"][1] != start:
             load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         if not self.folder.card.exists():
-            self.folder.write_card(self.new_card())  # whatever stops the run from here on, it can be resumed
+            self.folder.write_card(
+                self.new_card()
+            )  # whatever stops the run from here on, it can be resumed
         self.card = self.folder.read_card()
         if self.card.get("rows", self.rows) != self.rows:
             raise ConfigError(
-                f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
+                f"the rows have other questions or answers than when the run in {self.folder.path} "
+                "began: restore them,"
                 " or begin a new run"
             )
-        # A resumed run goes on with the system prompt that it began with: its trees are of that one.
+        # A resumed run goes on with the system prompt that it began with: its trees are of that
+        # one.
         opening = self.student.opening
-        self.student.opening = replace(opening, system_prompt=self.card.get("system_prompt", opening.system_prompt))
+        self.student.opening = replace(
+            opening, system_prompt=self.card.get("system_prompt", opening.system_prompt)
+        )
         if "before" not in self.card:
             self.card["before"] = self.measure_test("before")
             if self.prepared.validation:
@@ -119,7 +142,9 @@ class Recorder:
         self.began -= facts.get("total_seconds", 0.0)
         self.journal = Journal(self.folder.journal)
         if resume:
-            self.progress.say(f"going on after round {start}; {len(self.journal):,} trees are there")
+            self.progress.say(
+                f"going on after round {start}; {len(self.journal):,} trees are there"
+            )
         self.collector.keep_ledgers(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
@@ -149,12 +174,15 @@ class Recorder:
             "engine": self.student.engine.facts,
         }
 
-    # -- round by round ----------------------------------------------------------------------------------------------
+    # -- round by round
+    # ----------------------------------------------------------------------------------------------
 
     def tree(self, tree: GradedTree) -> None:
         """Show a tree that is in the journal now."""
         self.ends += endings(tree.tree)
-        show_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
+        show_tree(
+            self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens
+        )
         assert self.journal is not None
         every = self.config.train.log_interval
         if every is not None and len(self.journal) % every == 0:
@@ -171,7 +199,8 @@ class Recorder:
         self.since = time.perf_counter()
 
     def checkpoint(self, learner: Learner, rounds_done: int, share: float) -> None:
-        """Measure the student on validation problems, and save everything that the next round depends on, where that is due.
+        """Measure the student on validation problems, and save everything that the next round
+        depends on, where that is due.
 
         `share` is how much of the run is done: a checkpoint ends it.
         """
@@ -183,11 +212,14 @@ class Recorder:
             if accuracy is not None:
                 self.write_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
                 what = "outcome" if self.config.rewards.own else "accuracy"
-                self.progress.say(f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}")
+                self.progress.say(
+                    f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}"
+                )
         learner.save(folder)
         if self.ranks.first:
             assert self.journal is not None
-            # A checkpoint says that its rounds are done: their trees and figures are on the disk before it does.
+            # A checkpoint says that its rounds are done: their trees and figures are on the disk
+            # before it does.
             self.journal.sync()
             sync(self.folder.metrics)
             facts = {
@@ -207,13 +239,15 @@ class Recorder:
         self.folder.append_metrics(line)
         self.tracking.log(line, (line["round"] + 1) * self.size.questions_per_round)
 
-    # -- the student measured ------------------------------------------------------------------------------------------
+    # -- the student measured
+    # ------------------------------------------------------------------------------------------
 
     def evaluate(self, tasks: Sequence[Task], doing: str = VALIDATION) -> Answers:
-        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`.
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as
+        what it is `doing`.
 
-        Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the updates before it would be
-        made again.
+        Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the
+        updates before it would be made again.
         """
         return answer(
             self.student,
@@ -226,15 +260,21 @@ class Recorder:
         )
 
     def measure_test(self, when: str) -> dict[str, Any]:
-        """The test problems' results, "before" or "after" training; what was answered is kept, for those that flipped."""
+        """The test problems' results, "before" or "after" training; what was answered is kept, for
+        those that flipped.
+        """
         answers = self.evaluate(self.prepared.test, f"held-out problems {when} training")
         if self.prepared.test:
-            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
+            responses = [
+                samples[0] if samples else "" for samples in answers.responses
+            ]  # "": its prompt was too long
             self.folder.write_answers(when, self.prepared.test, responses, answers.first)
         return summary(answers, self.prepared.test)
 
     def validate(self, rounds_done: int) -> float | None:
-        """The score on validation problems after `rounds_done` rounds; the best score so far is kept."""
+        """The score on validation problems after `rounds_done` rounds; the best score so far is
+        kept.
+        """
         if not self.prepared.validation:
             return None
         accuracy = self.score(self.evaluate(self.prepared.validation))
@@ -243,26 +283,34 @@ class Recorder:
         return accuracy
 
     def score(self, answers: Answers) -> float:
-        """What the best weights are chosen by: accuracy, or with a reward of the user's own the mean outcome."""
+        """What the best weights are chosen by: accuracy, or with a reward of the user's own the
+        mean outcome.
+        """
         weights = self.config.rewards
         if not weights.own:
             return sum(answers.first) / len(answers.first)
         pairs = zip(answers.grades, answers.rewards, strict=True)
-        outcomes = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
+        outcomes = [
+            outcome(grade, reward, weights) for grade, reward in pairs if reward is not None
+        ]
         return sum(value or 0.0 for value in outcomes) / len(outcomes)
 
     def keep_best(self, rounds_done: int) -> None:
         """Write the weights of now where those after so many rounds are the best so far.
 
-        It comes after the checkpoint of that round is sealed: the weights of one that a kill cut off are nobody's best.
+        It comes after the checkpoint of that round is sealed: the weights of one that a kill cut
+        off are nobody's best.
         """
         if self.best is not None and self.best[1] == rounds_done:
             save_tensors(trained_state(self.student.model), self.folder.best)
 
-    # -- after the rounds --------------------------------------------------------------------------------------------
+    # -- after the rounds
+    # --------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Take the best weights, evaluate them on the test problems once, write everything. Returns the run's card."""
+        """Take the best weights, evaluate them on the test problems once, write everything. Returns
+        the run's card.
+        """
         self.close_journal()
         card, total = self.card, time.perf_counter() - self.began
         card["seconds"] = {"total": round(total, 1), "training": round(self.train_seconds, 1)}
@@ -271,7 +319,8 @@ class Recorder:
             load_trained_state(self.student.model, load_tensors(self.folder.best))
             score, number = self.best
             card["kept"] = (
-                f"best checkpoint: {f'round {number}' if number else 'the untrained student'} (validation {score:.3f})"
+                f"best checkpoint: {f'round {number}' if number else 'the untrained student'} "
+                f"(validation {score:.3f})"
             )
         before, after = card["before"], self.measure_test("after")
         rounds = [line for line in self.folder.read_metrics() if "cost" in line]
@@ -281,8 +330,12 @@ class Recorder:
         accurate = after["accuracy"] is not None
         card |= {
             "after": after,
-            "gain": gain(before["correct"], after["correct"], self.prepared.test) if accurate else None,
-            "reward_gain": gain(before.get("rewards", ()), after.get("rewards", ()), self.prepared.test),
+            "gain": gain(before["correct"], after["correct"], self.prepared.test)
+            if accurate
+            else None,
+            "reward_gain": gain(
+                before.get("rewards", ()), after.get("rewards", ()), self.prepared.test
+            ),
             "failed_rewards": sum(line.get("failed_rewards", 0) for line in rounds),
             "rounds": len(rounds),
             "search_cost": cost.as_dict(),
@@ -296,10 +349,16 @@ class Recorder:
             if place.is_dir():
                 write_model_card(place, card, base, adapter=place == self.folder.adapter)
         self.folder.write_card(card)
-        test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
+        test = {
+            name: card[name]["accuracy"]["value"]
+            for name in ("before", "after")
+            if card[name]["accuracy"]
+        }
         self.tracking.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         if self.config.train.push_to_hub is not None:
-            parts = {".": self.folder.student} | ({"adapter": self.folder.adapter} if self.adapter == "lora" else {})
+            parts = {".": self.folder.student} | (
+                {"adapter": self.folder.adapter} if self.adapter == "lora" else {}
+            )
             card["uploaded"] = upload(self.config.train.push_to_hub, parts)
             self.folder.write_card(card)
         return card

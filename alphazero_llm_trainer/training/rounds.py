@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RoundStats:
-    """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
+    """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees'
+    deepest nodes.
 
-    `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
-    reward ended, which are among the `failed` ones.
+    `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the
+    questions that the user's own reward ended, which are among the `failed` ones.
     """
 
     round: int
@@ -59,7 +60,11 @@ class RoundStats:
         """Count a round's trees."""
         self.questions = len(trees)
         kinds = Counter(group_kind(tree.responses) for tree in trees)
-        self.all_right, self.all_wrong, self.mixed = kinds["solved"], kinds["hopeless"], kinds["mixed"]
+        self.all_right, self.all_wrong, self.mixed = (
+            kinds["solved"],
+            kinds["hopeless"],
+            kinds["mixed"],
+        )
         total = 0.0
         for tree in trees:
             failed = tree.ended_by.startswith("failed")
@@ -71,7 +76,9 @@ class RoundStats:
             self.taught += sum(not response.student for response in tree.responses)
             self.samples += sum(response.samples for response in tree.responses)
             self.solved += any(response.right for response in tree.responses)
-            total += sum(collector.reward(response) * response.samples for response in tree.responses)
+            total += sum(
+                collector.reward(response) * response.samples for response in tree.responses
+            )
             self.cost.add(tree.cost)
             self.simulations += len(tree.tree.simulations)
             self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
@@ -80,8 +87,9 @@ class RoundStats:
 
 
 def group_kind(responses: Sequence[Trajectory]) -> str | None:
-    """Whether a tree's responses are all right ("solved"), all wrong or equally good ("hopeless"), or "mixed"; None where
-    none has a grade, which a rejected or unfinished one lacks."""
+    """Whether a tree's responses are all right ("solved"), all wrong or equally good ("hopeless"),
+    or "mixed"; None where none has a grade, which a rejected or unfinished one lacks.
+    """
     outcomes = {response.outcome for response in responses} - {None}
     if len(outcomes) > 1:
         return "mixed"
@@ -91,13 +99,15 @@ def group_kind(responses: Sequence[Trajectory]) -> str | None:
 class Rounds:
     """The rounds of a run: the same trees for the same weights, whatever was killed in between.
 
-    Each process searches its share with an engine of its own; the first one has the journal, and gets all trees.
+    Each process searches its share with an engine of its own; the first one has the journal, and
+    gets all trees.
 
     Args:
         prepared: the run's size, seed and questions, of which round k takes the k-th slice.
         student: the policy under training; its engine takes new weights at the start of each round.
         collector: searches and grades.
-        journal: where finished trees go, and come from after a restart; None on every process but the first.
+        journal: where finished trees go, and come from after a restart; None on every process but
+            the first.
         on_tree: called after each tree.
         stop: True once the user wants to end.
         ranks: the processes that share the run.
@@ -121,14 +131,18 @@ class Rounds:
         self.on_tree, self.stop, self.ranks, self.sampled = on_tree, stop, ranks, sampled
 
     def left(self, start: int) -> Iterator[int]:
-        """The numbers of the rounds from `start` on, until all questions are asked or `train.tokens` are sampled."""
+        """The numbers of the rounds from `start` on, until all questions are asked or
+        `train.tokens` are sampled.
+        """
         for number in range(start, self.size.rounds):
             if self.share(number) >= 1:
                 return
             yield number
 
     def share(self, rounds: int) -> float:
-        """How much of the run is done after so many rounds: of its questions, or of its tokens where that is more."""
+        """How much of the run is done after so many rounds: of its questions, or of its tokens
+        where that is more.
+        """
         of_tokens = self.sampled / self.size.tokens if self.size.tokens else 0.0
         share: float = self.ranks.broadcast(max(rounds / self.size.rounds, of_tokens))
         return share
@@ -136,13 +150,18 @@ class Rounds:
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
         """The graded trees of a round, in the order of its questions, and what they came out as.
 
-        Beside the first process both are empty. Raises StoppedError where the user asked to stop, RewardError where the reward
-        of every question so far failed.
+        Beside the first process both are empty. Raises StoppedError where the user asked to stop,
+        RewardError where the reward of every question so far failed.
         """
         began = time.perf_counter()
-        if self.ranks.searches:  # beside them FSDP has shards where the engine would look for weights
+        if (
+            self.ranks.searches
+        ):  # beside them FSDP has shards where the engine would look for weights
             self.student.engine.set_policy(None, number)
-        tasks, trees = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
+        tasks, trees = (
+            self.size.of_round(self.tasks, number),
+            {tree.key: tree for tree in self.restored(number)},
+        )
         stats = RoundStats(number, reused_trees=len(trees))
         missing: list[str] = self.ranks.broadcast([key for key in tasks if key not in trees])
         if missing:
@@ -164,9 +183,12 @@ class Rounds:
         stats.cost.seconds = stats.search_seconds
         return ordered, stats
 
-    def searched(self, tasks: dict[str, Task], number: int, trees: dict[str, GradedTree]) -> list[dict[str, Any]]:
-        """Search these questions of round `number`. The first process keeps its trees in `trees` as they end, and gets the
-        others' records."""
+    def searched(
+        self, tasks: dict[str, Task], number: int, trees: dict[str, GradedTree]
+    ) -> list[dict[str, Any]]:
+        """Search these questions of round `number`. The first process keeps its trees in `trees` as
+        they end, and gets the others' records.
+        """
         records: list[dict[str, Any]] = []
 
         async def search() -> None:
@@ -197,15 +219,22 @@ class Rounds:
     def restored(self, number: int) -> list[GradedTree]:
         """The trees of a round that the journal has."""
         journal = self.journal if self.journal is not None else {}
-        records = ((journal.get(key), task) for key, task in self.size.of_round(self.tasks, number).items())
-        return [GradedTree.from_record(record, task) for record, task in records if record is not None]
+        records = (
+            (journal.get(key), task) for key, task in self.size.of_round(self.tasks, number).items()
+        )
+        return [
+            GradedTree.from_record(record, task) for record, task in records if record is not None
+        ]
 
     def check_rewards(self, trees: Sequence[GradedTree]) -> None:
-        """Raise RewardError where the user's own reward has failed for every question of the run so far."""
+        """Raise RewardError where the user's own reward has failed for every question of the run so
+        far.
+        """
         failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
         records = self.journal.values() if self.journal is not None else ()
         if failed and all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in records):
             raise RewardError(
-                f"the reward failed for at least one response of each of {len(failed):,} questions, which are left out; the"
+                f"the reward failed for at least one response of each of {len(failed):,} "
+                "questions, which are left out; the"
                 f" first: {failed[0]}"
             )

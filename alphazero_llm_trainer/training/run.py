@@ -27,7 +27,9 @@ class RunFolder:
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.report = path / "report.html"
-        self.answers = path / "test.jsonl"  # what was answered to the test problems before and after training
+        self.answers = (
+            path / "test.jsonl"
+        )  # what was answered to the test problems before and after training
         self.student = path / "student"  # the final student, as a plain Hugging Face folder
         self.adapter = path / "adapter"  # its LoRA adapter, where one was trained
         self.best = path / "best.safetensors"
@@ -39,7 +41,9 @@ class RunFolder:
         except (OSError, ValueError):
             card = {}
         if "config" not in card:
-            raise CheckpointError(f"run folder {self.path} has no readable run.json: name another with --resume")
+            raise CheckpointError(
+                f"run folder {self.path} has no readable run.json: name another with --resume"
+            )
         return card
 
     def write_card(self, card: dict[str, Any]) -> None:
@@ -50,8 +54,12 @@ class RunFolder:
         return validate(self.read_card()["config"])
 
     def check_same(self, asked: Config, named: Iterable[str]) -> None:
-        """Raise ConfigError where `asked` has another value than the run for one of the keys that are `named`, or below one."""
-        stored, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (self.config(), asked))
+        """Raise ConfigError where `asked` has another value than the run for one of the keys that
+        are `named`, or below one.
+        """
+        stored, wanted = (
+            dict(flat(config.model_dump(mode="json"))) for config in (self.config(), asked)
+        )
         sections = tuple(f"{key}." for key in named)
         changed = [
             f"{key} is {stored.get(key)!r} there and {value!r} here"
@@ -60,11 +68,13 @@ class RunFolder:
         ]
         if changed:
             raise ConfigError(
-                f"a run goes on with the configuration in its {self.card}, and {'; '.join(changed[:3])}: leave out what"
+                f"a run goes on with the configuration in its {self.card}, and "
+                f"{'; '.join(changed[:3])}: leave out what"
                 " differs, or train on from its student in another folder"
             )
 
-    # -- figures -----------------------------------------------------------------------------------------------------
+    # -- figures
+    # ----------------------------------------------------------------------------------------------
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
@@ -76,29 +86,38 @@ class RunFolder:
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        write_lines(self.metrics, (line for line in self.read_metrics() if line.get("round", -1) < number))
+        write_lines(
+            self.metrics, (line for line in self.read_metrics() if line.get("round", -1) < number)
+        )
 
     def write_answers(
         self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
     ) -> None:
-        """Add the final answers of `when` ("before" or "after") to test.jsonl: one line a problem, with its question."""
+        """Add the final answers of `when` ("before" or "after") to test.jsonl: one line a problem,
+        with its question.
+        """
         lines = {line["id"]: line for line in read_lines(self.answers)}
         for task, response, right in zip(tasks, responses, correct, strict=True):
             problem = task.problem
-            line = lines.setdefault(problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]})
+            line = lines.setdefault(
+                problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]}
+            )
             line[when] = {"answer": source_of(problem).final_answer(response), "correct": right}
         write_lines(self.answers, lines.values())
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # ----------------------------------------------------------------------------------------------
 
     def checkpoint(self, updates: int) -> Path:
         """The folder of the checkpoint after so many updates."""
         return self.path / f"checkpoint-{updates}"
 
     def newest_checkpoint(self, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
-        """The newest checkpoint whose files are what its manifest says, and its facts; (None, {}) where there is none.
+        """The newest checkpoint whose files are what its manifest says, and its facts; (None, {})
+        where there is none.
 
-        Newer ones that are broken (a disk's or a power cut's doing) are passed over, which `say` gets a line about.
+        Newer ones that are broken (a disk's or a power cut's doing) are passed over, which `say`
+        gets a line about.
         """
         for folder in numbered(self.path, "checkpoint", MANIFEST):
             try:
@@ -121,8 +140,9 @@ def numbered(parent: Path, name: str, file: str = "") -> list[Path]:
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as the last file, once all
-    others are on the disk."""
+    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as
+    the last file, once all others are on the disk.
+    """
     sync_all(folder)
     files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
     files.pop(MANIFEST, None)
@@ -130,10 +150,16 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The facts of a sealed checkpoint. Raises CheckpointError where a file is missing, cut or changed."""
+    """The facts of a sealed checkpoint. Raises CheckpointError where a file is missing, cut or
+    changed.
+    """
     try:
         facts = read_object(folder / MANIFEST)
-        changed = [name for name, expected in facts["files"].items() if fingerprint(folder / name) != expected]
+        changed = [
+            name
+            for name, expected in facts["files"].items()
+            if fingerprint(folder / name) != expected
+        ]
     except (OSError, ValueError, KeyError):
         changed = [MANIFEST]
     if changed:
@@ -144,7 +170,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def fingerprint(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def new_run(checkpoint_dir: Path) -> RunFolder:
@@ -155,7 +184,8 @@ def new_run(checkpoint_dir: Path) -> RunFolder:
         make_folder(folder, exist_ok=False)
     except OSError as error:
         raise ConfigError(
-            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): name a writable folder"
+            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): name a "
+            "writable folder"
         ) from error
     return RunFolder(folder)
 
@@ -166,4 +196,6 @@ def find_run(checkpoint_dir: Path, named: Path | None) -> RunFolder:
         if (folder / "run.json").is_file():
             return RunFolder(folder)
     where = checkpoint_dir if named is None else named
-    raise CheckpointError(f"--resume found no run.json in {where}: name a run's folder, or start one without --resume")
+    raise CheckpointError(
+        f"--resume found no run.json in {where}: name a run's folder, or start one without --resume"
+    )

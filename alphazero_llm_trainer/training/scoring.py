@@ -1,7 +1,8 @@
-"""Log-probabilities of rows' responses under a language model, with gradients: a sequence a row, or packed.
+"""Log-probabilities of rows' responses under a language model, with gradients: a sequence a row, or
+packed.
 
-The last layer is computed only where a token is predicted that counts: with a vocabulary of 50,000 words and more it is most
-of an update (`benchmarks/real_training.py`).
+The last layer is computed only where a token is predicted that counts: with a vocabulary of 50,000
+words and more it is most of an update (`benchmarks/real_training.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core'
 TILE = 2**26  # elsewhere: 256 MiB
 LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
 TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
-PACKS_FROM = 0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
-MASKS_IN_4D = ("sdpa", "eager", NAME)  # attention implementations that take an additive mask of our own
+PACKS_FROM = (
+    0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
+)
+MASKS_IN_4D = (
+    "sdpa",
+    "eager",
+    NAME,
+)  # attention implementations that take an additive mask of our own
 
 
 class LabelLogProbs(torch.autograd.Function):
-    """Log-probabilities and entropies (nats, `[N]`) of `targets [N]` under softmax(`hidden [N, H]` @ `weight [V, H]`.T).
+    """Log-probabilities and entropies (nats, `[N]`) of `targets [N]` under softmax(`hidden [N, H]`
+    @ `weight [V, H]`.T).
 
-    The logits are kept for the backward pass in the precision that autocast asks for, and become their own gradient in place:
-    `g * (onehot - p)`. The entropies have no gradient.
+    The logits are kept for the backward pass in the precision that autocast asks for, and become
+    their own gradient in place: `g * (onehot - p)`. The entropies have no gradient.
     """
 
     @staticmethod
@@ -42,13 +50,19 @@ class LabelLogProbs(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kind = hidden.device.type
-        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        precision = (
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        )
         narrow, matrix = hidden.to(precision), weight.to(precision)
-        logprobs, entropy, normalizer = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        logprobs, entropy, normalizer = (
+            torch.empty(len(hidden), device=hidden.device) for _ in range(3)
+        )
         with torch.autocast(kind, enabled=False):
             logits = narrow @ matrix.T if any(ctx.needs_input_grad[:2]) else None
             for rows in tiles(narrow, matrix):
-                tile = (narrow[rows] @ matrix.T if logits is None else logits[rows]).to(torch.float32, copy=True)
+                tile = (narrow[rows] @ matrix.T if logits is None else logits[rows]).to(
+                    torch.float32, copy=True
+                )
                 own, most = tile.gather(1, targets[rows, None])[:, 0], tile.amax(1)
                 # A probability of 0 may have the logarithm -inf, and has no share of the entropy.
                 masses = tile.sub_(most[:, None]).clamp_(min=LEAST).exp()
@@ -62,7 +76,9 @@ class LabelLogProbs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _: None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         narrow, matrix, targets, normalizer = ctx.saved_tensors
         logits, ctx.logits = ctx.logits, None
         for rows in tiles(narrow, matrix):
@@ -83,12 +99,16 @@ def tiles(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
 
 @torch.no_grad()
 def plain(model: Any) -> bool:
-    """Whether a causal model's logits are a product of its hidden states and nothing else: no bias, no scale, no cap."""
+    """Whether a causal model's logits are a product of its hidden states and nothing else: no bias,
+    no scale, no cap.
+    """
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None:
         return False
     # As large that a cap shows.
-    hidden = torch.full((1, head.in_features), 100, dtype=head.weight.dtype, device=head.weight.device)
+    hidden = torch.full(
+        (1, head.in_features), 100, dtype=head.weight.dtype, device=head.weight.device
+    )
     product = head(hidden).float()
     try:
         logits = LastLayer(model)(hidden).float()
@@ -100,7 +120,8 @@ def plain(model: Any) -> bool:
 class Scorer(torch.nn.Module):
     """A causal language model as the module that is trained: what DDP and FSDP wrap.
 
-    `forward` gives log-probabilities and entropies (nats, `[M]`) of the predicted tokens of a `packing.Forward`.
+    `forward` gives log-probabilities and entropies (nats, `[M]`) of the predicted tokens of a
+    `packing.Forward`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -115,25 +136,34 @@ class Scorer(torch.nn.Module):
     def forward(
         self, at: torch.Tensor, labels: torch.Tensor, **inputs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`labels [M]` are predicted at places `at [M]` of the flattened positions `[G * N]`; `inputs` are the model's own."""
+        """`labels [M]` are predicted at places `at [M]` of the flattened positions `[G * N]`;
+        `inputs` are the model's own.
+        """
         model = self.model
         if not self.plain:
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, at)
             every = logits.float().log_softmax(-1)
             entropy = -(every.exp() * every).sum(-1).detach()
             return every.gather(1, labels[:, None])[:, 0], entropy
-        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1).index_select(0, at)
+        hidden = (
+            model.base_model(**inputs, use_cache=False)
+            .last_hidden_state.flatten(0, 1)
+            .index_select(0, at)
+        )
         head = model.get_output_embeddings()
         weight = narrow(head) if torch.is_autocast_enabled(hidden.device.type) else head.weight
         if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
-            weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
+            weight = weight.full_tensor(
+                grad_placements=[Partial("avg")]
+            )  # each rank's gradient is of its own rows
         scores: tuple[torch.Tensor, torch.Tensor] = LabelLogProbs.apply(hidden, weight, labels)
         return scores
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of rows' response tokens `[B, T]`, 0 beyond a row's end: log-probabilities and entropies in nats.
+    """Of rows' response tokens `[B, T]`, 0 beyond a row's end: log-probabilities and entropies in
+    nats.
 
     `packed` is the share that was computed of the tokens of a sequence a row.
     """
@@ -143,8 +173,11 @@ class Scores:
     packed: float = 1.0
 
 
-def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any) -> Scores:
-    """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a model of `config`.
+def score(
+    scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any
+) -> Scores:
+    """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a
+    model of `config`.
 
     Args:
         pack: `on`: rows share their beginnings; `off`: a sequence a row; `auto`: what is less work.
@@ -159,10 +192,16 @@ def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: 
     return computed(scorer, config, apart, dtype, device)
 
 
-def computed(scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: Any, packed: float = 1.0) -> Scores:
+def computed(
+    scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: Any, packed: float = 1.0
+) -> Scores:
     """The scores of rows as planned."""
     scores = [
-        scorer(forward.at.to(device), forward.labels.to(device), **forward.inputs(config, dtype, device))
+        scorer(
+            forward.at.to(device),
+            forward.labels.to(device),
+            **forward.inputs(config, dtype, device),
+        )
         for forward in made.forwards
     ]
     logprobs, entropy = (made.spread(column) for column in zip(*scores, strict=True))
@@ -170,17 +209,23 @@ def computed(scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: A
 
 
 def packed_gap(small: Any) -> float:
-    """How far (nats) log-probabilities of packed rows are from those of a small model's own forward at most."""
+    """How far (nats) log-probabilities of packed rows are from those of a small model's own forward
+    at most.
+    """
     words, prompt = words_of(small), SPAN // 2  # so that the responses' beginnings are shared too
     rows = [TrainRow(tuple(row[:prompt]), tuple(row[prompt:]), (), ()) for row in words.tolist()]
     with torch.no_grad():
-        scores = computed(Scorer(small), small.config, plan(rows, TOGETHER), torch.float32, "cpu").logprobs
+        scores = computed(
+            Scorer(small), small.config, plan(rows, TOGETHER), torch.float32, "cpu"
+        ).logprobs
     own = own_logprobs(small, words)[:, prompt - 1 : -1].gather(2, words[:, prompt:, None])[..., 0]
     return float((scores - own).abs().max().nan_to_num(math.inf))
 
 
 def packs(model: Any) -> bool:
-    """Whether a model's log-probabilities are its own in packed rows, whose tokens stand apart from those before them."""
+    """Whether a model's log-probabilities are its own in packed rows, whose tokens stand apart from
+    those before them.
+    """
     if is_plain(model):
         return True
     gap = trial(model, math.inf, packed_gap)
@@ -190,4 +235,6 @@ def packs(model: Any) -> bool:
 def check_packs(model: Any, wanted: str, fix: str) -> None:
     """Raise ConfigError where `wanted` needs packed rows and this model isn't itself in them."""
     if not packs(model):
-        raise ConfigError(f"{wanted} needs packed rows, in which a {type(model).__name__} isn't itself: {fix}")
+        raise ConfigError(
+            f"{wanted} needs packed rows, in which a {type(model).__name__} isn't itself: {fix}"
+        )

@@ -1,7 +1,8 @@
-"""The `sft` command: supervised training on worked solutions, selected on validation, reported on test.
+"""The `sft` command: supervised training on worked solutions, selected on validation, reported on
+test.
 
-Students without a folder that are small (embedded, small) are trained from scratch, with the words of their problems as
-vocabulary; a named folder, and every other student, goes on from its weights.
+Students without a folder that are small (embedded, small) are trained from scratch, with the words
+of their problems as vocabulary; a named folder, and every other student, goes on from its weights.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ CONTEXT = 1024  # tokens, of a student from scratch
 
 
 def settings_of(config: Config, rows: int) -> TrainConfig:
-    """`train` with the number of updates and the learning rate for `rows` demonstrations, where it leaves them open."""
+    """`train` with the number of updates and the learning rate for `rows` demonstrations, where it
+    leaves them open.
+    """
     steps, optimizer = config.train.sft_steps, config.train.optimizer
     if steps is None:
         steps = math.ceil(PASSES * rows / optimizer.batch_size)
@@ -58,17 +61,26 @@ def settings_of(config: Config, rows: int) -> TrainConfig:
 
 
 def supervise(
-    config: Config, path: Path | None, out: Path, eval_size: int, scratch: bool, progress: Progress | None = None
+    config: Config,
+    path: Path | None,
+    out: Path,
+    eval_size: int,
+    scratch: bool,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train on worked solutions of `problems.source`, write the student's folder and return its manifest.
+    """Train on worked solutions of `problems.source`, write the student's folder and return its
+    manifest.
 
-    From scratch it is the embedded or the small student. Else the one in `path` (None: the configured one) goes on: its
-    adapter or all of it is trained (`train.adapter`), `out` is a plain folder with `adapter/` in it where there is one, and
-    the manifest has the test accuracy before. The test split is read once otherwise, at the end.
+    From scratch it is the embedded or the small student. Else the one in `path` (None: the
+    configured one) goes on: its adapter or all of it is trained (`train.adapter`), `out` is a plain
+    folder with `adapter/` in it where there is one, and the manifest has the test accuracy before.
+    The test split is read once otherwise, at the end.
     """
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
-    vocabulary = build_tokenizer(source) if scratch else None  # a source whose words don't fit one says so first
+    vocabulary = (
+        build_tokenizer(source) if scratch else None
+    )  # a source whose words don't fit one says so first
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", eval_size)
@@ -76,7 +88,9 @@ def supervise(
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
         limit = config.search.max_tokens
-        return answer(student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling).correct
+        return answer(
+            student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling
+        ).correct
 
     def accuracy() -> float:
         right = sum(map(all, measure(validation, "validation"))) / len(validation)
@@ -112,7 +126,11 @@ def supervise(
         "test_greedy": share(greedy),
         "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
     }
-    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained), **facts}
+    manifest = {
+        "seed": config.library_seed,
+        **manifest_of(settings, rows, trainable, trained),
+        **facts,
+    }
     if before:
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     save_student(student, adapter, source.name, out, out / "adapter")
@@ -129,7 +147,9 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
     name = "embedded" if config.student == "auto" else config.student
     spec = config.models[name]
     if spec.shape is None:
-        raise ConfigError(f"models.{name} has no shape, which a student from scratch needs: give it one")
+        raise ConfigError(
+            f"models.{name} has no shape, which a student from scratch needs: give it one"
+        )
     model = new_student(tokenizer, config.library_seed, spec.shape).to(device)
     return make_student(name, model, tokenizer, spec, config, Opening())
 
@@ -140,7 +160,8 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     without = next((task.problem.id for task in demonstrations if not task.solution), None)
     if without is not None:
         raise DataError(
-            f"source {source.name} has no worked solution for {without!r} and sft learns from them: give every training"
+            f"source {source.name} has no worked solution for {without!r} and sft learns from "
+            "them: give every training"
             " task one, or name another source"
         )
     return demonstrations
@@ -151,8 +172,12 @@ def share(correct: Sequence[list[bool]]) -> dict[str, Any]:
     return {"problems": len(correct), **asdict(wilson(sum(map(any, correct)), len(correct)))}
 
 
-def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.0) -> list[TrainRow]:
-    """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first one is never predicted)."""
+def sft_rows(
+    tasks: Iterable[Task], student: Student, question_weight: float = 0.0
+) -> list[TrainRow]:
+    """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first
+    one is never predicted).
+    """
     rows: list[TrainRow] = []
     for task in tasks:
         prompt, completion = student.worked(task)
@@ -165,13 +190,18 @@ def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0
 
 
 def minibatches(rows: Sequence[TrainRow], size: int, seed: int) -> Iterator[list[TrainRow]]:
-    """Rows in a random order, pass after pass; each minibatch's own by length, so that a forward needs little padding."""
+    """Rows in a random order, pass after pass; each minibatch's own by length, so that a forward
+    needs little padding.
+    """
     order: list[int] = []
     generator = torch.Generator().manual_seed(seed)
     while True:
         while len(order) < size:
             order += torch.randperm(len(rows), generator=generator).tolist()
-        yield sorted((rows[i] for i in order[:size]), key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        yield sorted(
+            (rows[i] for i in order[:size]),
+            key=lambda row: len(row.prompt_ids) + len(row.completion_ids),
+        )
         order = order[size:]
 
 
@@ -185,7 +215,8 @@ def train_student(
     evaluate: Callable[[], float] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
+    """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best
+    evaluated weights.
 
     Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
     """
@@ -204,7 +235,9 @@ def train_student(
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     seconds = 0.0
     shown.start(steps, unit="step", doing="training", held="one")
-    for step, batch in zip(range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False):
+    for step, batch in zip(
+        range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False
+    ):
         began = time.perf_counter()
         for part in learner.parts(batch):
             scores = learner.score(part)
@@ -223,11 +256,19 @@ def train_student(
     if best is not None:
         load_trained_state(model, best[1])
     model.eval()
-    return {"steps": len(losses), "seconds": round(seconds, 1), "losses": losses, "evaluations": evaluations}
+    return {
+        "steps": len(losses),
+        "seconds": round(seconds, 1),
+        "losses": losses,
+        "evaluations": evaluations,
+    }
 
 
 def manifest_of(
-    settings: TrainConfig, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
+    settings: TrainConfig,
+    rows: Sequence[TrainRow],
+    model: torch.nn.Module,
+    trained: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What a student was trained by, for its manifest.json."""
     evaluations, losses = trained["evaluations"], trained["losses"][-50:]
@@ -246,8 +287,12 @@ def manifest_of(
     }
 
 
-def new_student(tokenizer: PreTrainedTokenizerBase, seed: int, shape: ModelShape) -> LlamaForCausalLM:
-    """A randomly initialised Llama in fp32 for a tokenizer, in a shape of models.yaml; the seed alone decides its weights."""
+def new_student(
+    tokenizer: PreTrainedTokenizerBase, seed: int, shape: ModelShape
+) -> LlamaForCausalLM:
+    """A randomly initialised Llama in fp32 for a tokenizer, in a shape of models.yaml; the seed
+    alone decides its weights.
+    """
     config = LlamaConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,

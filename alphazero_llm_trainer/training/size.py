@@ -16,15 +16,18 @@ from ..types import Task
 class RunSize:
     """Counts of a run.
 
-    A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the batch size, of which
-    trees fill `policy_rows` and replayed demonstrations the rest; `share` is theirs of a minibatch.
+    A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the
+    batch size, of which trees fill `policy_rows` and replayed demonstrations the rest; `share` is
+    theirs of a minibatch.
     """
 
     def __init__(self, config: Config) -> None:
         train, batch = config.train, config.train.optimizer.batch_size
         # Rounds shrink until a whole number of them makes `save_every` questions.
         self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
-        self.questions_per_round = min(math.ceil(train.save_every / self.save_every_rounds), train.num_examples)
+        self.questions_per_round = min(
+            math.ceil(train.save_every / self.save_every_rounds), train.num_examples
+        )
         self.rounds = math.ceil(train.num_examples / self.questions_per_round)
         self.questions = self.rounds * self.questions_per_round  # the last round may have fewer
         self.share = replayed(config)
@@ -46,7 +49,10 @@ class RunSize:
     def of_round(self, tasks: Sequence[Task], number: int) -> dict[str, Task]:
         """The questions of round `number` among the run's, by their keys in the journal."""
         size = self.questions_per_round
-        return {f"{number}/{task.problem.id}": task for task in tasks[number * size : (number + 1) * size]}
+        return {
+            f"{number}/{task.problem.id}": task
+            for task in tasks[number * size : (number + 1) * size]
+        }
 
 
 def replayed(config: Config) -> float:
@@ -58,7 +64,8 @@ def replayed(config: Config) -> float:
 
 
 def used_questions(config: Config) -> int:
-    """How many of the first training questions warm-up and a run of the configured size take: no data for what judges it.
+    """How many of the first training questions warm-up and a run of the configured size take: no
+    data for what judges it.
 
     A run's questions begin after the demonstrations that it replays, else with the first question.
     """
@@ -69,7 +76,8 @@ def used_questions(config: Config) -> int:
 
 
 def fresh_questions(config: Config) -> list[Task]:
-    """The first `train.critic.questions` that neither warm-up nor a training run of the configured size takes.
+    """The first `train.critic.questions` that neither warm-up nor a training run of the configured
+    size takes.
 
     Raises ConfigError where the source has too few of them.
     """
@@ -77,8 +85,10 @@ def fresh_questions(config: Config) -> list[Task]:
     tasks = tasks_of(config, "train", wanted, used)
     if len(tasks) < wanted:
         raise ConfigError(
-            f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training questions beyond the {used:,}"
-            " that warm-up and a run of train.num_examples use: ask for fewer, or set train.num_examples to what your run"
+            f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training "
+            f"questions beyond the {used:,}"
+            " that warm-up and a run of train.num_examples use: ask for fewer, or set "
+            "train.num_examples to what your run"
             " used"
         )
     return tasks

@@ -1,7 +1,9 @@
-"""What a training begins with, and what keeps it from beginning: all that shows before a model is loaded.
+"""What a training begins with, and what keeps it from beginning: all that shows before a model is
+loaded.
 
-`train`, `train --dry-run` and `az.train` call `prepare` (rows, reward, folders, settings) and then `check_start` (keys,
-libraries, device, token, memory), each once, so that what passes the one passes the others.
+`train`, `train --dry-run` and `az.train` call `prepare` (rows, reward, folders, settings) and then
+`check_start` (keys, libraries, device, token, memory), each once, so that what passes the one
+passes the others.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ log = logging.getLogger(__name__)
 
 # What a run takes less memory with, the gentlest first.
 LESS = (
-    "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, train.adapter=lora and a"
+    "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, "
+    "train.adapter=lora and a"
     " smaller search.max_tokens make it less (--dry-run says how much); or use a smaller student"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that can begin: configuration, size and tasks. `demonstrations` are worked solutions that are replayed."""
+    """A run that can begin: configuration, size and tasks. `demonstrations` are worked solutions
+    that are replayed.
+    """
 
     config: Config
     size: RunSize
@@ -56,7 +61,8 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """What the run begins with: tasks that are disjoint by split.
 
-    Raises AlphaZeroError, one sentence, where it can't begin: settings, folders, reward, rows, splits or gold answers.
+    Raises AlphaZeroError, one sentence, where it can't begin: settings, folders, reward, rows,
+    splits or gold answers.
     """
     check_run(config)
     train, source = config.train, open_source(config)
@@ -66,7 +72,8 @@ def prepare(config: Config) -> Prepared:
     questions = tasks_of(config, "train", train.num_examples, start)
     if len(questions) < train.num_examples:
         raise ConfigError(
-            f"train.num_examples is {train.num_examples:,} and source {config.problems.source} has {len(questions):,} training"
+            f"train.num_examples is {train.num_examples:,} and source {config.problems.source} has "
+            f"{len(questions):,} training"
             f" questions from number {start:,} on: ask for --num {len(questions)} or fewer"
         )
     held_out = []
@@ -74,7 +81,8 @@ def prepare(config: Config) -> Prepared:
         count = getattr(train, key)
         if count and not asked(source, split, 1):
             raise DataError(
-                f"{source.name} has no {split} problems: name a source with more (15% of its questions are test, 5%"
+                f"{source.name} has no {split} problems: name a source with more (15% of its "
+                "questions are test, 5%"
                 f" validation), or ask for none (--set train.{key}=0)"
             )
         held_out.append(tasks_of(config, split, count))
@@ -92,8 +100,13 @@ def check_run(config: Config) -> None:
         checker_model(config)
     check_method(config)
     if train.process and train.prm is None:
-        raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
-    for key, kind, folder in (("train.prm", "prm", train.prm), ("search.value", "value", config.search.value)):
+        raise ConfigError(
+            "train.credit is process and train.prm is null: name a process reward model's folder"
+        )
+    for key, kind, folder in (
+        ("train.prm", "prm", train.prm),
+        ("search.value", "value", config.search.value),
+    ):
         if folder is not None:
             check_critic(Path(folder), kind, f"{key} {folder}")
     if train.student is not None:
@@ -118,25 +131,33 @@ READERS = {
 
 
 def check_method(config: Config) -> None:
-    """Raise ConfigError where a key of `train` is set that the method, or the credit, doesn't read."""
+    """Raise ConfigError where a key of `train` is set that the method, or the credit, doesn't
+    read.
+    """
     train, shipped = config.train, shipped_section("train")
     for name, methods in READERS.items():
         value = getattr(train, name)
         if value != shipped[name] and train.method not in methods:
             flags = " or ".join(f"--use-{method}" for method in methods)
             raise ConfigError(
-                f"train.{name} is {value!r} and train.method {train.method}, which doesn't read it: add {flags}, or leave it"
+                f"train.{name} is {value!r} and train.method {train.method}, which doesn't read "
+                f"it: add {flags}, or leave it"
                 " out"
             )
     if train.prm is not None and not train.process:
         raise ConfigError(
-            f"train.prm is {train.prm!r}, which train.credit {train.credit} doesn't ask: set train.credit=process with"
+            f"train.prm is {train.prm!r}, which train.credit {train.credit} doesn't ask: set "
+            "train.credit=process with"
             " --use-grpo, or leave it out"
         )
 
 
-def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
-    """`load_training`; where nothing that is given says `train.num_examples`, it is no more than the questions there are."""
+def load_run(
+    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
+) -> Config:
+    """`load_training`; where nothing that is given says `train.num_examples`, it is no more than
+    the questions there are.
+    """
     overrides = [*overrides]
     config = load_training(path, overrides)
     if any("num_examples" in layer.get("train", {}) for layer in user_layers(path, overrides)):
@@ -151,11 +172,14 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
     return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
 
 
-# -- the student's shape -----------------------------------------------------------------------------------------------
+# -- the student's shape
+# -----------------------------------------------------------------------------------------------
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape in what a model's config.json says; None where it says none: some families name its numbers otherwise."""
+    """The shape in what a model's config.json says; None where it says none: some families name its
+    numbers otherwise.
+    """
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -185,7 +209,8 @@ def cached(repository: str) -> Path | None:
 
 
 def start_of(config: Config, spec: StudentModel) -> str:
-    """Where a run reads the base's weights: `train.student`, or the student's own path, also below an adapter.
+    """Where a run reads the base's weights: `train.student`, or the student's own path, also below
+    an adapter.
 
     Raises CheckpointError where `train.student` is no student's folder.
     """
@@ -199,9 +224,14 @@ def start_of(config: Config, spec: StudentModel) -> str:
 
 
 def find_config(config: Config, spec: StudentModel) -> dict[str, Any]:
-    """What the config.json of the student's folder or of the hub's cache says; {} where there is none to be read."""
+    """What the config.json of the student's folder or of the hub's cache says; {} where there is
+    none to be read.
+    """
     source = start_of(config, spec)
-    for path in ((PACKAGED if source == "package" else Path(source)) / "config.json", cached(source)):
+    for path in (
+        (PACKAGED if source == "package" else Path(source)) / "config.json",
+        cached(source),
+    ):
         with suppress(OSError, ValueError):
             if path is not None:
                 return read_object(path)
@@ -209,11 +239,14 @@ def find_config(config: Config, spec: StudentModel) -> dict[str, Any]:
 
 
 def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
-    """The student's shape, of its folder, the hub's cache or models.yaml; None where none of them says it."""
+    """The student's shape, of its folder, the hub's cache or models.yaml; None where none of them
+    says it.
+    """
     return read_shape(find_config(config, spec)) or spec.shape
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,42 +258,58 @@ class Fit:
     free: int
 
     def check(self, name: str) -> None:
-        """Warn on standard error where a training of student `name` will outgrow its memory. Raises ConfigError where the
-        weights alone do."""
+        """Warn on standard error where a training of student `name` will outgrow its memory. Raises
+        ConfigError where the weights alone do.
+        """
         peak, weights = (size / GIB for size in (self.forecast.peak, self.forecast.weights))
         free = self.free / GIB
         if weights > free:
             raise ConfigError(
-                f"student {name} has {weights:.1f} GiB of weights and {self.device} {free:.1f} GiB free: use a smaller student,"
+                f"student {name} has {weights:.1f} GiB of weights and {self.device} {free:.1f} GiB "
+                "free: use a smaller student,"
                 " or free memory"
             )
         if peak > free:
             log.warning(
-                "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s", peak, self.device, free, LESS
+                "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s",
+                peak,
+                self.device,
+                free,
+                LESS,
             )
 
 
 def fit_of(config: Config, sft: bool = False, path: Path | None = None) -> Fit | None:
-    """How `train` (or `sft`) fits this device; None where the student's shape isn't known. `path` is the student's folder
-    where it is not `train.student`."""
+    """How `train` (or `sft`) fits this device; None where the student's shape isn't known. `path`
+    is the student's folder where it is not `train.student`.
+    """
     if path is not None:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"student": str(path)})})
+        config = config.model_copy(
+            update={"train": config.train.model_copy(update={"student": str(path)})}
+        )
     spec = config.models[resolve_name(config)]
     shape = find_shape(config, spec)
     if shape is None:
         return None
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    return Fit(Forecast(config, spec, shape, device == "cuda", sft=sft, prompt=prompt, memory=total), device, free)
+    return Fit(
+        Forecast(config, spec, shape, device == "cuda", sft=sft, prompt=prompt, memory=total),
+        device,
+        free,
+    )
 
 
-# -- the machine -------------------------------------------------------------------------------------------------------
+# -- the machine
+# --------------------------------------------------------------------------------------------------
 
 
 def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
-    """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't there, no device for the
-    student, no token for a gated model, no memory for the weights alone. A run that will outgrow its memory is warned of on
-    standard error. `loading` is called before PyTorch is loaded."""
+    """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't
+    there, no device for the student, no token for a gated model, no memory for the weights alone. A
+    run that will outgrow its memory is warned of on standard error. `loading` is called before
+    PyTorch is loaded.
+    """
     check_libraries(config)
     loading()
     from ..policy.student import check_device
@@ -270,7 +319,11 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
     source = start_of(config, spec)
     check_device(name, source, spec)
     if gated(spec) and source == spec.path and cached(spec.path) is None and not token_set():
-        mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+        mirror = (
+            ""
+            if spec.mirror is None
+            else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+        )
         raise ConfigError(
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
@@ -281,13 +334,17 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
 
 
 def check_libraries(config: Config) -> None:
-    """Raise ConfigError for a teachers' key or a library that is missing: all that can be told without torch."""
+    """Raise ConfigError for a teachers' key or a library that is missing: all that can be told
+    without torch.
+    """
     from .tracking import check_tracker
 
     if is_remote(config):
         open_remote(config)
     if config.engine.backend == "vllm" and find_spec("vllm") is None:
-        raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
+        raise ConfigError(
+            "engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]"
+        )
     check_tracker(config.train.track)
 
 

@@ -1,7 +1,9 @@
-"""Experiment tracking through accelerate's trackers: MLflow, Weights & Biases, Trackio or TensorBoard.
+"""Experiment tracking through accelerate's trackers: MLflow, Weights & Biases, Trackio or
+TensorBoard.
 
-The stores are in the run's folder, below `track/`, unless the library's own environment variables name another place
-(MLFLOW_TRACKING_URI, WANDB_DIR, TRACKIO_DIR). W&B is offline unless WANDB_API_KEY or WANDB_MODE says otherwise.
+The stores are in the run's folder, below `track/`, unless the library's own environment variables
+name another place (MLFLOW_TRACKING_URI, WANDB_DIR, TRACKIO_DIR). W&B is offline unless
+WANDB_API_KEY or WANDB_MODE says otherwise.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ from ..errors import ConfigError
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
-# By tracker: environment variables without which its library would write below the home folder, or talk; and its options.
+# By tracker: environment variables without which its library would write below the home folder, or
+# talk; and its options.
 STORES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "mlflow": (
         {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_TRACKING_URI": "sqlite:///{store}/mlflow.db"},
         {"logging_dir": "file://{store}/artifacts", "run_name": "{run}"},
     ),
     "wandb": (
-        dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), "{store}")
+        dict.fromkeys(
+            ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), "{store}"
+        )
         | {"WANDB_SILENT": "true"},
         {"name": "{run}"},
     ),
-    "trackio": ({"TRACKIO_DIR": "{store}/trackio"}, {"name": "{run}", "resume": "allow", "embed": False}),
+    "trackio": (
+        {"TRACKIO_DIR": "{store}/trackio"},
+        {"name": "{run}", "resume": "allow", "embed": False},
+    ),
     "tensorboard": ({}, {"logging_dir": "{store}"}),
 }
 
@@ -39,14 +47,16 @@ def check_tracker(kind: str) -> None:
     """Raises ConfigError where the library of the tracker `kind` is not installed."""
     if kind != "none" and find_spec(kind) is None:
         raise ConfigError(
-            f"train.track is {kind}, which is not installed: install alphazero-llm-trainer[track] or set train.track=none"
+            f"train.track is {kind}, which is not installed: install alphazero-llm-trainer[track] "
+            "or set train.track=none"
         )
 
 
 class Tracking:
     """A run's tracker; `kind` "none" is none. What the libraries print goes to standard error.
 
-    `config` is what the run was started with: nested mappings become dotted names, lists and None text.
+    `config` is what the run was started with: nested mappings become dotted names, lists and None
+    text.
     """
 
     def __init__(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -68,16 +78,22 @@ class Tracking:
         PartialState()  # the trackers ask it which process they are in
         kept = {key: value for key, value in config.items() if key not in NOT_PARAMETERS}
         with redirect_stdout(sys.stderr):
-            self.tracker = LOGGER_TYPE_TO_CLASS[kind](PROJECT if kind != "tensorboard" else kind, **options)
+            self.tracker = LOGGER_TYPE_TO_CLASS[kind](
+                PROJECT if kind != "tensorboard" else kind, **options
+            )
             self.tracker.start()
             self.tracker.store_init_configuration(
                 {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(kept)}
             )
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Numbers of a round, a validation or the end by dotted names; `step` is the training questions done."""
+        """Numbers of a round, a validation or the end by dotted names; `step` is the training
+        questions done.
+        """
         if self.tracker is not None:
-            self.tracker.log({k: float(v) for k, v in flat(values) if isinstance(v, int | float)}, step=step)
+            self.tracker.log(
+                {k: float(v) for k, v in flat(values) if isinstance(v, int | float)}, step=step
+            )
 
     def finish(self) -> None:
         """The run ended, however."""

@@ -1,6 +1,7 @@
 """Trees as one self-contained HTML file: no network, no library, data that can't become markup.
 
-The page's own content-security policy lets exactly its script and style run, by their hashes, and nothing be fetched.
+The page's own content-security policy lets exactly its script and style run, by their hashes, and
+nothing be fetched.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ def tree_page(record: Mapping[str, Any], *, title: str) -> str:
 
 
 def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
-    """The page of many searches: what came of them all, a list of `MOST_ROWS`, and the trees of at most `limit`.
+    """The page of many searches: what came of them all, a list of `MOST_ROWS`, and the trees of at
+    most `limit`.
 
-    Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees before smaller ones. Memory is
-    bounded by the listed rows, the embedded trees (`MOST_BYTES`) and one record.
+    Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees
+    before smaller ones. Memory is bounded by the listed rows, the embedded trees (`MOST_BYTES`) and
+    one record.
     """
-    listed: list[tuple[tuple[int, int, int], dict[str, Any]]] = []  # heaps: the least interesting first
+    listed: list[
+        tuple[tuple[int, int, int], dict[str, Any]]
+    ] = []  # heaps: the least interesting first
     kept: list[tuple[tuple[int, int, int], str]] = []
     size = count = 0
     outcomes: Counter[str] = Counter()
@@ -71,7 +76,12 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
             size -= len(heapq.heappop(kept)[1])
     trees = {-rank[2]: text for rank, text in kept}
     rows = sorted((line for _, line in listed), key=itemgetter("number"))
-    totals = {"questions": count, "left_out": count - len(trees), "outcomes": outcomes, "sums": sums}
+    totals = {
+        "questions": count,
+        "left_out": count - len(trees),
+        "outcomes": outcomes,
+        "sums": sums,
+    }
     facts = {"title": title, "rows": rows, **totals, "single": False}
     return _page(title, facts, dict(sorted(trees.items())))
 
@@ -81,12 +91,16 @@ def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
     script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
     css = _asset("page.css")
     data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
-    data += [f'<script type="application/json" id="tree-{n}">{text}</script>' for n, text in trees.items()]
+    data += [
+        f'<script type="application/json" id="tree-{n}">{text}</script>'
+        for n, text in trees.items()
+    ]
     filled = {
         # Half a character, which can't be written, becomes a question mark.
         "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
-            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src data:; base-uri 'none';"
+            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src "
+            "data:; base-uri 'none';"
             " form-action 'none'"
         ),
         "style": css,

@@ -1,10 +1,12 @@
-"""A journal record as the page reads it: the row of a list, and one tree's data. Plain JSON in, plain JSON out.
+"""A journal record as the page reads it: the row of a list, and one tree's data. Plain JSON in,
+plain JSON out.
 
-A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`, `problem` (`id`,
-`question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`, `policy_version`; of the choice `chosen` (its last
-node), `answer`, `why` and `response`, or `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct,
-gumbel, and under a verifier open_ucb1, open_puct, gumbel or restart; `exploration`: its constant); `pieces` (token id -> its
-text).
+A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`,
+`problem` (`id`, `question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`,
+`policy_version`; of the choice `chosen` (its last node), `answer`, `why` and `response`, or
+`served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct, gumbel, and
+under a verifier open_ucb1, open_puct, gumbel or restart; `exploration`: its constant); `pieces`
+(token id -> its text).
 """
 
 from __future__ import annotations
@@ -16,12 +18,25 @@ from typing import Any
 from ..answers import extract, normalize
 from ..errors import DataError
 
-# What the page draws, under the names it uses. `expanded` is left out: it is the search's own business.
+# What the page draws, under the names it uses. `expanded` is left out: it is the search's own
+# business.
 DRAWN = (
     "parent", "token_ids", "logprobs", "text", "source", "direction", "N", "W", "V", "prior", "prm", "samples",
     "verdict", "reward", "hre", "pre",
 )  # fmt: skip
-ROLLOUT = ("node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome")
+ROLLOUT = (
+    "node",
+    "token_ids",
+    "logprobs",
+    "text",
+    "verdict",
+    "reward",
+    "hre",
+    "pre",
+    "count",
+    "samples",
+    "outcome",
+)
 REJECTED = "rejected"
 LOGPROB_DIGITS = 6  # of a nat; the page shows three
 QUESTION_LETTERS = 200  # of a question in the list
@@ -31,11 +46,15 @@ QUESTION_LETTERS = 200  # of a question in the list
 class Row:
     """One question of the list.
 
-    outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no response), "failed".
-    right, samples: sampled responses. nodes, simulations (None: not recorded), tokens (sampled; None: not recorded).
-    answer: what a search without gold answered, else the answer of most samples (the right one among equals).
+    outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no
+    response), "failed".
+    right, samples: sampled responses. nodes, simulations (None: not recorded), tokens (sampled;
+    None: not recorded).
+    answer: what a search without gold answered, else the answer of most samples (the right one
+    among equals).
     answer_right: by gold, None where it is not known; share: of the samples that state it.
-    reward: mean reward of those samples without its gold part (PRE), None where it has no other part.
+    reward: mean reward of those samples without its gold part (PRE), None where it has no other
+    part.
     """
 
     key: str
@@ -67,10 +86,14 @@ class _Said:
 
 
 def tree_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's tree columns, which fit each other (`Tree.from_dict`). Raises DataError where they are missing."""
+    """The record's tree columns, which fit each other (`Tree.from_dict`). Raises DataError where
+    they are missing.
+    """
     tree = record.get("tree")
     if not isinstance(tree, dict) or not tree.keys() >= set(DRAWN):
-        raise DataError(f"record {name_of(record)!r} holds no search tree: name a journal that a search wrote")
+        raise DataError(
+            f"record {name_of(record)!r} holds no search tree: name a journal that a search wrote"
+        )
     return tree
 
 
@@ -90,15 +113,20 @@ def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choice_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or what was served."""
+    """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or
+    what was served.
+    """
     served = record.get("served") or {}
     names = {"chosen": "node", "answer": "answer", "why": "why", "response": "response"}
     choice = {name: record.get(name, served.get(as_served)) for name, as_served in names.items()}
     return {name: value for name, value in choice.items() if value is not None}
 
 
-def pieces(record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]) -> dict[str, str]:
-    """The text of every token of the record, as `pieces` of a record; `known` is filled, for use with further records.
+def pieces(
+    record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]
+) -> dict[str, str]:
+    """The text of every token of the record, as `pieces` of a record; `known` is filled, for use
+    with further records.
 
     A token's text is what it adds after another one, so that leading spaces are kept.
     """
@@ -116,8 +144,14 @@ def pieces(record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], kn
 
 
 def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(text, grade) of every finished response: visited terminal nodes that no verifier rejected, then rollouts."""
-    parent, text, outcomes = tree["parent"], tree["text"], tree.get("outcome") or [None] * len(tree["parent"])
+    """(text, grade) of every finished response: visited terminal nodes that no verifier rejected,
+    then rollouts.
+    """
+    parent, text, outcomes = (
+        tree["parent"],
+        tree["text"],
+        tree.get("outcome") or [None] * len(tree["parent"]),
+    )
 
     def down_to(node: int) -> str:
         parts = []
@@ -129,7 +163,10 @@ def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for node, verdict in enumerate(tree["verdict"]):
         if verdict is not None and verdict != REJECTED and tree["N"][node] > 0:
             grade = {name: tree[name][node] for name in ("hre", "pre", "reward", "samples")}
-            yield down_to(node), {**grade, "visits": tree["N"][node], "known": known(outcomes[node], grade["hre"])}
+            yield (
+                down_to(node),
+                {**grade, "visits": tree["N"][node], "known": known(outcomes[node], grade["hre"])},
+            )
     for rollout in rollouts(tree):
         grade = {name: rollout[name] for name in ("hre", "pre", "reward", "samples")}
         grade |= {"visits": rollout["count"], "known": known(rollout.get("outcome"), grade["hre"])}
@@ -137,7 +174,9 @@ def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def known(outcome: float | None, hre: float | None) -> float | None:
-    """What a response is known to be worth: its outcome where the user's own reward takes part, else its correctness."""
+    """What a response is known to be worth: its outcome where the user's own reward takes part,
+    else its correctness.
+    """
     return hre if outcome is None else outcome
 
 
@@ -161,7 +200,11 @@ def row(record: Mapping[str, Any]) -> Row:
             said.samples += grade["samples"]
             said.visits += grade["visits"]
             said.right = said.right if grade["known"] is None else grade["known"] == 1.0
-            reward = grade["pre"] if grade["hre"] is not None or grade["pre"] is not None else grade["reward"]
+            reward = (
+                grade["pre"]
+                if grade["hre"] is not None or grade["pre"] is not None
+                else grade["reward"]
+            )
             if reward is not None:
                 said.rewards.append((max(grade["samples"], 1), reward))
     answer = max(answers, key=lambda a: answers[a].standing, default=None)
@@ -208,15 +251,25 @@ def outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
 
 
 def payload(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page draws of one record: its columns with log-probabilities rounded, the choice, the cost."""
+    """What the page draws of one record: its columns with log-probabilities rounded, the choice,
+    the cost.
+    """
     tree = tree_of(record)
     drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
     drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
-    drawn["rollouts"] = [{**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)]
+    drawn["rollouts"] = [
+        {**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)
+    ]
     drawn["history"] = tree.get("history") or {"simulations": [], "backups": []}
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
-    return {"key": name_of(record), **problem_of(record), **choice_of(record), **known, "tree": drawn}
+    return {
+        "key": name_of(record),
+        **problem_of(record),
+        **choice_of(record),
+        **known,
+        "tree": drawn,
+    }
 
 
 def _rounded(logprobs: list[float]) -> list[float]:

@@ -8,8 +8,8 @@ from typing import Any
 def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
     """One line a step: visits, mean reward, source and text; `*` marks the chosen path.
 
-    Tokens that follow each other without a branch share a line, whose visits are its last one's. Children that were
-    never visited are counted; rollouts are shown where they leave the tree.
+    Tokens that follow each other without a branch share a line, whose visits are its last one's.
+    Children that were never visited are counted; rollouts are shown where they leave the tree.
 
     Args:
         tree: an object with the tree's columns (`search.tree.Tree`).
@@ -29,7 +29,11 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
     stack: list[tuple[int, str, str]] = []  # (node, indent, a line that is ready where node is -1)
 
     def push(parent: int, indent: str) -> None:
-        visited = [child for child in tree.children[parent] if tree.N[child] or tree.verdict[child] or child in marked]
+        visited = [
+            child
+            for child in tree.children[parent]
+            if tree.N[child] or tree.verdict[child] or child in marked
+        ]
         # The chosen child is always among those shown.
         ordered = sorted(visited, key=lambda c: (c not in marked, -tree.N[c], c))
         ends = sorted(rolled.get(parent, ()), key=lambda rollout: -rollout.count)
@@ -44,7 +48,12 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
             stack.append((-1, indent, f"  ... {said}"))
         for rollout in ends[:most]:
             stack.append(
-                (-1, indent, f"  ~ {_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} {rollout.reward:.3f}>")
+                (
+                    -1,
+                    indent,
+                    f"  ~ {_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} "
+                    f"{rollout.reward:.3f}>",
+                )
             )
         stack.extend((child, indent, "") for child in reversed(ordered[:most]))
 
@@ -56,15 +65,28 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
             continue
         star, text = "*" if node in marked else " ", tree.text[node]
         while not (text.strip() and text.rstrip(" \t").endswith("\n")) and node not in rolled:
-            onward = [child for child in tree.children[node] if tree.N[child] or tree.verdict[child]]
+            onward = [
+                child for child in tree.children[node] if tree.N[child] or tree.verdict[child]
+            ]
             if len(onward) != 1 or tree.direction[onward[0]] != "none":
                 break
             node = onward[0]
             text += tree.text[node]
-        source = "" if tree.source[node] == "student" else f" [{tree.source[node]} {tree.direction[node]}]"
-        verdict = "" if tree.verdict[node] is None else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
+        source = (
+            ""
+            if tree.source[node] == "student"
+            else f" [{tree.source[node]} {tree.direction[node]}]"
+        )
+        verdict = (
+            ""
+            if tree.verdict[node] is None
+            else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
+        )
         value = "" if tree.V[node] is None else f" V={tree.V[node]:.3f}"
-        lines.append(f"{indent}{star} {_line(text)}  N={tree.N[node]} Q={_mean(tree, node)}{value}{source}{verdict}")
+        lines.append(
+            f"{indent}{star} {_line(text)}  N={tree.N[node]} "
+            f"Q={_mean(tree, node)}{value}{source}{verdict}"
+        )
         push(node, indent + "  ")
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""How many letters has a word? A single-turn verifiers taskset whose weighted rewards are not all 0 or 1."""
+"""How many letters has a word? A single-turn verifiers taskset whose weighted rewards are not all 0
+or 1.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ class WordLengthTask(vf.Task[WordLengthData, WordLengthState, vf.TaskConfig]):
 
     @vf.reward(weight=1.5)
     async def right(self, trace: vf.Trace) -> float:
-        """1.0 for the right number, in a conversation of a system prompt, a question and a reply."""
-        assert trace.state.finished and [message.role for message in trace.messages] == ["system", "user", "assistant"]
+        """1.0 for the right number, in a conversation of a system prompt, a question and a
+        reply.
+        """
+        assert trace.state.finished and [message.role for message in trace.messages] == [
+            "system",
+            "user",
+            "assistant",
+        ]
         return float(number(trace.last_reply) == len(self.data.word))
 
     @vf.reward(weight=-0.25, priority=1)
