@@ -28,7 +28,7 @@ from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, guess_grader
-from alphazero_llm_trainer.problems.load import load_tasks, tasks_of
+from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
     SPLITS,
     Source,
@@ -69,7 +69,7 @@ def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["embedded", "numbers", "numbers:24"])
+@pytest.mark.parametrize("name", ["embedded", "numbers"])
 def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     source = opened(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
@@ -168,21 +168,6 @@ def test_embedded_solutions_follow_from_their_questions_and_are_in_one_split() -
     ) == {1}
 
 
-def test_held_out_structures_are_in_one_split_alone() -> None:
-    config = load_config(overrides=["problems.hold_out=structures"])
-    for split in SPLITS:
-        tasks = tasks_of(config, split, 60, 3)
-        assert {
-            embedded.split_of_structure(embedded.structure_of(task.problem.id)) for task in tasks
-        } == {split}
-        assert {embedded.split_of(task.solution or "") for task in tasks} == {split}
-        assert embedded.from_id(tasks[5].problem.id) == tasks[5]
-    usual = {
-        embedded.structure_of(task.problem.id) for task in tasks_of(load_config(), "test", 120)
-    }
-    assert {embedded.split_of_structure(structure) for structure in usual} == set(SPLITS)
-
-
 def test_reasoning_gym_grades_by_its_own_rule() -> None:
     pytest.importorskip("reasoning_gym")
     source = opened("reasoning-gym:chain_sum")
@@ -194,22 +179,6 @@ def test_reasoning_gym_grades_by_its_own_rule() -> None:
         assert source.grade(f"thinking\n#### {task.gold}", task).score == 1.0
         assert source.grade("#### 123456789", task).score < 1.0
     assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
-
-
-def test_gsm_symbolic_holds_out_whole_templates() -> None:
-    pytest.importorskip("reasoning_gym")
-
-    def templates(source: Any, split: str) -> set[str]:
-        numbers = [
-            int(task.problem.id.rpartition("/")[2]) for task in load_tasks(source, split, 60)
-        ]
-        return {str(sorted(source.data[number]["metadata"]["variables"])) for number in numbers}
-
-    held, shared = opened("gsm-symbolic", hold_out="templates"), opened("gsm-symbolic")
-    assert not templates(held, "train") & templates(held, "test")
-    assert templates(shared, "train") & templates(shared, "test")
-    [task] = load_tasks(shared, "train", 1)
-    assert task.solution is not None and shared.grade(task.solution, task).correct
 
 
 # -- formats and splits
@@ -684,25 +653,19 @@ def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path)
 
 def test_a_problem_finds_its_source_again() -> None:
     for name, grader in (
-        ("numbers:24", "numbers"),
         ("hotpotqa", "words"),
         ("math", "math"),
         ("nobody's", "any"),
     ):
         assert source_of(Problem("p", "q", name)).grader == grader
-    assert source_of(Problem("p", "q", "numbers:24")).name == "numbers:24"
 
 
 def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
-    config = load_config(overrides=["problems.levels=[3]", "problems.hold_out=structures"])
-    both = [open_one_of(config, name) for name in ("embedded", "numbers")]
-    assert [source.load("test", 4)[0].problem.level for source in both] == [3, 3]
-    check_reads(config.problems, both)  # what one of several doesn't read is for the others
-    with pytest.raises(
-        ConfigError, match=r"problems\.hold_out is 'structures', which source numbers doesn't know"
-    ):
-        open_source(config, "numbers")
     rows = str(written(tmp_path, *PLAIN))
+    config = load_config(overrides=["problems.levels=[3]"])
+    both = [open_one_of(config, name) for name in ("embedded", rows)]
+    assert both[0].load("test", 4)[0].problem.level == 3
+    check_reads(config.problems, both)  # what one of several doesn't read is for the others
     for source, setting in (
         (rows, "problems.levels=[1]"),
         (rows, f"problems.path={tmp_path}"),

@@ -97,7 +97,6 @@ class ProblemsConfig(Section):
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None
     system_prompt: str | None
     shots: NonNegative
-    hold_out: str
 
 
 class VllmConfig(Section):

@@ -197,7 +197,6 @@ class Evaluation(BaseModel):
             "start": self.start,
             "split": self.split,
             "levels": config.problems.levels,
-            "hold_out": config.problems.hold_out,
             "rewards.custom": config.rewards.custom,
             "engine.max_context": config.engine.max_context,
             "search": config.search.model_dump(

@@ -9,11 +9,6 @@ with `#### N`.
 worked steps names; `build` draws candidates from a generator seeded by (split, level, index) until
 one falls into the split that was asked for. So a worked solution, and with it a question, is in
 exactly one split, whatever indices and levels are drawn.
-
-A problem's structure is its opening, events and closing, before names, numbers and phrasings. There
-are few of them, so most test problems have a training problem of the same structure. Structures are
-split by a hash as well, five eighths to `train`, and `build` can be held to the structures of one
-split: a problem of structures that nobody trained on.
 """
 
 from __future__ import annotations
@@ -39,8 +34,6 @@ GIRLS = ("Ana", "Eva", "Lily", "Mia", "Zoe")
 BOYS = ("Ben", "Leo", "Max", "Sam", "Tom")
 THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "stamps")
 CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
-
-STRUCTURE_SPLITS = ("train",) * 5 + ("validation", "arena", "test")  # of a structure, by its hash
 
 Operation = tuple[int, str, int]  # left operand, one of + - * /, right operand
 Draw = Callable[[Random, int], tuple[list[Operation], dict[str, int]] | None]
@@ -236,100 +229,39 @@ class _Draft:
     gold: int
 
 
-def build(split: str, index: int, level: int, structures: str | None = None) -> Task:
+def build(split: str, index: int, level: int) -> Task:
     """The task number `index` (from 0) of a split and level; the same arguments always give the
-    same task.
-
-    With `structures` its structure is one of that split's too.
+    same task: the first candidate of its own generator that belongs to the split.
     """
-    rng, plan = _drawn(split, index, level, structures)
-    problem = Problem(
-        f"{SOURCE}/{_shown(split, structures)}/{level}/{index}", _render(rng, plan), SOURCE, level
-    )
+    rng = Random(f"{split}/{level}/{index}")
+    while (plan := _draw_plan(rng, level)) is None or split_of(plan.solution) != split:
+        pass
+    question = _render(rng, plan)
+    problem = Problem(f"{SOURCE}/{split}/{level}/{index}", question, SOURCE, level)
     return Task(problem, str(plan.gold), plan.solution)
 
 
-def _drawn(split: str, index: int, level: int, structures: str | None) -> tuple[Random, _Draft]:
-    """The first candidate of a task's generator that belongs to its splits."""
-    rng = Random(f"{_shown(split, structures)}/{level}/{index}")
-    while True:
-        plan = _draw_plan(rng, level)
-        if plan is None or split_of(plan.solution) != split:
-            continue
-        if structures is None or split_of_structure(_structure(plan)) == structures:
-            return rng, plan
-
-
-def _shown(split: str, structures: str | None) -> str:
-    return split if structures is None else f"{split}@{structures}"
-
-
 def load(
-    split: str,
-    count: int,
-    levels: tuple[int, ...] = DEFAULT_LEVELS,
-    start: int = 0,
-    structures: str | None = None,
+    split: str, count: int, levels: tuple[int, ...] = DEFAULT_LEVELS, start: int = 0
 ) -> list[Task]:
-    """`count` tasks of a split from index `start` on; index i has level `levels[i % len(levels)]`.
-
-    With `structures` all of them have structures of that split.
-    """
-    return [
-        build(split, i, levels[i % len(levels)], structures) for i in range(start, start + count)
-    ]
+    """`count` tasks of a split from index `start` on; index i has level `levels[i % len(levels)]`."""
+    return [build(split, i, levels[i % len(levels)]) for i in range(start, start + count)]
 
 
 def from_id(task_id: str) -> Task:
     """The task whose `problem.id` is `task_id`."""
-    split, structures, level, index = _parts(task_id)
-    return build(split, index, level, structures)
-
-
-def structure_of(task_id: str) -> str:
-    """The structure of the task whose `problem.id` is `task_id`: the numbers of its opening, events
-    and closing.
-    """
-    split, structures, level, index = _parts(task_id)
-    return _structure(_drawn(split, index, level, structures)[1])
-
-
-def _structure(plan: _Draft) -> str:
-    opening, *events, closing = plan.kinds
-    return " ".join(
-        [
-            f"O{OPENINGS.index(opening)}",
-            *(f"E{EVENTS.index(event)}" for event in events),
-            f"C{CLOSINGS.index(closing)}",
-        ]
-    )
-
-
-def _parts(task_id: str) -> tuple[str, str | None, int, int]:
-    """Split, the structures' split (None: any), level and index of an id."""
-    split = "|".join(SPLITS)
-    match = re.fullmatch(
-        rf"{SOURCE}/({split})(?:@({split}))?/([{min(LEVELS)}-{max(LEVELS)}])/(\d+)", task_id
-    )
+    match = re.fullmatch(rf"{SOURCE}/({'|'.join(SPLITS)})/([1-4])/(\d+)", task_id)
     if match is None:
         raise DataError(
             f"id {task_id!r} is no embedded problem; write it as {SOURCE}/SPLIT/LEVEL/INDEX."
         )
-    return match[1], match[2], int(match[3]), int(match[4])
+    return build(match[1], int(match[3]), int(match[2]))
 
 
 def split_of(solution: str) -> str:
     """The one split that a worked solution belongs to, from a stable hash of its text."""
-    return SPLITS[_hash(solution) % len(SPLITS)]
-
-
-def split_of_structure(structure: str) -> str:
-    """The one split that a structure belongs to, from a stable hash of it."""
-    return STRUCTURE_SPLITS[_hash(structure) % len(STRUCTURE_SPLITS)]
-
-
-def _hash(text: str) -> int:
-    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
+    hashed = hashlib.blake2b(solution.encode(), digest_size=1).digest()[0]
+    return SPLITS[hashed % len(SPLITS)]
 
 
 def vocabulary_texts() -> Iterator[str]:

@@ -27,25 +27,22 @@ class Embedded(Source):
 
     name = embedded.SOURCE
     endless = True
-    reads = ("levels", "structures")
+    reads = ("levels",)
     demonstration_share = 0.2
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
 
-    def __init__(
-        self, levels: tuple[int, ...] = embedded.DEFAULT_LEVELS, hold_out: str = "questions"
-    ) -> None:
-        self.chosen, self.hold_out = levels, hold_out
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        self.chosen = levels
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
-        return cls(problems.levels or embedded.DEFAULT_LEVELS, problems.hold_out)
+        return cls(problems.levels or embedded.DEFAULT_LEVELS)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
-        structures = split if self.hold_out == "structures" else None
-        return embedded.load(split, count, self.chosen, start, structures)
+        return embedded.load(split, count, self.chosen, start)
 
     def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:
         """See `Source.scripted_teacher`."""

@@ -1,5 +1,4 @@
-"""reasoning-gym's procedural tasks as sources (extra `tasks`): `reasoning-gym:NAME`, and
-`gsm-symbolic` with its solutions.
+"""reasoning-gym's procedural tasks as sources (extra `tasks`): `reasoning-gym:NAME`.
 
 An entry is `dataset[index]` of one endless stream a task. It belongs to the split that a stable
 hash of its question names, so splits are disjoint by construction and an id,
@@ -21,7 +20,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
-from .prompts import OPEN_PROMPT, SYSTEM_PROMPT
+from .prompts import OPEN_PROMPT
 from .source import Source, split_of
 
 STREAM = 1_000_000  # entries of a task
@@ -33,17 +32,15 @@ TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
 
 class ReasoningGym(Source):
-    """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question,
-    or its template.
-    """
+    """One of reasoning-gym's tasks."""
 
     opens = True
     grader = "exact"
     endless = True
     system_prompt = OPEN_PROMPT
 
-    def __init__(self, task: str, hold_out: str = "questions") -> None:
-        self.task, self.hold_out = task, hold_out
+    def __init__(self, task: str) -> None:
+        self.task = task
         self.name = f"reasoning-gym:{task}"
         self.data = create(task)
         self._splits: dict[str, list[Task]] = {}
@@ -58,7 +55,7 @@ class ReasoningGym(Source):
                 "such as"
                 " reasoning-gym:chain_sum"
             )
-        return cls(rest, problems.hold_out)
+        return cls(rest)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`. A split is searched for in the stream, so its first tasks are the
@@ -78,13 +75,9 @@ class ReasoningGym(Source):
             repeated = repeated + 1 if entry["question"] in seen else 0
             if repeated >= TRIES:
                 return
-            if not repeated and split_of(self.held_out(entry)) == split:
+            if not repeated and split_of(str(entry["question"])) == split:
                 yield self.as_task(entry, index)
             seen.add(entry["question"])
-
-    def held_out(self, entry: dict[str, Any]) -> str:
-        """What no two splits share of an entry."""
-        return str(entry["question"])
 
     def as_task(self, entry: dict[str, Any], index: int) -> Task:
         """An entry as a task. Where many answers are right its gold answer is an example, or ""
@@ -95,11 +88,7 @@ class ReasoningGym(Source):
         if isinstance(gold, dict):
             gold = json.dumps(gold)
         problem = Problem(f"{self.name}/{index}", str(entry["question"]), self.name)
-        return Task(problem, "" if gold is None else str(gold), self.solution(entry))
-
-    def solution(self, entry: dict[str, Any]) -> str | None:
-        """The worked solution, where the task has one."""
-        return None
+        return Task(problem, "" if gold is None else str(gold), entry["metadata"].get("answer_cot"))
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """All that follows the last `####`, several lines where there are; else as
@@ -129,46 +118,6 @@ class ReasoningGym(Source):
             score = 0.0
         score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, partial=score)
-
-
-class GsmSymbolic(ReasoningGym):
-    """GSM-Symbolic (Mirzadeh et al. 2024): word problems from about 100 templates, each with its
-    worked solution.
-
-    `problems.hold_out: templates` keeps whole templates out of training: no template is in two
-    splits.
-    """
-
-    name = "gsm-symbolic"
-    opens = False
-    grader = "numbers"
-    reads = ("templates",)
-    system_prompt = SYSTEM_PROMPT
-
-    def __init__(self, hold_out: str = "questions") -> None:
-        super().__init__("gsm_symbolic", hold_out)
-        self.name = "gsm-symbolic"
-
-    @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`."""
-        return cls(problems.hold_out)
-
-    def held_out(self, entry: dict[str, Any]) -> str:
-        """The question, or the names of the template's variables: templates that share them all are
-        held out together.
-        """
-        if self.hold_out == "templates":
-            return " ".join(sorted(entry["metadata"]["variables"]))
-        return str(entry["question"])
-
-    def solution(self, entry: dict[str, Any]) -> str | None:
-        """The steps a line, ending in `#### N`."""
-        return str(entry["metadata"]["answer_cot"]).strip()
-
-    def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """As numbers are found."""
-        return self.reader.final_answer(response, strict)
 
 
 def create(task: str) -> Any:

@@ -6,7 +6,7 @@ alone and is followed by `#### TARGET`. A level is how many numbers there are: 1
 
 A problem is made by legal play: numbers are drawn and played at random until one is left, and that
 one is the target. So every problem has a solution, the play itself is the worked one, and nothing
-here solves a problem. `numbers:24` keeps the plays that end in 24. Results are whole, from 1 to
+here solves a problem. Results are whole, from 1 to
 `LARGEST`; an order of play that only swaps the numbers of a sum or a product is written with the
 larger number first.
 
@@ -23,7 +23,7 @@ from random import Random
 
 from .. import answers
 from ..config.sections import ProblemsConfig
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import NUMBERS_PROMPT
@@ -32,7 +32,7 @@ from .source import Source, split_of
 SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
 DEFAULT_LEVELS = (1, 2)
 LARGEST_GIVEN, LARGEST = 20, 999
-TARGETS = range(10, 100)  # of problems without a target of their own
+TARGETS = range(10, 100)
 
 Move = tuple[int, str, int, int]  # a op b = c
 _STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |$))*)")
@@ -40,37 +40,27 @@ _QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
 class Numbers(Source):
-    """Generated problems of the game, as many as asked for. `target` None: the play's own, from 10
-    to 99.
-    """
+    """Generated problems of the game, as many as asked for."""
 
     name = "numbers"
-    opens = True
     endless = True
     reads = ("levels",)
     demonstration_share = 0.2
     prompt_tokens = 64
     system_prompt = NUMBERS_PROMPT
 
-    def __init__(self, levels: tuple[int, ...] = DEFAULT_LEVELS, target: int | None = None) -> None:
-        self.chosen, self.target = levels, target
-        if target is not None:
-            self.name = f"numbers:{target}"
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        self.chosen = levels
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`: a target may be behind the colon."""
-        if rest and not (rest.isdigit() and 1 <= int(rest) <= LARGEST):
-            raise ConfigError(
-                f"problems.source is {problems.source!r}: write numbers, or numbers:TARGET with a "
-                f"target from 1 to {LARGEST}"
-            )
-        return cls(problems.levels or DEFAULT_LEVELS, int(rest) if rest else None)
+        """See `Source.open`."""
+        return cls(problems.levels or DEFAULT_LEVELS)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`; the levels take turns."""
         return [
-            build(split, index, self.chosen[index % len(self.chosen)], self.target, self.name)
+            build(split, index, self.chosen[index % len(self.chosen)])
             for index in range(start, start + count)
         ]
 
@@ -110,37 +100,27 @@ class Numbers(Source):
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word and digit: two problems of each size."""
         for level in SIZES:
-            task = build("train", 0, level, self.target, self.name)
+            task = build("train", 0, level)
             yield f"{task.problem.question}\n{task.solution}"
         yield "0123456789 + 1 - 1 * 1 / 1 = 1, 1\n#### 1"
 
 
-def build(
-    split: str, index: int, level: int, target: int | None = None, name: str = "numbers"
-) -> Task:
+def build(split: str, index: int, level: int) -> Task:
     """Problem number `index` of a split and level: the same on every call and every machine."""
-    rng = Random(f"{name}/{split}/{level}/{index}")
-    for _ in range(100_000):
+    task_id = f"numbers/{split}/{level}/{index}"
+    rng = Random(task_id)
+    while True:
         numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
         if split_of(" ".join(map(str, numbers))) != split:
             continue
         moves = random_play(rng, numbers)
-        if moves is None or (
-            moves[-1][3] not in TARGETS if target is None else moves[-1][3] != target
-        ):
-            continue
-        reached = moves[-1][3]
-        shuffled = rng.sample(numbers, len(numbers))
-        question = f"Use {', '.join(map(str, shuffled[:-1]))} and {shuffled[-1]} once each to make {reached}."
-        return Task(
-            Problem(f"{name}/{split}/{level}/{index}", question, name, level),
-            str(reached),
-            write(numbers, moves),
-        )
-    raise DataError(
-        f"source {name} has no problem of level {level} with its target: choose another level or "
-        "target"
-    )
+        if moves is not None and moves[-1][3] in TARGETS:
+            break
+    target = moves[-1][3]
+    *others, last = rng.sample(numbers, len(numbers))
+    question = f"Use {', '.join(map(str, others))} and {last} once each to make {target}."
+    problem = Problem(task_id, question, "numbers", level)
+    return Task(problem, str(target), write(numbers, moves))
 
 
 def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:

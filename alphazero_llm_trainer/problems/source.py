@@ -66,7 +66,6 @@ BUILT_IN = {
     "hotpotqa": "hotpotqa:HotpotQa",
     "numbers": "numbers:Numbers",
     "reasoning-gym": "gym:ReasoningGym",
-    "gsm-symbolic": "gym:GsmSymbolic",
     "hub": "files:HubRows",
     "file": "files:FileRows",
 }
@@ -95,7 +94,7 @@ class Source(ABC):
         grader: how answers are read and compared, a name of `grading.GRADERS`.
         system_prompt: what a chat model reads before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
-        reads: what it reads of `problems`: keys of `KEYS`, values of `hold_out`.
+        reads: the keys of `KEYS` that it reads.
         demonstration_share: share of a training batch that replays worked solutions unless the
             configuration says.
         gold_free: its grades need no gold answer.
@@ -380,9 +379,9 @@ def open_problems(problems: ProblemsConfig) -> Source:
 
 def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
     """Raise ConfigError where a key says something that none of the sources reads."""
-    asked = [(key, key, getattr(problems, key)) for key in KEYS]
-    for key, name, value in [*asked, ("hold_out", problems.hold_out, problems.hold_out)]:
-        if value not in (None, "questions") and not any(name in source.reads for source in sources):
+    for key in KEYS:
+        value = getattr(problems, key)
+        if value is not None and not any(key in source.reads for source in sources):
             names = ", ".join(source.name for source in sources)
             raise ConfigError(
                 f"problems.{key} is {value!r}, which source {names} doesn't know: leave it out, or "

@@ -101,8 +101,7 @@ def supervise(
     if vocabulary is not None:
         student, adapter = student_from_scratch(config, vocabulary), "full"
         trainable: Any = student.model
-        levels = sorted({task.problem.level for task in demonstrations})
-        facts |= {"levels": levels, "hold_out": config.problems.hold_out}
+        facts["levels"] = sorted({task.problem.level for task in demonstrations})
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         adapter = config.train.adapter or student.spec.adapter
