@@ -79,7 +79,7 @@ FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 # choose one of those, the test rows of the chosen one and of what it is held against, the test rows
 # at smaller caps. "at 0.6" is the temperature of samples, where it isn't 1.
 CAP, JUDGE = 1200, "calculator+log-probability"
-TREES = ("mcts", "beam", "dvts")
+TREES = ("mcts", "beam")
 AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6")
 SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100

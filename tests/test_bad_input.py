@@ -142,11 +142,7 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
 
 CHANGES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a text as tree": (("tree",), "tree"),
-    "a problem of another type": (("problem",), 3),
-    "a prompt of texts": (("prompt_ids",), ["a"]),
-    "ids as text": (("tree", "token_ids", 1), ["5", "6"]),
     "a log-probability less": (("tree", "logprobs", 1), []),
-    "visits below 0": (("tree", "N", 1), -1),
 }
 
 

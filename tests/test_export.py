@@ -20,7 +20,6 @@ from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
     Trajectory,
     outcomes,
-    policy_targets,
     step_preferences,
     trajectories,
     value_targets,
@@ -60,7 +59,6 @@ TARGETS = {
     "value": value_targets,
     "preferences": lambda tree: step_preferences(tree, 0.25, 1),
     "sft": lambda tree: [one for one in trajectories(tree) if one.right],
-    "policy": policy_targets,
 }
 
 

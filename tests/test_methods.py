@@ -319,44 +319,6 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
     assert found.response in ("#### Paris", "#### The Paris")
 
 
-def test_dvts_goes_on_with_the_best_of_its_proposals(
-    student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each step's proposals are made after the best one before them, and a chain's end is followed
-    by a new chain.
-    """
-    sampler = MethodContext(student, Product([Calculator(), LogProbability()]), config)
-    drawn: list[tuple[tuple[str, ...], Chain]] = []
-    draw = Attempt.draw
-
-    async def spied(attempt: Attempt, steps: Sequence[Step] = (), **asked: Any) -> Chain:
-        chain = await draw(attempt, steps, **asked)
-        drawn.append((tuple(step.text for step in steps), chain))
-        return chain
-
-    monkeypatch.setattr(Attempt, "draw", spied)
-    best = 0
-    for task in TASKS[:12]:
-        drawn.clear()
-        found = asyncio.run(answered("dvts", sampler, task.problem, 0, 400))
-        roots = 0
-        for (prefix, one), (again, other), (after, _) in zip(
-            drawn, drawn[1:], drawn[2:], strict=False
-        ):
-            roots += not prefix
-            if (
-                prefix == again != after
-                and len(after) == len(prefix) + 1
-                and not (one.cut or other.cut)
-            ):
-                winner = max((one, other), key=lambda chain: chain.total)
-                assert after == tuple(step.text for step in winner.steps)
-                best += one.total != other.total
-        assert roots > 2
-        assert found.response in {one.text for _, one in drawn if one.whole}
-    assert best > 10
-
-
 def test_a_tree_search_goes_by_the_configured_rule(student: Student, config: Config) -> None:
     def found(select: str) -> list[int]:
         chosen = load_config(
@@ -451,7 +413,7 @@ def scripted(student: Student, config: Config, *responses: tuple[str, ...]) -> M
     return sampler
 
 
-JUDGING = ("best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "dvts", "mcts")
+JUDGING = ("best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts")
 SQUARE = Task(Problem("gsm8k/test/0", "What is 5 * 5?", "gsm8k"), "25")
 
 
@@ -465,7 +427,7 @@ def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(
         lambda: answered(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200)
     )
     assert worked.response == "5 * 5 = 25\n#### 25" and not worked.unjudged
-    if method not in ("best-of-n", "beam", "dvts"):  # these end when they have done what they do
+    if method not in ("best-of-n", "beam"):  # these end when they have done what they do
         assert worked.ended_by == "accepted"
 
 

@@ -237,12 +237,16 @@ playouts_strategy = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(SELECTORS)), st.floats(0, 3))
+@given(
+    st.lists(playouts_strategy, max_size=8),
+    st.sampled_from(["ucb1", "puct", "gumbel"]),
+    st.floats(0, 3),
+)
 def test_invariants_hold_whatever_is_told(
     rounds: list[list[Playout]], rule: str, exploration: float
 ) -> None:
     tree = Tree()
-    mcts = Mcts(tree, closed(SELECTORS[rule], exploration), 20)
+    mcts = Mcts(tree, closed(SELECTORS[rule].select, exploration), 20)
     for playouts in rounds:
         leaves = mcts.ask()
         if not leaves:
@@ -281,22 +285,14 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "at", "value"),
-    [
-        ("parent", 1, -2), ("parent", 1, 9), ("parent", 0, 0), ("parent", 1, "x"), ("token_ids", 1, [2**31]),
-        ("token_ids", 1, []), ("logprobs", 1, [float("nan")]), ("N", 1, 1.0), ("V", 1, "0.5"), ("expanded", 1, 1),
-        ("N", slice(1), []),
-    ],
-)  # fmt: skip
-def test_broken_saved_trees_are_data_errors(column: str, at: Any, value: Any) -> None:
+    ("column", "value"),
+    [("format", 0), ("text", None), ("N", []), ("parent", [-1, 5, 1]), ("logprobs", [[], [], []])],
+)
+def test_broken_saved_trees_are_data_errors(column: str, value: Any) -> None:
     raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
     assert len(Tree.from_dict(raw)) == 3
-    raw[column][at] = value
     with pytest.raises(DataError, match=r"search it again$"):
-        Tree.from_dict(raw)
-    for change in ({"format": 0}, {"token_ids": None}):
-        with pytest.raises(DataError, match=r"search it again$"):
-            Tree.from_dict({**raw, **change})
+        Tree.from_dict({**raw, column: value})
 
 
 # -- (c) formulas, where the reference can't go

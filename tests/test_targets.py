@@ -4,8 +4,6 @@ one.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 
@@ -14,7 +12,6 @@ from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import (
     graded,
     outcomes,
-    policy_targets,
     prefixes,
     step_preferences,
     trajectories,
@@ -152,36 +149,6 @@ def test_step_preferences_order_siblings_by_their_outcomes() -> None:
     assert step_preferences(step_tree(), margin=0.8) == []
     with pytest.raises(ValueError, match="margin is 0"):
         step_preferences(step_tree(), margin=0)
-
-
-def test_policy_targets_are_the_shares_of_visits() -> None:
-    root, a = policy_targets(step_tree())
-    assert (
-        root.children_ids == ((10, 11), (10, 12))
-        and root.probabilities == (0.5, 0.5)
-        and root.visits == 8
-    )
-    assert (a.node, a.prefix_ids, a.children_ids, a.probabilities) == (
-        1,
-        (10, 11),
-        ((20,), (21,)),
-        (0.75, 0.25),
-    )
-    [token] = policy_targets(token_tree())
-    assert token.children_ids == ((5,), (6,)) and token.probabilities == (1.0, 0.0)
-    # Nothing is known of the other token: both are worth the same, and the student's even
-    # probabilities stay.
-    assert token.improved == pytest.approx((0.5, 0.5))
-    graded = step_tree()
-    graded.W[3], graded.W[4] = 3.0, 0.0
-    _, a = policy_targets(graded)
-    # Three visits of value 1 and one of 0: Q from 1 to 0, times 0.1 * (50 + 3).
-    assert a.improved[0] / a.improved[1] == pytest.approx(math.exp(5.3)) and sum(
-        a.improved
-    ) == pytest.approx(1.0)
-    tree = Tree()
-    tree.expanded[ROOT] = True
-    assert policy_targets(tree) == []
 
 
 def test_a_rollout_and_a_terminal_node_may_be_one_response() -> None:

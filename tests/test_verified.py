@@ -24,8 +24,8 @@ from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import Live, opened
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
-from alphazero_llm_trainer.mcts.metered import CountedVerifier
-from alphazero_llm_trainer.mcts.select import OPEN_SELECTORS, constant, open_puct
+from alphazero_llm_trainer.mcts.metered import MeteredVerifier
+from alphazero_llm_trainer.mcts.select import SELECTORS, constant, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
@@ -106,7 +106,7 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
 def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew() -> None:
     for select, goes_on in (("puct", True), ("restart", False)):
         tree = Tree()
-        mcts = Mcts(tree, opened(OPEN_SELECTORS[select], 2.0, Live(tree, 4)), 100)
+        mcts = Mcts(tree, opened(SELECTORS[select].open, 2.0, Live(tree, 4)), 100)
         [leaf] = mcts.ask()
         refuse(mcts, leaf, [step("a\n", 1e-9), step("b\n", 1e-9), step("bad\n", 1e-9)], before=1.0)
         [leaf] = mcts.ask()
@@ -315,7 +315,7 @@ def test_sampled_and_scored_tokens_never_exceed_the_budget(
 
 def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> None:
     cost = Cost()
-    judge = CountedVerifier(Rule(lambda text: 1.0, computes=True), PROBLEM, tuple(range(10)), cost)
+    judge = MeteredVerifier(Rule(lambda text: 1.0, computes=True), PROBLEM, tuple(range(10)), cost)
     a, b, c = step("aa"), step("bbb"), step("c")
 
     async def judged() -> None:
@@ -330,8 +330,8 @@ def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> 
         assert cost.scored_tokens == 16
 
     asyncio.run(judged())
-    free = CountedVerifier(Rule(lambda text: 1.0), PROBLEM, tuple(range(10)), Cost())
-    assert free.price([a, b]) == 0
+    free = MeteredVerifier(Rule(lambda text: 1.0), PROBLEM, tuple(range(10)), Cost())
+    assert free.step_price([a, b]) == 0
 
 
 def test_token_search_takes_no_verifier() -> None:

@@ -68,6 +68,4 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))
-        yield SavedTree(
-            record["key"], named, Tree.from_dict(record["tree"], checked=True), record, journal
-        )
+        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"]), record, journal)

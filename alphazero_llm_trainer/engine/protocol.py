@@ -277,7 +277,7 @@ class Verifier(Protocol):
     model.
 
     `computes` tells that a model of its own reads the prompt and every step: each comparison adds
-    those tokens to the sampled ones (`mcts.metered.CountedVerifier` counts them). A rule, and what
+    those tokens to the sampled ones (`mcts.metered.MeteredVerifier` counts them). A rule, and what
     the policy's own sampling gave already, is free. `scored_tokens` is what such a model's engine
     computed so far, over all problems.
     """

@@ -14,7 +14,7 @@ from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
-from ..mcts.metered import CountedVerifier
+from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.tree import REJECTED, ROOT, Tree
 from ..policy.engine_steps import EngineSteps
@@ -143,7 +143,7 @@ class Attempt:
         self.shortest = (
             1  # tokens of the shortest whole response: another draw has at least as many
         )
-        self.judge = CountedVerifier(context.verifier, problem, self.prompt, self.cost)
+        self.judge = MeteredVerifier(context.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
         room = context.student.engine.capabilities.max_context - len(self.prompt)
         self.longest = min(self.settings.max_tokens, room)
@@ -160,7 +160,7 @@ class Attempt:
         used = sum(len(step.token_ids) for step in steps)
         allowed = self.left - kept
         if judged and self.context.verifier.computes:
-            allowed = (allowed - self.judge.price(steps)) // 2
+            allowed = (allowed - self.judge.step_price(steps)) // 2
         if len(steps) >= self.settings.max_depth:
             return 0
         return max(0, min(allowed, self.longest - used))
@@ -213,7 +213,7 @@ class Attempt:
         self.draws += count
         allowed = self.left // count
         if judged and self.context.verifier.computes:
-            allowed = (self.left - self.judge.price(())) // (2 * count)
+            allowed = (self.left - self.judge.step_price(())) // (2 * count)
         if min(allowed, self.longest) <= 0:
             return []
         limits = Limits(self.settings.max_depth, min(allowed, self.longest))
@@ -258,7 +258,7 @@ class Attempt:
 
     async def scored(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""
-        if self.judge.price(chain.steps) > self.left:
+        if self.judge.step_price(chain.steps) > self.left:
             return chain
         return Chain(chain.steps, chain.whole, chain.cut, await self.judge(chain.steps))
 

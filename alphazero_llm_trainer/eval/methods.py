@@ -2,7 +2,7 @@
 gold answer.
 
 A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and
-what ended it. The ones that repair (step-rejection, beam, dvts, mcts) share the settings of
+what ended it. The ones that repair (step-rejection, beam, mcts) share the settings of
 `search.verify`. `eval` compares them, `serve` offers them.
 """
 
@@ -20,7 +20,7 @@ from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
-BEAM_WIDTH = 2  # partial chains that beam keeps; proposals a step of dvts
+BEAM_WIDTH = 2  # partial chains that beam keeps
 
 
 async def answered(
@@ -213,38 +213,6 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     return await last_resort(attempt, beams[0].steps), "tokens"
 
 
-async def dvts(attempt: Attempt) -> tuple[str | None, str]:
-    """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open
-    models"): independent chains, each of which goes on with the best of `BEAM_WIDTH` proposed
-    steps; the best finished chain by its total.
-
-    There are as many chains as the budget pays for, one after the other, each with another first
-    step. Where all proposals are rejected a chain is given up; the first chain's first proposals
-    are greedy ones, so that a small budget gives at least a greedy answer.
-    """
-    chains: list[Chain] = []
-    path: tuple[Step, ...] = ()
-    first = True
-    while attempt.room(kept=attempt.kept) >= attempt.shortest:
-        best: Chain | None = Chain()
-        while best is not None and not best.whole and attempt.room(best.steps, attempt.kept) > 0:
-            proposed: list[Chain] = []
-            for turn in range(BEAM_WIDTH):
-                if attempt.room(best.steps, attempt.kept) <= 0:
-                    break
-                longer = await attempt.draw(
-                    best.steps, greedy=first and not turn, line=True, kept=attempt.kept
-                )
-                if not longer.cut and not attempt.rejects(longer, last=True):
-                    proposed.append(longer)
-            path = best.steps
-            best = max(proposed, key=lambda chain: chain.total, default=None)
-        first = False
-        if best is not None and best.whole:
-            chains.append(best)
-    return await last_resort(attempt, path if not chains else (), chains), "tokens"
-
-
 async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     """The package's tree search: steps by `search.select` (null: PUCT under a verifier), rejected
     ones drawn again.
@@ -292,6 +260,5 @@ METHODS: dict[str, Method] = {
     "adaptive-best-of-n": adaptive_best_of_n,
     "step-rejection": step_rejection,
     "beam": beam,
-    "dvts": dvts,
     "mcts": mcts,
 }

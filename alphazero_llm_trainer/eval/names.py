@@ -9,7 +9,6 @@ MethodName = Literal[
     "adaptive-best-of-n",
     "step-rejection",
     "beam",
-    "dvts",
     "mcts",
 ]
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)

@@ -17,9 +17,9 @@ from .expansion import Evaluate, Expansion, Grading
 from .extract import accepted, right_responses
 from .gumbel import GumbelRoot
 from .mcts import Mcts
-from .metered import CountedVerifier, MeteredValue, Paid, valued_by
+from .metered import MeteredValue, MeteredVerifier, Paid, valued_by
 from .seeds import derive_seed
-from .select import OPEN_SELECTORS, SELECTORS, constant
+from .select import SELECTORS, constant
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -108,11 +108,11 @@ class Search:
         )
         if evaluate is None and value is None:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
-        if verifier is None and settings.select == "restart":
+        selector = settings.selector(verifier is not None)
+        if verifier is None and SELECTORS[selector].select is None:
             raise ConfigError(
-                "search.select is restart, which begins every chain anew, and no verifier judges "
-                "chains: name one (eval"
-                " --verifier, train.groups=verified), or take search.select=ucb1, puct or gumbel"
+                f"search.select is {selector}, which needs a verifier: name one (eval --verifier, "
+                "train.groups=verified), or take ucb1, puct or gumbel"
             )
         if verifier is not None and settings.mode == "token":
             raise ConfigError(
@@ -225,16 +225,16 @@ class Search:
         """The tree search that the settings describe; `seed` is the tree's."""
         settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
-        exploration = constant(selector, settings.exploration)
+        rules, exploration = SELECTORS[selector], constant(selector, settings.exploration)
         # The improved policy would look at nothing else than a finished response, and that is
         # known.
         arms = (
             Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
         )
         rule = (
-            opened(OPEN_SELECTORS[selector], exploration, arms)
-            if judged
-            else closed(SELECTORS[selector], exploration)
+            opened(rules.open, exploration, arms)
+            if judged or rules.select is None
+            else closed(rules.select, exploration)
         )
         if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or
@@ -263,7 +263,7 @@ class Search:
         policy: Any = self.policy
         common = (policy, settings, problem, tree, seed, cost)
         if self.verifier is not None:
-            judge = CountedVerifier(self.verifier, problem, policy.prompt_ids(problem), cost)
+            judge = MeteredVerifier(self.verifier, problem, policy.prompt_ids(problem), cost)
             return VerifiedExpansion(
                 *common, self.evaluate if self.generating else None, reading=reading, judge=judge
             )

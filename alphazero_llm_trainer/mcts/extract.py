@@ -1,5 +1,5 @@
-"""What a tree says: its responses token for token, statistics of them, and value, preference and
-policy targets.
+"""What a tree says: its responses token for token, statistics of them, and value and preference
+targets.
 
 No model and no generation.
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from ..answers import extract
 from ..types import STUDENT
-from .gumbel import improved_policy
 from .tree import ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -239,25 +238,6 @@ class StepPreference:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTarget:
-    """Where the search went from an expanded node (AlphaZero's policy target, Silver et al. 2018).
-
-    `prefix_ids` `[P]` are the response's tokens down to the node; `children_ids` are the tokens
-    that each of its K children adds (one each in a token-level tree); `probabilities` `[K]` are the
-    children's shares of the visits and sum to 1; `improved` `[K]` is Gumbel's target instead, the
-    student's probabilities raised or lowered by completed Q (Danihelka et al. 2022, equation 11),
-    which sums to 1 too; `visits` is how many visits they share out.
-    """
-
-    node: int
-    prefix_ids: tuple[int, ...]
-    children_ids: tuple[tuple[int, ...], ...]
-    probabilities: tuple[float, ...]
-    improved: tuple[float, ...]
-    visits: int
-
-
 def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]:
     """The mean outcome of every state that a finished response passed through, parents before
     children.
@@ -320,28 +300,3 @@ def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[S
                     )
                 )
     return pairs
-
-
-def policy_targets(tree: Tree) -> list[PolicyTarget]:
-    """The distribution of visits over the children of every expanded node that has visited ones.
-
-    A prefix that the search was forced to begin with is left out: nothing was chosen there.
-    """
-    paths = prefixes(tree)
-    targets = []
-    for node in range(len(tree)):
-        children = tree.children[node]
-        visits = sum(tree.N[child] for child in children)
-        forced = node == ROOT and len(children) == 1 and tree.prior[children[0]] == 1.0
-        if tree.expanded[node] and visits and not forced:
-            targets.append(
-                PolicyTarget(
-                    node,
-                    paths[node],
-                    tuple(tuple(tree.token_ids[child]) for child in children),
-                    tuple(tree.N[child] / visits for child in children),
-                    tuple(improved_policy(tree, node, tree.N, tree.W, children)),
-                    visits,
-                )
-            )
-    return targets

@@ -127,41 +127,16 @@ def furthest_short(policy: Sequence[float], visits: Sequence[int]) -> int:
     return max(range(len(policy)), key=lambda i: policy[i] - visits[i] / total)
 
 
-def own_mean(
-    counts: Sequence[int], sums: Sequence[float], node: int, children: Sequence[int]
-) -> float | None:
-    """What `node`'s own evaluations brought on average; None where everything came through its
-    children.
-
-    `counts` and `sums` are what the nodes are worth: a tree's N and W, or `extract.outcomes`.
-    """
-    own = counts[node] - sum(counts[child] for child in children)
-    if own <= 0:
-        return None
-    return min(1.0, max(0.0, (sums[node] - math.fsum(sums[child] for child in children)) / own))
-
-
 def raw_value(tree: Tree, node: int) -> float | None:
-    """The mean of `node`'s own evaluations, else its V; None where it has neither."""
-    own = own_mean(tree.N, tree.W, node, tree.children[node])
-    return tree.V[node] if own is None else own
-
-
-def improved_policy(
-    tree: Tree, node: int, counts: Sequence[int], sums: Sequence[float], children: Sequence[int]
-) -> list[float]:
-    """The improved policy over `children` of `node` `[K]`, a training target: the student's
-    probabilities of their tokens, raised or lowered by completed Q. `counts` and `sums` are what
-    the nodes are worth, see `own_mean`.
+    """The mean of `node`'s own evaluations, else its V; None where it has neither, because everything
+    came through its children.
     """
-    return softmax(
-        improved_logits(
-            [math.fsum(tree.logprobs[child]) for child in children],
-            [counts[child] for child in children],
-            [sums[child] / counts[child] if counts[child] else 0.0 for child in children],
-            own_mean(counts, sums, node, tree.children[node]),
-        )
-    )
+    children = tree.children[node]
+    own = tree.N[node] - sum(tree.N[child] for child in children)
+    if own <= 0:
+        return tree.V[node]
+    earned = tree.W[node] - math.fsum(tree.W[child] for child in children)
+    return min(1.0, max(0.0, earned / own))
 
 
 def prior_logits(tree: Tree, node: int, children: Sequence[int]) -> list[float]:

@@ -5,8 +5,7 @@ for, each token once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
@@ -40,76 +39,62 @@ class ReadTokens:
         return new
 
 
-class MeteredValue:
-    """A value function at work on one problem: `cost` takes up each token that a network of its own
-    reads.
+class Metered:
+    """A model of its own at work on one problem: `cost` takes up each token that it computes, once.
+
+    `computes` is False for what needs no computation: a rule, or a head that reads what the policy
+    computed.
     """
 
-    def __init__(self, value: ValueFunction, cost: Cost) -> None:
-        self.value, self.cost, self.reader = value, cost, ReadTokens()
-        self.rollout_weight, self.computes = value.rollout_weight, value.computes
+    def __init__(self, computes: bool, cost: Cost) -> None:
+        self.computes, self.cost, self.reader = computes, cost, ReadTokens()
 
     def price(self, token_ids: tuple[int, ...]) -> int:
-        """Tokens that V of the state after these computes; 0 for a head, which reads what the
-        policy computed.
-        """
+        """Tokens that reading these computes beyond what was read before."""
         return self.reader.unread(token_ids) if self.computes else 0
+
+    def pay(self, token_ids: tuple[int, ...]) -> None:
+        """Count what reading these tokens computes."""
+        if self.computes:
+            self.cost.scored_tokens += self.reader.read(token_ids)
+
+
+class MeteredValue(Metered):
+    """A value function at work on one problem."""
+
+    def __init__(self, value: ValueFunction, cost: Cost) -> None:
+        super().__init__(value.computes, cost)
+        self.value = value
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """See `ValueFunction`."""
-        if self.computes:
-            self.cost.scored_tokens += self.reader.read(token_ids)
+        self.pay(token_ids)
         return await self.value(token_ids)
 
 
-@dataclass(slots=True)
-class CountedVerifier:
-    """A verifier at work on one problem: `cost` takes up each token that a model of its own
-    computes, once.
+class MeteredVerifier(Metered):
+    """A verifier at work on one problem, whose model reads the prompt before the first step.
 
-    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge
-    the first step.
+    `unjudged` are the responses, and beginnings, of which it checked no step.
     """
 
-    verifier: Verifier
-    problem: Problem
-    prompt_ids: tuple[int, ...]
-    cost: Cost
-    known: set[tuple[int, ...]] = field(default_factory=set)
-    unjudged: set[str] = field(
-        default_factory=set
-    )  # responses, and beginnings, of which no step was checked
+    def __init__(
+        self, verifier: Verifier, problem: Problem, prompt_ids: tuple[int, ...], cost: Cost
+    ) -> None:
+        super().__init__(verifier.computes, cost)
+        self.verifier, self.problem, self.prompt_ids = verifier, problem, prompt_ids
+        self.unjudged: set[str] = set()
 
-    def price(self, steps: Sequence[Step]) -> int:
+    def step_price(self, steps: Sequence[Step]) -> int:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
-        if not self.verifier.computes:
-            return 0
-        new = [
-            step
-            for step, prefix in zip(steps, prefixes(steps)[1:], strict=True)
-            if prefix not in self.known
-        ]
-        return len(ids_of(new)) + (0 if self.known else len(self.prompt_ids))
-
-    def open(self) -> int:
-        """Read the prompt; returns what that computes."""
-        price = self.price(())
-        self.cost.scored_tokens += price
-        self.known.add(())
-        return price
+        return self.price(self.prompt_ids + ids_of(steps))
 
     async def __call__(self, steps: Sequence[Step]) -> Judgement:
-        self.cost.scored_tokens += self.price(steps)
-        self.known.update(prefixes(steps))
+        self.pay(self.prompt_ids + ids_of(steps))
         judged = await self.verifier(self.problem, self.prompt_ids, steps)
         if not judged.checked:
             self.unjudged.add(text_of(steps))
         return judged
-
-
-def prefixes(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """The token ids before the first of `steps` (none), and up to the end of each."""
-    return list(accumulate((step.token_ids for step in steps), initial=()))
 
 
 def valued_by(

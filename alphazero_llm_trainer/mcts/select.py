@@ -1,14 +1,14 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
 N are visits, W sums of rewards, P priors; Q = W/N. A simulation in flight counts as `tree.virtual`
-visits of value 0 (virtual loss). `OPEN_SELECTORS` are for searches under a verifier, where a node
-has one more arm: a step not drawn yet.
+visits of value 0 (virtual loss). Under a verifier a node has one more arm: a step not drawn yet.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .descent import OpenSelect, Select
 from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
@@ -157,17 +157,24 @@ def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
     return [likelihood / total for likelihood in likelihoods]
 
 
-SELECTORS: dict[str, Select] = {"ucb1": ucb1, "puct": puct, "gumbel": gumbel}
-OPEN_SELECTORS: dict[str, OpenSelect] = {
-    "ucb1": open_ucb1,
-    "puct": open_puct,
-    "gumbel": open_gumbel,
-    "restart": restart,
+class Selector(NamedTuple):
+    """A value of `search.select`: its rule, its rule under a verifier, and its usual exploration
+    constant (of gumbel: the scale of the values).
+    """
+
+    select: Select | None  # None: under a verifier alone
+    open: OpenSelect
+    exploration: float
+
+
+SELECTORS = {
+    "ucb1": Selector(ucb1, open_ucb1, 2**0.5),
+    "puct": Selector(puct, open_puct, 2.0),
+    "gumbel": Selector(gumbel, open_gumbel, SCALE),
+    "restart": Selector(None, restart, 0.0),
 }
-# Each rule's usual constant; gumbel's is the scale of the values.
-DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0, "gumbel": SCALE, "restart": 0.0}
 
 
 def constant(selector: str, exploration: float | None) -> float:
     """The selector's exploration constant: `exploration`, or its usual one for None."""
-    return DEFAULT_EXPLORATION[selector] if exploration is None else exploration
+    return SELECTORS[selector].exploration if exploration is None else exploration

@@ -8,11 +8,9 @@ from typing import Any
 
 from ..errors import DataError
 from ..types import STUDENT, Direction, RewardParts, Step
-from .record import COLUMNS, OUTCOME, SavedTree, check
 
 ROOT = 0
 FORMAT = 2
-READABLE = (1, 2)  # format 1 had no rollouts
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
@@ -22,7 +20,7 @@ UNSET: dict[str, Any] = {
     "direction": str(Direction.NONE),
     "N": 0,
     "W": 0.0,
-    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", OUTCOME)),
+    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", "outcome")),
     "samples": 0,
     "expanded": False,
     "virtual": 0,
@@ -71,29 +69,31 @@ class Tree:
 
     How it grew is kept as well: `backups` are (node, reward, above) as `backup` was called,
     `simulations` are (leaf, nodes so far, backups so far) after each simulation. Replaying the
-    backups in order gives N and W exactly. A tree that was saved before there was a history has
-    none of its first simulations.
+    backups in order gives N and W exactly.
 
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
 
-    parent: list[int]
-    token_ids: list[tuple[int, ...]]
+    parent: list[int]  # index of the parent; -1 for the root
+    token_ids: list[tuple[int, ...]]  # the step's token ids
+    # Nats, under the policy that sampled them (a teacher's step: under the student).
     logprobs: list[tuple[float, ...]]
-    text: list[str]
-    source: list[str]
-    direction: list[str]
-    N: list[int]
-    W: list[float]
-    V: list[float | None]
-    prior: list[float | None]
-    prm: list[float | None]
-    samples: list[int]
-    expanded: list[bool]
+    text: list[str]  # what the tokens decode to
+    source: list[str]  # "student" or "teacher:<name>"
+    direction: list[str]  # "right", "wrong" or "none": what the proposer was asked for
+    N: list[int]  # visits
+    W: list[float]  # sum of backed-up rewards
+    V: list[float | None]  # the value estimate of the node's own evaluation, None without one
+    prior: list[float | None]  # P(step | prefix), None where the selection rule needs none
+    prm: list[float | None]  # process reward, None without a model
+    samples: list[int]  # complete responses that ended here
+    expanded: list[bool]  # its children were asked for
+    # Why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere.
     verdict: list[str | None]
-    reward: list[float | None]
-    hre: list[float | None]
-    pre: list[float | None]
+    reward: list[float | None]  # a terminal node's reward in [0, 1]
+    hre: list[float | None]  # the reward's correctness part, None where gold is unknown
+    pre: list[float | None]  # the reward's perplexity part, None without a student model
+    # Correctness and the user's own reward, None where that has no part in it: saved where it has.
     outcome: list[float | None]
     virtual: list[int]
     drawn: list[int]
@@ -296,53 +296,46 @@ class Tree:
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], checked: bool = False) -> Tree:
-        """The tree that `to_dict` saved. Raises DataError when columns are missing, of another type
-        or disagree.
-
-        `checked` says that their types were looked at already, as `journal.read` does.
-        """
-        if not checked:
-            check(SavedTree, raw)
-        if raw.get("format") not in READABLE:
-            raise DataError(
-                f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it "
-                "again"
-            )
-        tree, parents = cls(), raw["parent"]
-        count = len(parents)
-        columns = {name: list(raw[name]) for name in COLUMNS} | {
-            OUTCOME: list(raw.get(OUTCOME) or [None] * count)
-        }
-        if any(len(column) != count for column in columns.values()):
-            raise DataError("tree columns differ in length: search it again")
-        if parents[:1] != [-1] or any(
-            not 0 <= parent < node for node, parent in enumerate(parents[1:], 1)
-        ):
-            raise DataError("a tree's parents come before their children: search it again")
-        for name, column in columns.items():
-            setattr(tree, name, column)
-        tree.token_ids = [tuple(ids) for ids in tree.token_ids]
-        tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
-        tree.children = [[] for _ in range(count)]
-        for node in range(1, count):
-            tree.children[parents[node]].append(node)
-        tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
-        for node, ids, logprobs, *rest in raw.get("rollouts", ()):
-            tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
-        spans = [
-            *zip(tree.token_ids, tree.logprobs, strict=True),
-            *((r.token_ids, r.logprobs) for r in tree.rollouts),
-        ]
-        if any(len(ids) != len(logprobs) for ids, logprobs in spans):
-            raise DataError(
-                "a tree has more tokens than log-probabilities, or fewer: search it again"
-            )
-        if any(rollout.node >= count for rollout in tree.rollouts):
-            raise DataError("a tree's rollout goes on from no node of it: search it again")
-        history = raw.get("history", {})
-        tree.backups = [
-            (node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())
-        ]
-        tree.simulations = [tuple(row) for row in history.get("simulations", ())]
+    def from_dict(cls, raw: Any) -> Tree:
+        """The tree that `to_dict` saved. Raises DataError for what it can't have saved."""
+        tree = cls()
+        try:
+            if raw["format"] != FORMAT:
+                raise DataError(
+                    f"a tree's format is {raw['format']!r}, this version reads {FORMAT}: search it "
+                    "again"
+                )
+            for name in COLUMNS:
+                setattr(tree, name, list(raw[name]))
+            count = len(tree)
+            tree.outcome = list(raw.get(OUTCOME) or [None] * count)
+            tree.token_ids = [tuple(ids) for ids in tree.token_ids]
+            tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
+            tree.rollouts = [
+                Rollout(node, tuple(ids), tuple(logprobs), *rest)
+                for node, ids, logprobs, *rest in raw["rollouts"]
+            ]
+            spans = [*zip(tree.token_ids, tree.logprobs, strict=True)]
+            spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
+            if (
+                any(len(getattr(tree, name)) != count for name in (*COLUMNS, OUTCOME))
+                or any(len(ids) != len(logprobs) for ids, logprobs in spans)
+                or any(parent >= node for node, parent in enumerate(tree.parent))
+            ):
+                raise ValueError("columns that don't fit each other")
+            tree.children = [[] for _ in range(count)]
+            for node in range(1, count):
+                tree.children[tree.parent[node]].append(node)
+            tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
+            history = raw["history"]
+            tree.simulations = [tuple(row) for row in history["simulations"]]
+            tree.backups = [
+                (node, reward, *(above or (-1,))) for node, reward, *above in history["backups"]
+            ]
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"a saved tree can't be read ({error!r}): search it again") from error
         return tree
+
+
+OUTCOME = "outcome"
+COLUMNS = tuple(name for name in Tree.__annotations__ if name not in (OUTCOME, "virtual", "drawn"))

@@ -15,7 +15,7 @@ from ..engine.protocol import Drawn, Limits
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
-from .metered import CountedVerifier
+from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
 from .tree import REJECTED, WHOLE, Rollout
@@ -33,7 +33,7 @@ class VerifiedExpansion(Expansion):
     which there was nothing to check has no score.
     """
 
-    judge: CountedVerifier = field(kw_only=True)
+    judge: MeteredVerifier = field(kw_only=True)
 
     def __post_init__(self) -> None:
         # By the tokens before it: each step that was drawn, with log-probabilities at
@@ -82,7 +82,7 @@ class VerifiedExpansion(Expansion):
             steps += next_step.steps
             if not next_step.steps:
                 break
-            price = self.judge.price(steps)
+            price = self.judge.step_price(steps)
             if left is not None:
                 if price > left:
                     # Unjudged steps earn nothing: what the budget can't pay for isn't known.

@@ -110,7 +110,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
             try:
                 text, tree = (
                     record["problem"]["question"],
-                    Tree.from_dict(record["tree"], checked=True),
+                    Tree.from_dict(record["tree"]),
                 )
             except (KeyError, TypeError) as error:
                 raise DataError(

@@ -21,7 +21,6 @@ from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
     outcomes,
-    policy_targets,
     step_preferences,
     step_values,
     trajectories,
@@ -59,14 +58,6 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "answer": "string",
         "count": "int64",
         "author": "string",
-    },
-    "policy": {
-        "prefix_ids": IDS,
-        "children_ids": [IDS],
-        "probabilities": ["float32"],
-        "improved": ["float32"],
-        "visits": "int64",
-        "node": "int64",
     },
 }
 SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
@@ -125,7 +116,7 @@ def searched(data: Path, any_split: bool = False) -> Iterator[tuple[dict[str, An
             raise DataError(
                 f"record {record['key']!r} has no prompt_ids or no problem: sample it again"
             )
-        yield record, Tree.from_dict(record["tree"], checked=True)
+        yield record, Tree.from_dict(record["tree"])
 
 
 # -- tables
@@ -150,11 +141,11 @@ def rows(
                 if response.right:
                     yield {**common, **right_response(response)}
             continue
-        targets: Iterable[Any]
-        if kind == "value":
-            targets = value_targets(tree, every_token=every_token)
-        else:
-            targets = step_preferences(tree) if kind == "preferences" else policy_targets(tree)
+        targets: Iterable[Any] = (
+            value_targets(tree, every_token=every_token)
+            if kind == "value"
+            else step_preferences(tree)
+        )
         for target in targets:
             yield {**common, **{name: getattr(target, name) for name in COLUMNS[kind]}}
 

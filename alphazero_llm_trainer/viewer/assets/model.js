@@ -138,7 +138,7 @@ class Model {
   // The rule's exploration term; Infinity where the rule takes an unvisited child first; null where it isn't known.
   exploration(node) {
     const { search } = this.record, up = this.parent[node];
-    if (!search || ["gumbel", "restart"].includes(search.rule) || up < 0 || this.rollout(node)) return null;
+    if (!search || !/(ucb1|puct)$/.test(search.rule) || up < 0 || this.rollout(node)) return null;
     const [visits, above] = [this.N[node], this.N[up]];
     if (search.rule.endsWith("ucb1")) return visits === 0 ? Infinity : search.exploration * Math.sqrt(Math.log(Math.max(above, 1)) / visits);
     return (search.exploration * this.share(node) * Math.sqrt(above)) / (1 + visits);
