@@ -16,13 +16,20 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training.critic import Critic
-from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
+from alphazero_llm_trainer.training.memory import (
+    GIB,
+    Counts,
+    Forecast,
+    bytes_of_a_layer,
+    forecast,
+    rows_of_a_forward,
+)
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.start import find_shape
 
 SIZES = {"layers": 3, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256}
-SHAPE = ModelShape(**SIZES, vocabulary=VOCABULARY, tied=True)
+WORDS = {"vocabulary": VOCABULARY, "tied": True}
+SHAPE = ModelShape(**SIZES, **WORDS)
 
 
 def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -37,25 +44,13 @@ def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> Llam
 
 def configured(*overrides: Any) -> Config:
     """A configuration with a student `tiny`, trained whole in fp32 unless overridden."""
-    student = {
-        "path": "nowhere",
-        "adapter": "full",
-        "dtype": "float32",
-        "cpu": True,
-        "shape": SHAPE.model_dump(),
-    }
+    student = {"path": "nowhere", "adapter": "full", "dtype": "float32", "shape": SIZES | WORDS}
     base = {"models": {"tiny": student}, "student": "tiny", "rewards": {"use_student_model": False}}
     return grpo_config([base, "engine.native=off", "engine.max_context=256", *overrides])
 
 
-def forecast(
-    config: Config, cuda: bool = False, shape: ModelShape = SHAPE, **more: Any
-) -> Forecast:
-    return Forecast(config, config.models["tiny"], shape, cuda, **more)
-
-
-def part(forecast: Forecast, name: str, phase: str = "train") -> float:
-    return forecast.parts.get(name, (0, 0))[phase == "train"]
+def of_tiny(config: Config, cuda: bool = False, **more: Any) -> Forecast:
+    return forecast(config, config.models["tiny"], SHAPE, cuda, **more)
 
 
 def bytes_of(tensors: Any) -> int:
@@ -64,36 +59,21 @@ def bytes_of(tensors: Any) -> int:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_counted_to_the_byte(tied: bool) -> None:
-    shape = SHAPE.model_copy(update={"tied": tied})
+    shape, config = SHAPE.model_copy(update={"tied": tied}), configured()
     weights = bytes_of(llama(shape).parameters())
-    assert (
-        Counts.of(shape, LoraConfig()).whole * 4
-        == part(forecast(configured(), shape=shape), "weights")
-        == weights
-    )
-    # PPO's critic is a copy of the backbone (a tied embedding is the output layer's too) and a
-    # layer more.
-    made, critic = (
-        forecast(configured("train.method=ppo")),
-        bytes_of(Critic(llama()).backbone.parameters()),
-    )
-    assert part(made, "critic") == critic
-    assert part(made, "optimiser") == 2 * (critic + bytes_of(llama().parameters()))
+    assert Counts.of(shape, LoraConfig()).whole * 4 == weights
+    made = forecast(config, config.models["tiny"], shape, False)
+    assert (made.weights, made.trained) == (weights, 2 * weights)  # and Adam's two moments
 
 
 def test_the_engine_holds_what_is_forecast() -> None:
     config = configured("engine.cache_tokens=2000", "engine.max_batch=48", "search.max_tokens=100")
     engine = InProcessEngine(llama().eval(), eos_id=1, step_ends=STEP_ENDS, settings=config.engine)
-    made = forecast(config, prompt=50)
-    assert part(made, "prefix cache", "search") == bytes_of([engine.tree.states])
-    assert part(made, "prefix cache", "train") == 0
-    engine.sleep()  # as before updates
-    assert engine.tree._states is None and engine.tree.next_logprobs is not None
     held: Any = engine.forward
     # 48 rows of 150 tokens: both grow by doubling.
     held.slots.ensure(48, 150)
-    kept = bytes_of([engine.tree.next_logprobs, held.slots.states])
-    assert 0.5 * kept < part(made, "decoding") < 2 * kept
+    kept = bytes_of([engine.tree.states, engine.tree.next_logprobs, held.slots.states])
+    assert 0.5 * kept < of_tiny(config, prompt=50).search < 2 * kept
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +103,10 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
             packed += bytes_of([parameter, state.absmax, state.state2.absmax])
         else:
             other += bytes_of([parameter])
-    made = forecast(config, cuda=True, shape=shape)
+    made = forecast(config, config.models["tiny"], shape, True)
     # Blocks of 256 scales are rounded up, which shows at this size; code books don't at a real one.
-    assert part(made, "weights") == pytest.approx(packed + other, rel=0.01)
-    assert part(made, "adapters") == trained
+    assert made.weights == pytest.approx(1.06 * (packed + other), rel=0.01)
+    assert Counts.of(shape, config.models["tiny"].lora).adapters * 4 == trained
 
 
 def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
@@ -149,31 +129,29 @@ def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
     return sum(sizes) / (rows * length * SHAPE.layers)
 
 
-def test_activations_of_full_weights_are_those_autograd_keeps() -> None:
+def test_activations_are_those_that_autograd_keeps(quantised: Any) -> None:
+    def layer(shape: ModelShape, lora: LoraConfig, width: int, adapted: bool) -> float:
+        return bytes_of_a_layer(shape, Counts.of(shape, lora), lora, width, adapted, False)
+
     model = llama().train().requires_grad_(True)
-    assert forecast(configured()).layer_bytes == pytest.approx(kept_a_token(model), rel=0.08)
-
-
-def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantised: Any) -> None:
+    assert layer(SHAPE, LoraConfig(), 4, False) == pytest.approx(kept_a_token(model), rel=0.08)
     config, shape, model = quantised
     model.train()
-    found = kept_a_token(model)
+    kept = kept_a_token(model)
     model.eval()
-    assert forecast(config, shape=shape).layer_bytes == pytest.approx(found, rel=0.25)
+    assert layer(shape, config.models["tiny"].lora, 2, True) == pytest.approx(kept, rel=0.25)
 
 
 def test_less_is_forecast_for_what_saves_memory() -> None:
-    def peak(*overrides: Any, cuda: bool = True) -> float:
-        config = configured(
-            "train.optimizer.batch_size=64", "train.gradient_checkpointing=off", *overrides
-        )
-        return forecast(config, cuda).phases["train"]
+    def peak(*overrides: Any) -> float:
+        batch = ("train.optimizer.batch_size=64", "train.gradient_checkpointing=off")
+        made = of_tiny(configured(*batch, *overrides), cuda=True)
+        return made.trained + made.update
 
     assert peak("train.micro_batch=1") < peak("train.micro_batch=8") < peak()
     assert peak("train.gradient_checkpointing=on") < peak()
     assert peak("train.optimizer.name=adamw_8bit") < peak("train.optimizer.name=adamw")
     assert peak("search.max_tokens=20") < peak()
-    assert peak("engine.backend=vllm-server") < peak()
     assert peak("train.method=ppo") > peak()
     # GRPO measures PRE where its advantages are made of it, and has the frozen student beside it
     # then.
@@ -186,18 +164,10 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
         config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
         spec = config.models["llama-3.2-3b"]
         assert spec.shape is not None
-        return Forecast(config, spec, spec.shape, True, prompt=200, memory=gib * GIB).peak / GIB
+        return forecast(config, spec, spec.shape, True, 200, gib * GIB).peak / GIB
 
-    assert peak(16) <= 16 and peak(8) > 8
-    assert (
-        peak(
-            8,
-            "train.micro_batch=1",
-            "train.gradient_checkpointing=on",
-            "engine.cache_bytes=500000000",
-        )
-        <= 8
-    )
+    less = ("train.micro_batch=1", "train.gradient_checkpointing=on")
+    assert peak(16) <= 16 and peak(8) > 8 >= peak(8, *less, "engine.cache_bytes=500000000")
 
 
 def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
@@ -229,7 +199,3 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
     assert rows_of_a_forward(20, 256, *embedded) == 20
     found = {batch: rows_of_a_forward(batch, 352, *smollm2) for batch in (16, 20, 7, 1)}
     assert found == {16: 4, 20: 4, 7: 1, 1: 1}
-    assert forecast(configured("train.micro_batch=2")).rows == 2
-    large = SHAPE.model_copy(update={"layers": 30, "hidden": 576, "intermediate": 1536})
-    config = configured("train.optimizer.batch_size=16", "search.max_tokens=256")
-    assert [forecast(config, cuda=cuda, shape=large).rows for cuda in (False, True)] == [4, 16]

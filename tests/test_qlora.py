@@ -30,7 +30,6 @@ from alphazero_llm_trainer.policy.student import (
 )
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_run import new_critic
-from alphazero_llm_trainer.training.frozen import keep_narrow
 from alphazero_llm_trainer.training.merging import bare, merged
 from alphazero_llm_trainer.training.models import (
     RECOMPUTE,
@@ -40,7 +39,6 @@ from alphazero_llm_trainer.training.models import (
     save_adapter,
 )
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import Scorer
 
 FOUR_BITS = [
     {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
@@ -518,33 +516,3 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
         scores(adapted), scores(plain), atol=1e-3
     )  # the merged folder is the trained student
     assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it
-
-
-def test_frozen_matrices_in_bfloat16_change_no_result() -> None:
-    student = load_student(
-        load_config(overrides=["student=embedded", "rewards.use_student_model=false"])
-    )
-    model = make_trainable(student.model, student.spec, "lora")
-    randomise(model, adapters.POLICY, 0)
-    names, scorer = set(model.state_dict()), Scorer(model)
-    ids = torch.tensor([student.prompt_ids(QUESTION)])
-
-    def found() -> tuple[torch.Tensor, list[torch.Tensor]]:
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            logprobs = scorer(torch.arange(ids.shape[1]), ids[0].roll(-1), input_ids=ids)[0]
-        logprobs.sum().backward()
-        return logprobs, [p.grad.clone() for p in model.parameters() if p.requires_grad]
-
-    whole, (before, gradients) = logprobs(model, student), found()
-    keep_narrow(model)
-    after, narrow_gradients = found()
-    assert torch.equal(before, after)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, narrow_gradients, strict=True))
-    assert torch.equal(logprobs(model, student), whole)  # in fp32 without autocast
-    assert set(model.state_dict()) == names
-    base = model.model.layers[0].mlp.up_proj.base_layer
-    base.narrow.zero_()  # it is what is multiplied by
-    assert not torch.equal(found()[0], before)
-    base.weight.requires_grad_(True)  # and no longer once the weights are trained
-    assert torch.equal(found()[0], before)

@@ -22,11 +22,8 @@ from support import grpo_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import shard
-from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, check_same, open_ranks
+from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.size import rank_and_size
-
-from completion_server import CompletionServer  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -172,75 +169,6 @@ def test_two_processes_end_with_the_weights_of_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_two_processes_train_an_adapter_that_a_server_samples_with(
-    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = CompletionServer()
-    flags = [
-        "--num-examples",
-        "16",
-        *METHODS["grpo"],
-        "--config",
-        "grpo_correctness",
-        "--set",
-        "train.adapter=lora",
-    ]
-    flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
-    flags += ["--set", "train.optimizer.learning_rate=0.003"]
-    try:
-        [(code, _, error)] = train(1, tmp_path / "one", *flags)
-        assert code == 0, error
-        names = set(server.answered)
-        if sharding == "fsdp":
-            set_fsdp(monkeypatch)
-        (code, _, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
-    finally:
-        server.close()
-    assert (code, other) == (0, 0), error
-    assert quiet == "" and len(names) >= 3
-    assert len(set(server.answered) - names) == len(names) - 1  # rank 0 alone gave it adapters
-    assert journal(tmp_path / "one") == journal(tmp_path / "two")
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    moved = apart(one, load_file(PACKAGED / "model.safetensors"))
-    assert moved > 1e-2 and apart(one, two) < 1e-3 * moved
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dies_after", [0, 60])
-def test_a_lost_server_ends_all_processes_with_one_sentence(
-    tmp_path: Path, dies_after: int
-) -> None:
-    """It is lost before anything is loaded, and in the middle of a round, which the other process
-    waits for.
-    """
-    server = CompletionServer()
-    flags = [
-        "--num-examples",
-        "16",
-        *METHODS["grpo"],
-        "--config",
-        "grpo_correctness",
-        "--set",
-        "train.adapter=lora",
-    ]
-    flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
-    if dies_after:
-        server.die_after = dies_after
-    else:
-        server.stop()
-    (code, said, error), (other, *quiet) = train(2, tmp_path, *flags)
-    if not server.dead:
-        server.close()
-    assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
-    assert (
-        error.startswith("error: ")
-        and server.url.removesuffix("/v1") in error
-        and error.count("\n") == 1
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_killed_run_goes_on_and_ends_as_it_would_have(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,28 +195,12 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(
     assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
 
 
-@pytest.mark.slow
-def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -> None:
-    argv = [
-        [*SMALL, "--num-examples", "8", "--out", str(tmp_path), "--seed", seed]
-        for seed in ("7", "8")
-    ]
-    (code, said, error), (other, *quiet) = finish(start(2, argv))
-    assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
-    assert (
-        error.startswith("error: process 1 of 2 has another seed (8, not 7)")
-        and error.count("\n") == 1
-    )
-    assert list(tmp_path.iterdir()) == []  # before anything is loaded or made
-
-
 @pytest.mark.parametrize(
     ("override", "fsdp", "words"),
     [
         ("train.optimizer.batch_size=21", False, "batch_size is 21 and 2 processes"),
         ("train.method=ppo", False, "trains in one process"),
-        ("engine.backend=vllm", False, "engine.backend is vllm and 2 processes"),
-        ("engine.backend=vllm-server", False, "set train.adapter=lora"),
+        ("engine.backend=vllm-server", False, "engine.backend is vllm-server"),
         ("teachers.tier=production", False, "teachers are remote"),
         ("models.embedded.quantization=nf4", True, "models.embedded.quantization is nf4"),
         ("train.optimizer.name=adamw_8bit", True, "set it to adamw"),
@@ -306,15 +218,10 @@ def test_what_two_processes_can_not_share_is_said(
             os.environ["FSDP_VERSION"] == "2"
             and os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
         )
+        with pytest.raises(ConfigError, match="start 2 or more"):
+            check_ranks(grpo_config(["student=embedded"]), 1)
     with pytest.raises(ConfigError, match=words):
         check_ranks(grpo_config(["student=embedded", override]), 2)
-
-
-def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_fsdp(monkeypatch)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match="start 2 or more"):
-        open_ranks(grpo_config(["student=embedded"]))
 
 
 def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,29 +245,3 @@ def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens() -> None:
     assert sorted(row.reward for part in parts for row in part) == [float(i) for i in range(16)]
     tokens = [sum(len(row.completion_ids) for row in part) for part in parts]
     assert max(tokens) < 1.2 * min(tokens)
-
-
-def test_the_first_difference_is_named() -> None:
-    mine = {"a.b": 1, "a.c": 2, "d": 3}
-    check_same([mine, mine])
-    with pytest.raises(ConfigError, match=r"process 1 of 2 has another a\.c \(4, not 2\)"):
-        check_same([mine, {**mine, "a.c": 4, "d": 5}])
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ({}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"RANK": "x", "WORLD_SIZE": "4"}, (0, 1)),
-        ({"RANK": "4"}, (0, 1)),
-    ],
-)
-def test_ranks_are_read_from_the_environment(
-    names: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    assert rank_and_size() == expected

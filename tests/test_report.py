@@ -161,26 +161,6 @@ def test_a_run_that_is_not_finished_is_reported_too(
     assert page.texts("Mean reward of sampled responses") == 1
 
 
-def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_path: Path) -> None:
-    run = tmp_path / "run-001"
-    shutil.copytree(
-        runs[0], run, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*")
-    )
-    lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
-    for at, line in enumerate(lines):
-        after = not line["before"]["correct"] if at < 3 else line["before"]["correct"]
-        line["after"] = {"answer": "<b>1234</b>", "correct": after}
-    (run / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert cli.main(["report", str(run)]) == 0
-    won = sum(line["after"]["correct"] for line in lines[:3])
-    page = Page(run / "report.html")
-    assert f"3 problems flipped: {won} right only after, {3 - won} only before" in page
-    assert page.raw.count("&lt;b&gt;1234&lt;/b&gt;") == 3
-    for line in lines[:3]:
-        assert line["id"] in page and line["question"] in page
-    assert lines[3]["id"] not in page
-
-
 def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
     runs: list[Path], tmp_path: Path, capsys: Any
 ) -> None:

@@ -53,7 +53,6 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(
     for what in (
         "50 of 96 questions",
         "6.4 GB",
-        "HF_TOKEN is not set",
         "OPENROUTER_API_KEY",
         "peak",
     ):
@@ -128,7 +127,7 @@ def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
     monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 18, 1 << 18))
     with pytest.raises(ConfigError, match="weights"):
         start.check_start(config)
-    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 64 << 20, 64 << 20))
+    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 32 << 20, 32 << 20))
     start.check_start(config)
     assert "warning: this run may need" in caplog.text
     caplog.clear()
@@ -310,7 +309,6 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
             (
                 keys,
                 (run / "student" / "model.safetensors").read_bytes(),
-                (run / "test.jsonl").read_text(),
             )
         )
     assert files[0] == files[1]

@@ -99,9 +99,6 @@ def test_a_run_reports_what_it_did(whole_run):
         == sum(line["cost"]["sampled_tokens"] for line in rounds)
         > 0
     )
-    answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
-    for when in ("before", "after"):
-        assert [line[when]["correct"] for line in answers] == card[when]["correct"]
     assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
     # The engine and the learner agree on log-probabilities; supervised rows have no old ones.
     gaps = [line["engine_logprob_gap"] for line in rounds if "engine_logprob_gap" in line]

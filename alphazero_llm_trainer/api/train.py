@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -217,7 +217,7 @@ def execute(
     """
     from ..report.folder import write_report
     from ..training.loop import Run
-    from ..training.ranks import config_of_rank, open_ranks
+    from ..training.ranks import open_ranks
 
     config = prepared.config
     ranks = open_ranks(config)
@@ -226,9 +226,7 @@ def execute(
             folder is not None and ranks.first
         ):  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
-        run = Run(
-            replace(prepared, config=config_of_rank(config, ranks.rank)), stop, progress, ranks
-        )
+        run = Run(prepared, stop, progress, ranks)
         progress.wait("loading")
         ranks.everywhere(run.load)
         if ranks.first:

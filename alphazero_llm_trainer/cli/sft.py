@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, resolve_name
+from ..config.load import Config
 from ..files import FolderLock
 from ..live import Progress
 from ..policy.folders import from_scratch
@@ -74,10 +74,10 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     with FolderLock(args.out), Progress(args.quiet) as progress:
         tell_loading(args, progress, "PyTorch", "torch")
         from ..training.sft import supervise
-        from ..training.start import fit_of
+        from ..training.start import check_memory
 
-        if not scratch and (fit := fit_of(config, sft=True, path=args.path)) is not None:
-            fit.check(resolve_name(config))
+        if not scratch:
+            check_memory(config, args.path)
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
     if args.json:
         print_json(manifest)

@@ -16,12 +16,10 @@ from .page import link, page
 from .training import training_parts
 from .trees import TreeReader, records_of, title_of
 
-RUN, METRICS, ANSWERS = "run.json", "metrics.jsonl", "test.jsonl"
+RUN, METRICS = "run.json", "metrics.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
-    RUN: lambda card, folder: training_parts(
-        card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)
-    ),
+    RUN: lambda card, folder: training_parts(card, read_lines(folder / METRICS)),
     "results.json": lambda card, folder: evaluation_parts(card),
     "critic.json": lambda card, folder: critic_parts(card, read_lines(folder / METRICS)),
 }

@@ -18,15 +18,11 @@ from .charts import exact, line_chart, number
 from .page import figures, folded, heading, hero, paragraph, table
 from .tables import columns, table_of
 
-FLIPS = 100  # problems in a table
 X = "sampled tokens"
 WHEN = ("before", "after")
 
 Card = Mapping[str, Any]
 Line = Mapping[str, Any]
-Answers = Mapping[
-    str, Any
-]  # a line of test.jsonl: id, question, and what was answered "before" and "after"
 Points = list[tuple[float, Interval]]
 
 
@@ -162,7 +158,7 @@ def rewarded(part: Card) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers]) -> list[str]:
+def training_parts(card: Card, metrics: Sequence[Line]) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material
     for.
     """
@@ -180,7 +176,7 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
         hero(big, *verdict(card, metrics), facts(card)),
         *curves(card, metrics),
     ]
-    parts += flips(answers) + costs(card, rounds_of(metrics))
+    parts += costs(card, rounds_of(metrics))
     shown = {
         key: value
         for key, value in card["config"].items()
@@ -265,25 +261,6 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     # Trees end early, and chains are drawn again, by what they find.
     below = "A hard question has more responses than an easy one, so that their mean reward may lie below the accuracy."
     return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
-
-
-def flips(answers: Iterable[Answers]) -> list[str]:
-    """The problems that were answered rightly only before, or only after, with both answers."""
-    known = [line for line in answers if "before" in line and "after" in line]
-    flipped = [line for line in known if line["before"]["correct"] != line["after"]["correct"]]
-    flipped.sort(key=lambda line: line["before"]["correct"])
-    won = sum(line["after"]["correct"] for line in flipped)
-    summary = f"{len(flipped):,} problems flipped: {won:,} right only after, {len(flipped) - won:,} only before"
-    rows = [["problem", "before", "after", "question"]]
-    for line in flipped[:FLIPS]:
-        sides = line["before"], line["after"]
-        said = [f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides]
-        rows.append([line["id"], *said, line["question"]])
-    return (
-        [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
-        if known
-        else []
-    )
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from ..config.sections import LoraConfig
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
-from .attention import attend_by_length
 from .models import attach
 from .packing import Work, plan
 from .scoring import MASKS_IN_4D, check_packs
@@ -56,7 +55,6 @@ class Critic(torch.nn.Module):
             bind(self, policy, name)
         else:
             deepen(backbone.requires_grad_(True), extra_layers)
-            attend_by_length(backbone)
         if backbone.config._attn_implementation not in MASKS_IN_4D:
             # It always computes packed rows: a mask of our own.
             backbone.config._attn_implementation = "sdpa"

@@ -27,7 +27,6 @@ from transformers import get_scheduler
 
 from ..config.train import OptimizerConfig
 from ..errors import StorageError, TrainingError
-from .frozen import keep_narrow
 from .losses import Figures
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
@@ -120,13 +119,11 @@ class Learner:
         self.updates, self.first_update, self.gap = 0, 0, 0.0
         self.rows_of_a_forward = memory.rows(settings.batch_size // ranks.size)
         self.sharded = uses_fsdp()
-        inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
+        inner = copy.deepcopy(model) if self.sharded else model
         if self.sharded and memory.autocast:
             inner = inner.float()  # the optimiser's copy, in full precision
         if memory.checkpointing:
             checkpoint_layers(inner)
-        if memory.autocast and not self.sharded:
-            keep_narrow(inner)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
         self.pack = "off" if self.sharded else objective.pack
         if self.pack == "on":
@@ -298,9 +295,7 @@ class Learner:
         part: Any
         for name, part in self.scorer.named_parameters():
             if part.requires_grad:
-                full = part.full_tensor()
-                if self.ranks.searches:
-                    own[name.removeprefix("model.")].copy_(full)
+                own[name.removeprefix("model.")].copy_(part.full_tensor())
 
     # -- checkpoints
     # ----------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from ..policy.adapters import (
 )
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
 from ..policy.weights import save_tensors
-from .attention import attend_by_length
 from .memory import PROMPT, rows_of_a_forward
 from .merging import bare, merged
 
@@ -126,7 +125,6 @@ def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> 
     that is there goes on.
     """
     check_full(model, spec, adapter)
-    attend_by_length(model)
     if adapter == "full":
         model.requires_grad_(True)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from .memory import GIB
-from .start import LESS, Fit, Prepared, cached, fit_of, gated, start_of, token_set
+from .start import LESS, Prepared, cached, fit_of, start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
     run.
     """
     config, size = prepared.config, prepared.size
-    name, train, fit = resolve_name(config), config.train, fit_of(config)
+    name, train = resolve_name(config), config.train
     spec = config.models[name]
     lora = (train.adapter or spec.adapter) == "lora"
     return {
@@ -36,74 +36,50 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "rounds": f"{size.rounds} of {size.questions_per_round} questions",
         "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,
-        "evaluation": f"{len(prepared.test)} test problems before and after, {len(prepared.validation)} at each checkpoint",
+        "evaluation": f"{len(prepared.test)} test problems before and after, "
+        f"{len(prepared.validation)} at each checkpoint",
         "download": download(start_of(config, spec), spec),
         "teachers": teachers(config),
-        "memory": "not known, for this student has no shape" if fit is None else memory(fit),
+        "memory": memory(config),
     }
 
 
-def memory(fit: Fit) -> dict[str, Any]:
-    """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the
-    parts.
-    """
-    forecast = fit.forecast
-
-    def gib(size: float) -> float:
-        return round(size / GIB, 3)
-
+def memory(config: Config) -> dict[str, Any] | str:
+    """What search and updates take in GiB, whether it fits, and what to do where it doesn't."""
+    fit = fit_of(config)
+    if fit is None:
+        return "not known, for this student has no shape"
+    made, device, free = fit
+    sizes = {**made._asdict(), "peak": made.peak, "free": free}
     return {
-        "unit": "GiB",
-        "device": fit.device,
-        "free": gib(fit.free),
-        "peak": gib(forecast.peak),
-        "verdict": "fits" if forecast.peak <= fit.free else f"does NOT fit: {LESS}",
-        "phases": {phase: gib(size) for phase, size in forecast.phases.items()},
-        "parts": {name: gib(max(sizes)) for name, sizes in forecast.parts.items()},
+        "device": device,
+        "verdict": "fits" if made.peak <= free else f"does NOT fit: {LESS}",
+        "GiB": {name: round(size / GIB, 3) for name, size in sizes.items()},
     }
 
 
 def download(source: str, spec: StudentModel) -> str:
-    """What would be fetched from the hub for weights from `source`, and whether that is allowed."""
+    """What would be fetched from the hub for weights from `source`."""
     if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
     if cached(spec.path) is not None:
         return f"{spec.path} is in the hub's cache"
-    size = (
-        f"about {spec.shape.download_gb:g} GB"
-        if spec.shape and spec.shape.download_gb
-        else "size not known"
-    )
-    token = f"HF_TOKEN is {'set' if token_set() else 'not set'}"
-    gate = (
-        f"gated: accept its licence once; {token}; or its mirror {spec.mirror}"
-        if gated(spec)
-        else "not gated"
-    )
-    return f"{spec.path}, {size} ({gate})"
+    known = spec.shape is not None and spec.shape.download_gb
+    return f"{spec.path}, {f'about {known:g} GB' if known else 'size not known'}"
 
 
 def teachers(config: Config) -> dict[str, Any] | str:
-    """The teachers of a run, their key, prices in dollars a million tokens (prompt, completion) and
-    their budget.
-    """
+    """The teachers of a run, their key and their budget."""
     settings = config.teachers
     if settings.tier == "none":
         return "none; the student alone"
     tier = config.teacher_tiers[settings.tier]
     key = tier.key_variable
-    limits = {
-        name: value for name, value in settings.budget.model_dump().items() if value is not None
-    }
+    is_set = "set" if key and os.environ.get(key) else "not set"
     return {
         "tier": settings.tier,
-        "place": "in this process" if tier.base_url is None else tier.base_url,
-        "key": "none needed"
-        if key is None
-        else f"{key} is {'set' if os.environ.get(key) else 'not set'}",
-        "prices": {
-            teacher.model: [teacher.prompt_cost, teacher.completion_cost]
-            for teacher in tier.teachers
-        },
-        "budget": limits or "no limit",
+        "place": tier.base_url or "in this process",
+        "models": [teacher.model for teacher in tier.teachers],
+        "key": "none needed" if key is None else f"{key} is {is_set}",
+        "budget": settings.budget.model_dump(),
     }

@@ -3,8 +3,7 @@ one set of weights.
 
 All run the same loop. Rank 0 has the folder, the journal, the checkpoints, the evaluations and the
 terminal: it gathers the trees and gives the others the rows with their credit; then every rank
-trains on its part of each minibatch, and DDP or FSDP take the mean of the gradients. Where vLLM
-servers sample, rank 0 alone asks them, for all questions.
+trains on its part of each minibatch, and DDP or FSDP take the mean of the gradients.
 
 FSDP is turned on by accelerate's own configuration (`accelerate launch --config_file
 examples/accelerate_fsdp.yaml`), which reaches a process as environment variables. Parameters,
@@ -26,7 +25,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from torch import distributed
 
-from ..config.load import Config, flat, resolve_name
+from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..errors import AlphaZeroError, ConfigError, EngineError
 from ..teachers.build import is_remote
@@ -36,6 +35,7 @@ PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches a
 # FSDP's settings, whatever accelerate's configuration says.
 FSDP = {
     "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",  # a file of version 1 names a strategy there
     # shards would be folders, of one number of processes
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # each process searches with weights of its own
@@ -47,20 +47,13 @@ FSDP = {
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's number among `size` of one run. `spread` is False where vLLM servers sample,
-    which rank 0 alone asks.
+    """This process's number among `size` of one run.
 
     All processes must call `broadcast`, `gather`, `on_first` and `everywhere` together.
     """
 
     rank: int = 0
     size: int = 1
-    spread: bool = True
-
-    @property
-    def searches(self) -> bool:
-        """Whether this process searches."""
-        return self.spread or self.first
 
     @property
     def first(self) -> bool:
@@ -77,7 +70,7 @@ class Ranks:
 
     def share(self, keys: Sequence[str]) -> Sequence[str]:
         """This rank's part of the questions that are to be searched."""
-        return keys[self.rank :: self.size] if self.spread else keys if self.first else []
+        return keys[self.rank :: self.size]
 
     def on_first(self, work: Callable[[], Any]) -> Any:
         """What `work` returns on rank 0."""
@@ -118,8 +111,7 @@ def open_ranks(config: Config) -> Ranks:
     """The processes of this run. Nothing is loaded yet.
 
     Raises:
-        ConfigError: on rank 0, where the processes differ in their configuration or version, or
-            can't share this one.
+        ConfigError: on rank 0, where the processes can't share this configuration.
         SystemExit: on the others, for the same reason: rank 0 says it.
     """
     rank, size = rank_and_size()
@@ -133,57 +125,27 @@ def open_ranks(config: Config) -> Ranks:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=PATIENCE)
     PartialState(cpu=not torch.cuda.is_available())  # whose collectives these are
-    ranks = Ranks(rank, size, config.engine.backend == "inprocess")
-    facts = ranks.gather(dict(flat({"torch": torch.__version__, **config.model_dump(mode="json")})))
-
-    def check() -> None:
-        check_same(facts)
-        check_ranks(config, size)
-
-    ranks.on_first(check)
+    ranks = Ranks(rank, size)
+    ranks.on_first(lambda: check_ranks(config, size))
     return ranks
-
-
-def config_of_rank(config: Config, rank: int) -> Config:
-    """What a rank is loaded with: rank 0 alone talks to vLLM servers."""
-    if not rank or config.engine.backend == "inprocess":
-        return config
-    return config.model_copy(
-        update={"engine": config.engine.model_copy(update={"backend": "inprocess"})}
-    )
 
 
 # -- what can't be shared
 # ----------------------------------------------------------------------------------------------
 
 
-def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError where a process has another configuration or version than the first."""
-    for rank, theirs in enumerate(facts):
-        for name, mine in facts[0].items():
-            if theirs.get(name) != mine:
-                raise ConfigError(
-                    f"process {rank} of {len(facts)} has another {name} ({theirs.get(name)!r}, not "
-                    f"{mine!r}) than process 0:"
-                    " start all with the same command and versions"
-                )
-
-
 def check_ranks(config: Config, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
     train, backend = config.train, config.engine.backend
-    batch, server = train.optimizer.batch_size, backend == "vllm-server"
-    adapter = train.adapter or config.models[resolve_name(config)].adapter
+    batch = train.optimizer.batch_size
     reasons = {
         f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of "
         f"{size}, or start a number"
         " of processes that divides it": batch % size,
         f"train.method is ppo, which trains in one process: start 1 and not {size}": train.method
         == "ppo",
-        f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server": backend
-        == "vllm",
-        "engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora": server
-        and adapter != "lora",
+        f"engine.backend is {backend}, which one process uses: set it to inprocess, or start 1": backend
+        != "inprocess",
         f"teachers are remote and {size} processes would keep {size} budgets: set "
         "teachers.tier=none, or start 1"
         " process": is_remote(config),
@@ -191,23 +153,16 @@ def check_ranks(config: Config, size: int) -> None:
     refuse(reasons if size > 1 else {})
     if uses_fsdp():
         os.environ.update(FSDP)
-        if os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() not in ("true", "false"):
-            os.environ["FSDP_RESHARD_AFTER_FORWARD"] = (
-                "true"  # a file of version 1 names a strategy there
-            )
         check_unpacked(config, config.models[resolve_name(config)])
-        grpo = train.method == "grpo"
         refuse({
             "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it": size == 1,
             "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw": train.optimizer.name
             == "adamw_8bit",
             # Ranks pack their rows into different numbers of forwards, and under FSDP each forward
             # is one of all ranks.
-            "train.pack is on and FSDP wants equally many forwards of all processes: set it to auto": grpo
+            "train.pack is on and FSDP wants equally many forwards of all processes: set it to auto": train.method
+            == "grpo"
             and train.pack == "on",
-            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole "
-            "reference policy: set it to 0,"
-            " or launch with DDP": server and grpo and train.kl_coefficient,
         })  # fmt: skip
 
 

@@ -260,15 +260,8 @@ class Recorder:
         )
 
     def measure_test(self, when: str) -> dict[str, Any]:
-        """The test problems' results, "before" or "after" training; what was answered is kept, for
-        those that flipped.
-        """
+        """The test problems' results, "before" or "after" training."""
         answers = self.evaluate(self.prepared.test, f"held-out problems {when} training")
-        if self.prepared.test:
-            responses = [
-                samples[0] if samples else "" for samples in answers.responses
-            ]  # "": its prompt was too long
-            self.folder.write_answers(when, self.prepared.test, responses, answers.first)
         return summary(answers, self.prepared.test)
 
     def validate(self, rounds_done: int) -> float | None:

@@ -154,10 +154,7 @@ class Rounds:
         RewardError where the reward of every question so far failed.
         """
         began = time.perf_counter()
-        if (
-            self.ranks.searches
-        ):  # beside them FSDP has shards where the engine would look for weights
-            self.student.engine.set_policy(None, number)
+        self.student.engine.set_policy(None, number)
         tasks, trees = (
             self.size.of_round(self.tasks, number),
             {tree.key: tree for tree in self.restored(number)},

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, flat, validate
 from ..errors import CheckpointError, ConfigError
 from ..files import make_folder, read_lines, read_object, sync_all, write_json, write_whole
-from ..problems.source import source_of
-from ..types import Task
 
-MOST_LETTERS = 500  # of a question in test.jsonl
 MANIFEST = "alphazero.json"  # a checkpoint's last file: a folder without it was never finished
 
 
@@ -27,9 +24,6 @@ class RunFolder:
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.report = path / "report.html"
-        self.answers = (
-            path / "test.jsonl"
-        )  # what was answered to the test problems before and after training
         self.student = path / "student"  # the final student, as a plain Hugging Face folder
         self.adapter = path / "adapter"  # its LoRA adapter, where one was trained
         self.best = path / "best.safetensors"
@@ -86,24 +80,8 @@ class RunFolder:
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        write_lines(
-            self.metrics, (line for line in self.read_metrics() if line.get("round", -1) < number)
-        )
-
-    def write_answers(
-        self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
-    ) -> None:
-        """Add the final answers of `when` ("before" or "after") to test.jsonl: one line a problem,
-        with its question.
-        """
-        lines = {line["id"]: line for line in read_lines(self.answers)}
-        for task, response, right in zip(tasks, responses, correct, strict=True):
-            problem = task.problem
-            line = lines.setdefault(
-                problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]}
-            )
-            line[when] = {"answer": source_of(problem).final_answer(response), "correct": right}
-        write_lines(self.answers, lines.values())
+        kept = (line for line in self.read_metrics() if line.get("round", -1) < number)
+        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     # -- checkpoints
     # ----------------------------------------------------------------------------------------------
@@ -125,11 +103,6 @@ class RunFolder:
             except CheckpointError as error:
                 say(f"{error}: going on from the one before it")
         return None, {}
-
-
-def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Write a whole JSONL file."""
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def numbered(parent: Path, name: str, file: str = "") -> list[Path]:

@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor, Partial
 from ..engine.last_layer import LastLayer
 from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_of
 from ..errors import ConfigError
-from .attention import NAME
-from .frozen import narrow
 from .packing import Plan, Work, plan
 from .rows import TrainRow
 
@@ -30,11 +28,7 @@ TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
 PACKS_FROM = (
     0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
 )
-MASKS_IN_4D = (
-    "sdpa",
-    "eager",
-    NAME,
-)  # attention implementations that take an additive mask of our own
+MASKS_IN_4D = ("sdpa", "eager")  # attention that takes an additive mask of our own
 
 
 class LabelLogProbs(torch.autograd.Function):
@@ -150,8 +144,7 @@ class Scorer(torch.nn.Module):
             .last_hidden_state.flatten(0, 1)
             .index_select(0, at)
         )
-        head = model.get_output_embeddings()
-        weight = narrow(head) if torch.is_autocast_enabled(hidden.device.type) else head.weight
+        weight = model.get_output_embeddings().weight
         if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
             weight = weight.full_tensor(
                 grad_placements=[Partial("avg")]

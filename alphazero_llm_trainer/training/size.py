@@ -96,6 +96,4 @@ def fresh_questions(config: Config) -> list[Task]:
 
 def rank_and_size() -> tuple[int, int]:
     """The process's rank and how many there are, as its launcher says; (0, 1) without one."""
-    names = (os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", ""))
-    rank, size = (int(name) if name.isdigit() else -1 for name in names)
-    return (rank, size) if 0 <= rank < size else (0, 1)
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -31,7 +31,7 @@ from ..rollouts import check_collecting, scripted_teacher
 from ..teachers.build import checker_model, is_remote, open_remote
 from ..types import Task
 from .hub import check_hub
-from .memory import GIB, Forecast
+from .memory import GIB, Forecast, forecast
 from .size import RunSize, replayed
 
 log = logging.getLogger(__name__)
@@ -249,39 +249,9 @@ def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A forecast for this device, and the bytes that are free on it."""
-
-    forecast: Forecast
-    device: str
-    free: int
-
-    def check(self, name: str) -> None:
-        """Warn on standard error where a training of student `name` will outgrow its memory. Raises
-        ConfigError where the weights alone do.
-        """
-        peak, weights = (size / GIB for size in (self.forecast.peak, self.forecast.weights))
-        free = self.free / GIB
-        if weights > free:
-            raise ConfigError(
-                f"student {name} has {weights:.1f} GiB of weights and {self.device} {free:.1f} GiB "
-                "free: use a smaller student,"
-                " or free memory"
-            )
-        if peak > free:
-            log.warning(
-                "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s",
-                peak,
-                self.device,
-                free,
-                LESS,
-            )
-
-
-def fit_of(config: Config, sft: bool = False, path: Path | None = None) -> Fit | None:
-    """How `train` (or `sft`) fits this device; None where the student's shape isn't known. `path`
-    is the student's folder where it is not `train.student`.
+def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int] | None:
+    """What a training takes, and of this device the name and the free bytes; None where the
+    student's shape isn't known. `path` is the student's folder where it is not `train.student`.
     """
     if path is not None:
         config = config.model_copy(
@@ -293,11 +263,25 @@ def fit_of(config: Config, sft: bool = False, path: Path | None = None) -> Fit |
         return None
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    return Fit(
-        Forecast(config, spec, shape, device == "cuda", sft=sft, prompt=prompt, memory=total),
-        device,
-        free,
-    )
+    return forecast(config, spec, shape, device == "cuda", prompt, total), device, free
+
+
+def check_memory(config: Config, path: Path | None = None) -> None:
+    """Warn on standard error where a training will outgrow its device's memory (see `fit_of`).
+    Raises ConfigError where the weights alone do.
+    """
+    fit = fit_of(config, path)
+    if fit is None:
+        return
+    made, device, free = fit
+    if made.weights > free:
+        raise ConfigError(
+            f"student {resolve_name(config)} has {made.weights / GIB:.1f} GiB of weights and "
+            f"{device} {free / GIB:.1f} GiB free: use a smaller student, or free memory"
+        )
+    if made.peak > free:
+        said = "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s"
+        log.warning(said, made.peak / GIB, device, free / GIB, LESS)
 
 
 # -- the machine
@@ -328,9 +312,7 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
         )
-    fit = fit_of(config)
-    if fit is not None:
-        fit.check(name)
+    check_memory(config)
 
 
 def check_libraries(config: Config) -> None:
