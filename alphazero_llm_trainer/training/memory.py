@@ -128,7 +128,9 @@ def forecast(
     kernels = not (cuda or quantised) and engine.native == "auto" and shape.plain
     # Slots grow by doubling: between the tokens of all live rows and four times as many.
     cache = token * (cached + 2 * rows * length) + memo * (memo <= MEMO_BYTES)
-    search = (others + (engine.backend == "inprocess")) * (cache + kernels * counts.whole * 4)
+    search: float = (others + (engine.backend == "inprocess")) * (
+        cache + kernels * counts.whole * 4
+    )
     search += engine.vllm.gpu_memory * memory * (engine.backend == "vllm" and cuda)
     # -- an update
     batch = train.optimizer.batch_size
