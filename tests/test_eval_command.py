@@ -50,7 +50,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert found["config"]["seed"] == 7 and len(found["identity"]["weights"]) == 64
     assert len(found["benchmarks"]["embedded"]["data_hash"]) == 64
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.json", "cells", "results.json", "results.md", "report.html"}
+    assert names == {"cells", "results.json", "results.md", "report.html"}
 
 
 def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> None:

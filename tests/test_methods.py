@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.eval.attempt import (
@@ -30,9 +28,8 @@ from alphazero_llm_trainer.eval.attempt import (
     OverBudgetError,
     chain_of,
 )
-from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
+from alphazero_llm_trainer.eval.cells import Benchmark, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
-from alphazero_llm_trainer.eval.results import summary
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
@@ -40,8 +37,7 @@ from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.calculator import equations
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.report.evaluation import result_text
-from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step, Task, ids_of, logprobs_of
+from alphazero_llm_trainer.types import Problem, Step, Task, ids_of
 
 TASKS = load_tasks("embedded", "test", 40)
 
@@ -192,64 +188,6 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
         assert all(one.response is not None and all(equations(one.response)) for one in accepted)
 
 
-def repeated(student: Student, config: Config, method: str, repeat: bool) -> tuple[int, int]:
-    """(draws at the search's temperature, those of them that gave what was drawn there before) over
-    some problems.
-    """
-    # No response is good enough, so that the budget ends it.
-    changes = ["search.verify.accept_above=1.0", f"search.verify.repeat={str(repeat).lower()}"]
-    changed = load_config(overrides=["student=embedded", *changes])
-    sampler = MethodContext(student, LogProbability(), changed)
-    draw, counts = sampler.policy.continuations, [0, 0]
-    seen: dict[Any, dict[tuple[int, ...], tuple[float, ...]]] = {}
-
-    async def watched(
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Any,
-        *more: Any,
-        **named: Any,
-    ):
-        found, cost = await draw(problem, steps, n, seed, limits, *more, **named)
-        before = seen.setdefault((problem.id, ids_of(steps), limits.steps == 1), {})
-        ids = ids_of(found[0].steps)
-        if (more[0] if more else named["temperature"]) != 0.0:
-            counts[0] += 1
-            counts[1] += ids in before
-            left = Taken.of(before.items()) is not None
-            assert repeat or method == "majority" or not left or ids not in before
-        before[ids] = logprobs_of(found[0].steps)
-        return found, cost
-
-    sampler.policy.continuations = watched  # type: ignore[method-assign]
-    for task in TASKS[:8]:
-        run(lambda task=task: answered(method, sampler, task.problem, 3, 600))
-    return counts[0], counts[1]
-
-
-@pytest.mark.parametrize(
-    "method", ["best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
-)
-def test_no_step_is_drawn_twice_after_the_same_ones(
-    student: Student, config: Config, method: str
-) -> None:
-    """But where less than LEAST is left, as after many steps of this student. With `repeat` they
-    are drawn as they come.
-    """
-    draws, repeats = repeated(student, config, method, repeat=True)
-    assert repeats > draws / 5
-    draws, fewer = repeated(student, config, method, repeat=False)
-    assert draws > 20 and fewer < 0.8 * repeats
-
-
-def test_votes_repeat(student: Student, config: Config) -> None:
-    assert repeated(student, config, "majority", True) == repeated(
-        student, config, "majority", False
-    )
-
-
 class Judge:
     """A verifier that rejects every step after the first `depth`, and accepts nothing."""
 
@@ -264,21 +202,53 @@ class Judge:
         return Judgement(tuple(float(at < self.depth) for at in range(len(steps))), self.total)
 
 
-class Endless(ScriptedPolicy):
-    """A scripted policy of twenty steps that never closes a response."""
+class Watched(ScriptedPolicy):
+    """A scripted policy of twenty steps, which notes how deep it is asked, and what it drew and was
+    to leave out after the same steps.
+    """
 
-    def __init__(self) -> None:
-        super().__init__(5, words=20, close=0.0)
+    def __init__(self, close: float) -> None:
+        super().__init__(5, words=20, close=close)
         self.depths: Counter[int] = Counter()
+        self.drawn: dict[Any, set[tuple[int, ...]]] = {}
+        self.left_out: list[tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]] = []
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         return (1,)
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], *asked: Any, **named: Any
-    ) -> Any:
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Any, *more: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        without = more[1] if len(more) > 1 else named.get("without")
+        found, cost = await super().continuations(problem, steps, n, seed, limits)
+        before = self.drawn.setdefault((ids_of(steps), limits.steps == 1), set())
+        self.left_out.append((without, {ids for ids, _ in without or ()}, set(before)))
+        before.add(found[0].drawn[0])
         self.depths[len(steps)] += 1
-        return await super().continuations(problem, steps, *asked, **named)
+        return found, cost
+
+
+@pytest.mark.parametrize(
+    "method", ["majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
+)
+@pytest.mark.parametrize("repeat", [False, True])
+def test_what_was_drawn_after_the_same_steps_is_left_out(
+    student: Student, method: str, repeat: bool
+) -> None:
+    """But where votes count, and with `search.verify.repeat`."""
+    changes = ["search.verify.accept_above=1", f"search.verify.repeat={str(repeat).lower()}"]
+    changed = load_config(overrides=["student=embedded", *changes])
+    sampler = MethodContext(student, Judge(99, 0.5), changed)
+    sampler.policy = policy = Watched(0.3)  # type: ignore[assignment]
+    run(lambda: answered(method, sampler, TASKS[0].problem, 3, 2000))
+    # The last chain of `mcts` is drawn as it comes.
+    asked = policy.left_out[:-1]
+    assert len(asked) > 5 and any(before for *_, before in asked)
+    if repeat or method == "majority":
+        assert all(without is None for without, *_ in asked)
+    else:
+        assert all(left_out == before for _, left_out, before in asked)
 
 
 def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> None:
@@ -289,7 +259,7 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> Non
         overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"]
     )
     sampler = MethodContext(student, Judge(2, 0.0), changed)
-    sampler.policy = policy = Endless()
+    sampler.policy = policy = Watched(0.0)  # type: ignore[assignment]
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
@@ -297,24 +267,11 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> Non
 
 def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
     """As majority does: "Paris" and "The Paris" are one answer of HotpotQA."""
-    problem = Problem("capital", "Which city?", "hotpotqa")
-    texts = iter(["#### Lyon", "#### Paris", "#### The Paris"])
-
-    class Scripted(ScriptedPolicy):
-        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-            return (1,)
-
-        async def continuations(self, *asked: Any, **named: Any) -> Any:
-            text = next(texts)
-            ids = tuple(map(ord, text))
-            step = Step((*ids, student.engine.eos_id), (-0.1,) * 10 + (0.0,) * (len(ids) - 9), text)
-            return [Continuation((step,), True)], Cost(sampled_tokens=len(step.token_ids), calls=1)
-
-    changed = load_config(
-        overrides=["student=embedded", "search.verify.accept_above=0.5", "search.verify.reserve=0"]
-    )
+    changes = ["search.verify.accept_above=0.5", "search.select=restart"]
+    changed = load_config(overrides=["student=embedded", *changes])
     sampler = MethodContext(student, Judge(99, 0.01), changed)
-    sampler.policy = Scripted(0)
+    sampler.policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))  # type: ignore[assignment]
+    problem = Problem("capital", "Which city?", "hotpotqa")
     found = run(lambda: answered("mcts", sampler, problem, 0, 36))
     assert found.response in ("#### Paris", "#### The Paris")
 
@@ -431,22 +388,8 @@ def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(
         assert worked.ended_by == "accepted"
 
 
-def test_eval_says_how_many_answers_were_unjudged(student: Student, config: Config) -> None:
-    benchmark = Benchmark("gsm8k", [SQUARE, Task(replace(SQUARE.problem, id="gsm8k/test/1"), "25")])
-
-    def cell(method: str, *responses: tuple[str, ...]) -> Cell:
-        sampler = scripted(student, config, *responses)
-        return run(lambda: run_cell(sampler, benchmark, method, 100, Progress(quiet=True)))
-
-    cells = [cell("mcts", BARE), cell("greedy", BARE), cell("adaptive-best-of-n", WORKED)]
-    assert [found.unjudged for found in cells] == [2, 0, 0]
-    results = {
-        "benchmarks": {"gsm8k": {}}, "rows": list(map(summary, cells)), "pairs": [], "at_k": [], "verifier": "calculator"
-    }  # fmt: skip
-    assert [row["unjudged"] for row in results["rows"]] == [2, 0, 0]
-    assert result_text(results).endswith(
-        "gsm8k, 2 problems: the verifier calculator found nothing to check in some answers, which "
-        "are unjudged, neither"
-        " accepted nor rejected: 2 of mcts with 100 tokens"
-    )
-    assert "unjudged" not in result_text(results | {"rows": results["rows"][1:]})
+def test_eval_counts_the_answers_that_were_unjudged(student: Student, config: Config) -> None:
+    for method, response, unjudged in (("mcts", BARE, 1), ("greedy", BARE, 0), ("mcts", WORKED, 0)):
+        sampler = scripted(student, config, response)
+        cell = run_cell(sampler, Benchmark("gsm8k", [SQUARE]), method, 100, Progress(quiet=True))
+        assert asyncio.run(cell).unjudged == unjudged

@@ -18,7 +18,7 @@ from alphazero_llm_trainer.eval.verifiers import (
     LogProbability,
     NoVerifier,
     Product,
-    check_name,
+    named_verifier,
 )
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -120,4 +120,4 @@ def test_a_verifier_that_cannot_be_is_one_sentence(
     name: str, prm: Path | None, value: Path | None, word: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)):
-        check_name(name, prm, value)
+        named_verifier(name, prm, value)

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..files import read_object, write_json
@@ -23,80 +21,70 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
-CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
+RESULTS, TABLES = "results.json", "results.md"
 
 
 class EvalFolder:
-    """The output of `eval`: run.json (what was asked), cells/*.json (finished work), results.*
-    (read off the cells).
+    """The output of `eval`: cells/*.json (finished work and what decided it), results.* (read off
+    the cells).
 
     Args:
         path: the folder, made where it is missing.
-        identity: what decides a cell's figures; a resumed run's must be the same.
-        benchmarks: facts of each benchmark, its rows' hash among them; a resumed run may have
-            others beside those that are there, which must be the same.
+        identity: what decides every cell's figures; that of a cell which is there is the same.
+        benchmarks: facts of each benchmark that decide its cells' figures, its rows' hash among
+            them.
         resume: go on with what is there.
 
-    Raises:
-        ConfigError: another run is there, or its settings differ.
-        DataError: what is there can't be read.
+    Raises ConfigError where another evaluation is there, or none to go on with.
     """
 
     def __init__(
         self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool
     ) -> None:
-        self.path, self.cells, card = path, path / "cells", path / CARD
-        asked = json.loads(json.dumps({"identity": identity, "benchmarks": benchmarks}))
-        if card.exists():
-            if not resume:
-                raise ConfigError(
-                    f"--out {path} holds an evaluation already: add --resume to go on with it, or "
-                    "name another folder"
-                )
-            try:
-                stored = read_object(card)
-                known = stored["benchmarks"]
-            except (OSError, ValueError, KeyError) as error:
-                raise DataError(
-                    f"{card} is not what this version's `eval` wrote: name another folder"
-                ) from error
-            had, wanted = dict(flat(stored["identity"])), dict(flat(asked["identity"]))
-            for name in known.keys() & asked["benchmarks"].keys():
-                had |= flat(known[name], f"{name}: ")
-                wanted |= flat(asked["benchmarks"][name], f"{name}: ")
-            for key in had | wanted:
-                if had.get(key) != wanted.get(key):
-                    raise ConfigError(
-                        f"{key} is {wanted.get(key)!r}, the evaluation in {path} has "
-                        f"{had.get(key)!r}: use that"
-                        " value, or name another --out"
-                    )
-            asked["benchmarks"] = known | asked["benchmarks"]
-        elif resume:
+        self.cells, self.identity, self.benchmarks = path / "cells", identity, benchmarks
+        if self.cells.exists() and not resume:
             raise ConfigError(
-                f"--resume found no {CARD} in {path}: name it with --out, or leave --resume out"
+                f"--out {path} holds an evaluation already: add --resume to go on with it, or "
+                "name another folder"
+            )
+        if resume and not self.cells.exists():
+            raise ConfigError(
+                f"--resume found no evaluation in {path}: name it with --out, or leave --resume out"
             )
         self.cells.mkdir(parents=True, exist_ok=True)
-        write_json(card, asked)
+
+    def asked(self, benchmark: str) -> dict[str, Any]:
+        """What decides a cell, as JSON."""
+        return json.loads(json.dumps({**self.identity, **self.benchmarks[benchmark]}))
 
     def file(self, benchmark: str, method: str, budget: int) -> Path:
         name = re.sub(r"[^\w.-]+", "_", benchmark)  # a source may be an address
         return self.cells / f"{name}.{method}.{budget}.json"
 
     def read(self, benchmark: str, method: str, budget: int) -> Cell | None:
-        """The finished cell, or None."""
+        """The finished cell, or None. Raises ConfigError where something else decided it."""
         file = self.file(benchmark, method, budget)
         if not file.exists():
             return None
         try:
-            return TypeAdapter(Cell).validate_json(file.read_bytes())
-        except (OSError, ValueError) as error:
+            stored = read_object(file)
+            had = dict(flat(stored.pop("asked")))
+            cell = Cell(**stored)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             fix = "remove it, and --resume measures it again"
             raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
+        for key, value in flat(self.asked(benchmark)):
+            if had.get(key) != value:
+                raise ConfigError(
+                    f"{key} is {value!r}, the evaluation in {file} has {had.get(key)!r}: use that"
+                    " value, or name another --out"
+                )
+        return cell
 
     def write(self, cell: Cell) -> None:
         """Keep a finished cell: whole, or not at all."""
-        write_json(self.file(cell.benchmark, cell.method, cell.budget), asdict(cell))
+        file = self.file(cell.benchmark, cell.method, cell.budget)
+        write_json(file, {**asdict(cell), "asked": self.asked(cell.benchmark)})
 
 
 def folder_in(directory: Path, resume: bool) -> Path:

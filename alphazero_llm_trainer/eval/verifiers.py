@@ -93,51 +93,38 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
     """The verifier that is named; where none is, `beside` and the network that is named, or the
     calculator.
 
-    Raises ConfigError for a verifier that there isn't, that lacks its folder, or that doesn't ask a
-    network which is named.
+    Raises ConfigError for a verifier that there isn't, or that asks another network than is named.
     """
     networks = [
         network for network, folder in (("prm", prm), ("value", value)) if folder is not None
     ]
     if name is None:
         name = beside + "+".join(networks) if networks else "calculator"
-    check_name(name, prm, value)
-    for network in networks:
-        if network not in name.split("+"):
-            raise ConfigError(
-                f"--{network} is given and --verifier is {name!r}, which doesn't ask it: name it "
-                "there or leave it out"
-            )
-    return name
-
-
-def check_name(name: str, prm: Path | None, value: Path | None) -> None:
-    """Raise ConfigError for a verifier that there isn't, or that lacks its folder."""
     parts = name.split("+")
-    for part in parts:
-        known = SINGLE if len(parts) == 1 else SINGLE[1:]
-        if part not in known or parts.count(part) > 1:
+    known = SINGLE if len(parts) == 1 else SINGLE[1:]
+    if not set(parts) <= set(known) or len(set(parts)) < len(parts):
+        raise ConfigError(
+            f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with +"
+        )
+    for network in ("prm", "value"):
+        if (network in parts) != (network in networks):
             raise ConfigError(
-                f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them "
-                "with +"
+                f"--verifier is {name!r} and --{network} is {'given' if network in networks else 'missing'}"
+                f": name the folder of a network that is asked, and of no other"
             )
-        if (part == "prm" and prm is None) or (part == "value" and value is None):
-            raise ConfigError(
-                f"--verifier is {name!r} and --{part} is missing: name the folder of the trained "
-                f"{part}"
-            )
-    if {"prm", "value"} <= set(parts):
+    if len(networks) > 1:
         raise ConfigError(
             f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm "
             "or --value alone"
         )
+    return name
 
 
 def load_verifier(
     name: str, student: Student, config: Config, prm: Path | None, value: Path | None
 ) -> Verifier:
     """The verifier of that name, a product where it joins several; networks come from their folders
-    (see `check_name`).
+    (see `named_verifier`).
     """
 
     def load(part: str) -> Verifier:
