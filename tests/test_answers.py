@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 
 import pytest
@@ -269,14 +268,3 @@ def test_fractions_are_exact(top, bottom):
     assert answers.normalize(f"{top}/{bottom}") == str(value)
     assert answers.normalize(rf"{sign}\frac{{{abs(top)}}}{{{bottom}}}") == str(value)
     assert answers.normalize(f"{top / 100:.2f}") == str(Fraction(top, 100))
-
-
-@pytest.mark.data
-def test_real_latex_answers_equal_themselves_and_their_box(data_dir):
-    rows = [json.loads(line) for line in (data_dir / "math500" / "test.jsonl").open()]
-    for row in rows:
-        assert answers.equal(row["answer"], row["answer"])
-    agreeing = sum(
-        answers.equal(answers.extract(row["solution"]) or "", row["answer"]) for row in rows
-    )
-    assert agreeing >= 0.99 * len(rows)

@@ -31,7 +31,7 @@ def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys):
     config.write_text(
         "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - "
         "{model: nobody}\n"
-        "teachers: {tier: local, ask: always, max_retries: 0, timeout_seconds: 1}\n"
+        "teachers: {tier: local, ask: always, timeout_seconds: 1}\n"
     )
     where = ["--checkpoint-dir", str(tmp_path / "runs"), "--log-interval", "2"]
     assert train_main([*TINY, "--use-grpo", "--config", str(config), *where]) == 0

@@ -99,26 +99,6 @@ def test_help_tells_defaults_those_of_the_configuration_too(
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "setting"),
-    [
-        (["search", "--simulations", "5"], "search.simulations=5"),
-        (["train", "-n", "5"], "train.num_examples=5"),
-        (["train", "--num-examples", "5"], "train.num_examples=5"),
-        (["train", "--checkpoint-dir", "x"], "train.checkpoint_dir=x"),
-        (["value", "--num", "50"], "train.critic.questions=50"),
-        (["train", "--model", "embedded"], "student=embedded"),
-        (["search", "--source", "gsm8k"], "problems.source=gsm8k"),
-    ],
-)
-def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
-    assert (
-        resolve(parsed(*flags))
-        == resolve(parsed(flags[0], "--set", setting))
-        != resolve(parsed(flags[0]))
-    )
-
-
 def test_a_flag_wins_over_set() -> None:
     args = parsed("search", "--set", "search.simulations=9", "--simulations", "5")
     assert resolve(args).search.simulations == 5

@@ -4,7 +4,6 @@ mistake is a sentence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -314,25 +313,17 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
             "train.optimizer.learning_rat=1",
             ["unknown", "did you mean train.optimizer.learning_rate?"],
         ),
-        (
-            {"train": {"grpo": {"learning_rate": 1}}},
-            ["unknown", "train.grpo", "did you mean train.optimizer.learning_rate?"],
-        ),
         ("train.zzz=1", ["train.zzz", "unknown", "see config/training.yaml"]),
-        ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
         ("engine.cache_tokens=off", ["engine.cache_tokens", "give a number"]),
         ("train.optimizer.learning_rate=true", ["train.optimizer.learning_rate", "give a number"]),
-        ("search.simulations=0", ["search.simulations", "0", "greater than 0"]),
-        ("search.select=best", ["search.select", "best", "ucb1"]),
         ("student=gpt", ["student", "gpt", "embedded"]),
         (
             {"rewards": {"hre_weight": 0, "pre_weight": 0}},
             ["rewards.hre_weight", "rewards.pre_weight"],
         ),
         ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
-        ({"teacher_tiers": {"free": {"base_url": 3}}}, ["teacher_tiers.free.base_url", "3"]),
         ("search.simulation=1", ["did you mean search.simulations?"]),
-        ("train.learning_rat=1", ["did you mean train.optimizer.learning_rate?"]),
+        ("train.max_token=1", ["did you mean search.max_tokens or teachers.max_tokens?"]),
         (
             "search.temperature=0.0099",
             ["search.temperature", "0 for the likeliest tokens, or at least 0.01"],
@@ -394,20 +385,6 @@ def test_a_wrong_file_is_one_sentence(
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     refused(caught, *words)
-
-
-def test_the_shipped_comments_explain_every_choice() -> None:
-    """Where a key takes one of some words, training.yaml's comment lists them."""
-    lines = shipped("training.yaml").read_text(encoding="utf-8").splitlines()
-    for path, field in LEAVES.items():
-        words = [word for word in _choices(field.annotation) if isinstance(word, str)]
-        if words:
-            candidates = [line for line in lines if re.match(rf"\s*{path[-1]}:", line)]
-            assert any(all(word in line for word in words) for line in candidates), (path, words)
-
-
-def _choices(annotation: Any) -> set[Any]:
-    return {value for value in plain_types(annotation) if not isinstance(value, type)}
 
 
 def test_learning_rates_go_by_size_unless_they_are_named():

@@ -8,8 +8,6 @@ import argparse
 import importlib.util
 import json
 import re
-import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -126,61 +124,6 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
     assert "docs/results/reliability.md differs" in said
     assert "docs/results/gone.md is no page" in said
     assert "benchmarks/results/new.json is on no page" in said
-
-
-def test_figures_are_found_by_their_paths_and_what_is_missing_is_an_error():
-    pages = script("results_pages")
-    data = {
-        "arms": [{"arm": "a, b", "gain": [0.1, -0.02, 0.22]}, {"arm": "c", "n": 1200}],
-        "of": {"a/1": 4, "b": 3},
-    }
-
-    def said(text: str, row: dict | None = None, strict: bool = True) -> str:
-        return pages.filled(text, row or {}, data, strict)
-
-    assert said("{arms[arm=a, b].gain:judged}") == "+0.100 [-0.020, +0.220], no difference shown"
-    assert (
-        said("{arms.-1.n:,} of {arms:count}, {of.b over arms.1.n:.4f}, {none|of.b}")
-        == "1,200 of 2, 0.0025, 3"
-    )
-    assert said("{$0}: {of.$0}", {"$0": "a/1"}) == "a/1: 4"
-    assert said("{none} and {of.b}", strict=False) == ""
-    with pytest.raises(pages.PageError, match="no JSON has none"):
-        said("{none}")
-    lines = pages.table(
-        {"rows": "of.*", "names": {"b": "B"}, "columns": {"x": "{$0}", "n": "{value}"}}, data
-    )
-    assert lines[3:6] == ["| x | n |", "|---|---:|", "| B | 3 |"]
-
-
-def test_every_command_of_a_results_page_parses(parser, monkeypatch):
-    """Up to the arguments: options that a benchmark has lost fail here."""
-
-    class Parsed(Exception):
-        pass
-
-    parse = argparse.ArgumentParser.parse_args
-
-    def parsed(self, *words):
-        parse(self, *words)
-        raise Parsed
-
-    seen = set()
-    for page in sorted((ROOT / "docs" / "results").glob("*.md")):
-        for command in re.findall(r"`uv run ([^`]+)`", page.read_text(encoding="utf-8")):
-            program, *words = shlex.split(command)
-            if program == "alphazero-llm-trainer":
-                parser.parse_args(words)
-                continue
-            assert program == "python", command
-            seen.add(words[0])
-            with monkeypatch.context() as patched:
-                patched.setattr(argparse.ArgumentParser, "parse_args", parsed)
-                patched.setattr(sys, "argv", words)
-                patched.setattr(sys, "path", [str((ROOT / words[0]).parent), *sys.path])
-                with pytest.raises(Parsed):
-                    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
-    assert "benchmarks/search.py" in seen
 
 
 def test_every_figure_names_its_commit(tmp_path):

@@ -22,7 +22,6 @@ from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
-from alphazero_llm_trainer.engine.step_ends import split_steps
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.calls import GOING_ON, ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
@@ -197,14 +196,6 @@ def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path:
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(text)
     tasks = list(vf.load_taskset(vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(tmp_path))))
     assert len(tasks) > 50 and all(task.data.prompt_text.startswith("train: ") for task in tasks)
-
-
-def test_real_rows_are_tasks_too(data_dir) -> None:
-    [task] = AlphaZeroTaskset(
-        AlphaZeroTasksetConfig(source="gsm8k", split="test", eval_size=1, path=str(data_dir))
-    )
-    assert task.key == "gsm8k/test/0"
-    assert asyncio.run(task.validate(None)) is True  # type: ignore[arg-type]
 
 
 # -- rewards
@@ -536,21 +527,6 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
                 assert wanted.prompt == policy.prompt_ids(problem) + ids_of(steps)
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("rule", "last"),
-    [
-        ("line", ["\\[\n", "2\n", "\\]\n", "Done! #### 4"]),
-        ("sentence", ["\\[\n", "2\n", "\\]\n", "Done!", " #### 4"]),
-        ("thought", ["\\[\n2\n\\]\n", "Done! #### 4"]),
-    ],
-)
-def test_a_reply_is_cut_by_the_students_rule(rule: str, last: list[str]) -> None:
-    text = "\nFirst: 3.5 and 2.\n1 + 1 = 2\n\n\\[\n2\n\\]\nDone! #### 4"
-    assert split_steps(text, rule) == ["\nFirst: 3.5 and 2.\n", "1 + 1 = 2\n\n", *last]
-    assert split_steps("a\n\n \n b", rule) == ["a\n\n \n", " b"]
-    assert split_steps("a\n \n", rule) == ["a\n \n"] and split_steps("\n \n", rule) == []
 
 
 @pytest.mark.parametrize("kind", ["ignores", "trains"])

@@ -247,22 +247,6 @@ def test_what_is_left_open_is_filled_in(
     )  # as it reaches verifiers
 
 
-def test_a_configuration_file_is_respected(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(
-        json.dumps(
-            {
-                "model": "x",
-                "client": {"base_url": "http://127.0.0.1:9/v1"},
-                "env": {"taskset": {"id": OUR_ID}},
-            }
-        )
-    )
-    config = parse([OUR_ID, "@", str(file)])
-    fill(config)
-    assert (config.model, config.env.taskset.source, config.push) == ("x", "gsm8k", False)
-
-
 def test_a_run_whose_rollouts_all_failed_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -313,23 +297,6 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     assert lines[1] == lines[-1] and lines[-1].startswith(
         "tier free takes no part: OPENROUTER_API_KEY isn't set and"
     )
-
-
-def test_a_server_that_refuses_to_go_on_is_told_what_search_needs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(front_end, "verifiers_own", lambda argv: 0)
-    failed = report.RolloutSummary(
-        total=1, failed=1, first_error='upstream 400: {"error": "unknown argument"}'
-    )
-    monkeypatch.setattr(report, "summarise", lambda folder: failed)
-    assert run([OUR_ID, *REMOTE, "--env.agent.harness.search", "mcts"]) == EXIT_ALL_FAILED
-    assert (
-        "unknown argument" in (said := capsys.readouterr().err) and "continue_final_message" in said
-    )
-    assert run([OUR_ID, *REMOTE]) == EXIT_ALL_FAILED
-    assert "continue_final_message" not in capsys.readouterr().err
 
 
 def test_the_summary_counts_only_what_ended(tmp_path: Path) -> None:

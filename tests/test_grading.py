@@ -7,10 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -295,30 +293,8 @@ def test_every_response_is_graded_as_it_was_read():
         assert grade.correct == row["right"], (row["id"], row["why"])
 
 
-def test_what_was_misread_is_a_response_that_was_cut():
-    """Without the rule for cut responses one in three right answers to GSM8K was an accident."""
-    lucky = [
-        r for r in HAND_GRADES if not r["right"] and answers.extract(r["response"]) == r["gold"]
-    ]
-    assert [row["id"] for row in lucky] and all(row["cut"] for row in lucky)
-
-
 # -- real rows
 # --------------------------------------------------------------------------------------------------
-
-# Ways to change a gold answer that change its value.
-CHANGES: dict[str, Callable[[str], str]] = {
-    "another digit": lambda gold: re.sub(
-        r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), gold
-    ),
-    "less than the list": lambda gold: re.sub(r",[^,]*?((?:\\right)?[\])}]?)$", r"\1", gold),
-    "another bracket": lambda gold: re.sub(r"\((.*)\]$|\[(.*)\)$|\[(.*)\]$", r"(\1\2\3)", gold),
-    "(b, a)": lambda gold: re.sub(
-        r"^(\(|\\left\()([^,()]+), ?([^,()]+)(\)|\\right\))$", r"\1\3,\2\4", gold
-    ),
-    "gold, 19": lambda gold: f"{gold}, 19" if gold != "19" else gold,
-    "2(gold)": lambda gold: f"2({gold})" if gold != "0" else gold,
-}
 
 
 @pytest.mark.data
@@ -344,17 +320,3 @@ def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
         if not answers.equal(task.gold, other.gold)
     ]
     assert {one.verdict for one in GRADERS["math"].grade_many(pairs)} == {Verdict.WRONG}
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_no_changed_gold_is_correct(data_dir):
-    pairs = [
-        (f"#### {changed}", task.gold)
-        for task in load_tasks("math", "test", 500, path=str(data_dir))
-        for change in CHANGES.values()
-        if not answers.equal(changed := change(task.gold), task.gold)
-    ]
-    assert len(pairs) > 1200
-    grades = GRADERS["math"].grade_many(pairs)
-    assert [pair for pair, one in zip(pairs, grades, strict=True) if one.correct] == []

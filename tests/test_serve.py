@@ -87,7 +87,7 @@ def ready(one: Served) -> Served:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
     """An open server, and one with keys and small bounds: started side by side."""
     folders = [tmp_path_factory.mktemp(name) for name in ("open", "small")]
-    bounds = ["serve.concurrent=1", "serve.queue=2", "serve.grace_seconds=8"]
+    bounds = ["serve.concurrent=1", "serve.queue=2"]
     small = [word for bound in bounds for word in ("--set", bound)]
     started = [
         start(folders[0], "--keep-traces", "kept"),

@@ -17,7 +17,6 @@ import pytest
 import verifiers.v1 as vf
 
 from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -25,7 +24,6 @@ from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_UR
 from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -42,7 +40,6 @@ from alphazero_llm_trainer.problems.source import (
     split_of,
 )
 from alphazero_llm_trainer.types import Problem, Task
-from tests.support import check_solution
 
 PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
@@ -155,17 +152,6 @@ def test_the_generator_still_writes_what_it_wrote(task_id: str) -> None:
     """Saved trees and the shipped student's card name tasks by id."""
     task = embedded.from_id(task_id)
     assert (task.problem.question, task.solution) == PINNED[task_id]
-
-
-def test_embedded_solutions_follow_from_their_questions_and_are_in_one_split() -> None:
-    tasks = {split: embedded.load(split, 1000, (1, 2, 3, 4)) for split in SPLITS}
-    for task in [task for of_split in tasks.values() for task in of_split]:
-        assert check_solution(task.solution or "", task.problem.question), task
-        assert task.solution is not None and task.solution.endswith(f"\n#### {task.gold}")
-        assert task.solution.count("\n") in embedded.LEVELS[task.problem.level]
-    assert set(
-        Counter(s for split in SPLITS for s in {t.solution for t in tasks[split]}).values()
-    ) == {1}
 
 
 def test_reasoning_gym_grades_by_its_own_rule() -> None:
@@ -888,92 +874,6 @@ def test_every_real_row_loads(data_dir: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_flags_of_rows_reach_the_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = written(
-        tmp_path, *({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"} for i in range(40))
-    )
-    flags = [
-        "--source",
-        str(file),
-        "--question-column",
-        "text",
-        "--answer-column",
-        "key",
-        "--grade",
-        "exact",
-    ]
-    assert main(["search", "--model", "embedded", *flags, "--simulations", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["question"].startswith("What is")
-    assert source_of(Problem("p", "q", str(file))).grader == "exact"
-    assert main(["train", *flags[:4], "--answer-column", "keys"]) == 2
-    message = capsys.readouterr().err
-    assert (
-        "has no column 'keys', it has text, key: name the right one" in message
-        and message.count("\n") == 1
-    )
-
-
-def test_a_small_student_is_trained_from_scratch_on_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "student")
-    shape = {
-        "layers": 2,
-        "hidden": 48,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 12,
-        "intermediate": 64,
-        "vocabulary": 1,
-    }
-    sizes = ["train.sft_steps=40", "train.evaluate_every=40", "train.validation_size=4"]
-    small = [
-        part
-        for size in [*sizes, f"models.small.shape={json.dumps(shape)}"]
-        for part in ("--set", size)
-    ]
-    base = [
-        "sft",
-        "--source",
-        "numbers",
-        "--model",
-        "small",
-        "--num",
-        "60",
-        "--eval-size",
-        "4",
-        "--out",
-        out,
-    ]
-    assert main([*base, *small, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["demonstrations"] == "numbers train 0..59"
-    student = load_student(load_config(), path=Path(out))
-    tokenizer, made = student.tokenizer, student.model.config
-    assert (
-        made.num_hidden_layers,
-        made.hidden_size,
-        made.num_key_value_heads,
-        made.intermediate_size,
-    ) == (
-        2,
-        48,
-        2,
-        64,
-    )
-    [task] = opened("numbers").load("test", 1)
-    ids = tokenizer(f"{task.problem.question}\n{task.solution}").input_ids
-    assert tokenizer.unk_token_id not in ids and len(tokenizer) < 60
-    assert tokenizer.decode(ids) == f"{task.problem.question}\n{task.solution}"
-    assert main(["search", "--model", "small", "--source", "numbers"]) == 2
-    assert "student small has no weights yet" in capsys.readouterr().err
-    assert (
-        main(["sft", "--model", "small", "--source", "hotpotqa", "--out", str(tmp_path / "s")]) == 2
-    )
-    assert "its words don't fit a small vocabulary" in capsys.readouterr().err
-
-
 # -- in the environment
 # ------------------------------------------------------------------------------------------------
 
@@ -1004,27 +904,6 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     )
     summary = summarise(tmp_path)
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
-
-
-def test_the_taskset_grades_by_the_f1_of_words(tmp_path: Path) -> None:
-    written(tmp_path, hotpotqa(1, answer="The 70 Countries"), name="validation.jsonl")
-    raw: dict[str, Any] = {
-        "taskset": {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
-    }
-    [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
-    assert (task.data.source, task.data.gold) == ("hotpotqa", "The 70 Countries")
-    assert "one line" in task.data.system_prompt and "paragraph" in task.data.system_prompt
-    assert asyncio.run(task.validate(None))
-
-    def scored(reply: str) -> float:
-        trace = type("Trace", (), {"info": {}, "last_reply": reply, "calls": []})()
-        return asyncio.run(task.correctness_reward(trace))
-
-    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [
-        1.0,
-        pytest.approx(2 / 3),
-        0.0,
-    ]
 
 
 def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path: Path) -> None:

@@ -11,23 +11,20 @@ from typing import Any
 import pytest
 import torch
 import verifiers.v1 as vf
-from safetensors.torch import load_file
 from test_environment import served
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
-from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError, RequestError
+from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.training.sft import worked_solutions
 from alphazero_llm_trainer.types import Step, Task
 
 FOLDER = Path(__file__).parent / "tasksets" / "word_length"
@@ -345,54 +342,8 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         VerifiersTaskset("talking")
 
 
-def test_commands_refuse_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in (
-        ["train", "--source", f"{WORDS}?needs=tools", "--checkpoint-dir", str(tmp_path)],
-        ["search", "--source", "verifiers:not-there-at-all"],
-        ["sft", "--source", WORDS, "--model", "embedded", "--out", str(tmp_path / "sft")],
-    ):
-        assert main(command) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1, error
-    assert "trained from scratch" in error
-    with pytest.raises(
-        DataError, match="has no worked solution"
-    ):  # what a student that goes on is told
-        worked_solutions(load_config(overrides=[f"problems.source={WORDS}"]), open_taskset(WORDS))
-    assert list(tmp_path.iterdir()) == []
-
-
 # -- trained
 # --------------------------------------------------------------------------------------------------
-
-RUN = [
-    "--num-examples", "24", "--save-every", "12", "--eval-size", "8", "--model", "embedded", "--use-grpo",
-    "--set", "train.questions_per_round=12",
-    "--set", "train.validation_size=8",
-    "--set", "train.keep_best=false",
-    "--set", "train.rows_per_round=16",
-    "--set", "search.samples=8",
-    "--set", "train.demonstrations=0",  # a taskset has no worked solutions to replay
-    "--set", "train.optimizer.batch_size=8",
-    "--set", "train.optimizer.epochs=2",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("groups", ["tree", "chain"])
-def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(
-    groups: str, tmp_path: Path
-) -> None:
-    trained = []
-    for name, source in (("native", "embedded"), ("taskset", OWN)):
-        run = [*RUN, "--source", source, "--set", f"train.groups={groups}"]
-        assert train_main([*run, "--checkpoint-dir", str(tmp_path / name)]) == 0
-        trained.append(load_file(tmp_path / name / "run-001" / "student" / "model.safetensors"))
-    assert trained[0].keys() == trained[1].keys()
-    assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
-    shipped = load_student(load_config(overrides=["student=embedded"])).model.state_dict()
-    assert any(not torch.equal(trained[0][key], shipped[key]) for key in trained[0])
 
 
 def test_a_taskset_is_searched_sampled_and_evaluated(

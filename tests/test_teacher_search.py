@@ -17,6 +17,7 @@ from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.teachers import client
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder, new_run
@@ -152,7 +153,6 @@ def settings_at(url: str) -> list[str]:
         "1.0, completion_cost: 1.0}",
         "teachers.terminal_checker=true",
         f"teachers.budget.calls={CALLS}",
-        "teachers.max_retries=0",
         "search.max_depth=2",  # most responses are cut, and the checker is asked about those
         "search.simulations=1",
         "rewards.use_student_model=false",
@@ -170,6 +170,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         lambda asked: "FINISHED" if asked["model"] == checker else "3 + 4 = 7",
         prices={"test/one": (2.0, 10.0), checker: (1.0, 1.0)},
     )
+    monkeypatch.setattr(client, "RETRIES", 0)
     with server.running() as url:
         seen = []
         config = grpo_config(settings_at(url))

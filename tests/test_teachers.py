@@ -35,9 +35,7 @@ QUESTION = [{"role": "user", "content": "What next?"}]
 
 def play(server, use, *, key=KEY, **changes):
     """`use(endpoint)` against a running server."""
-    wanted = TeachersConfig(
-        **{"timeout_seconds": 20.0, "max_retries": 0, "max_tokens": 64, **changes}
-    )
+    wanted = TeachersConfig(**{"timeout_seconds": 20.0, "max_tokens": 64, **changes})
 
     async def main(url):
         endpoint = Endpoint(url, key, wanted)
@@ -54,6 +52,11 @@ def always(fault, **more):
 
 def complete(endpoint):
     return ChatClient(endpoint, ONE).complete(QUESTION)
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch):
+    monkeypatch.setattr(client_module, "RETRIES", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,9 +122,10 @@ def test_an_answer_in_any_dress(fault):
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "close"])
-def test_passing_faults_are_tried_again(fault):
+def test_passing_faults_are_tried_again(fault, monkeypatch):
+    monkeypatch.setattr(client_module, "RETRIES", 1)
     server = FaultServer(lambda number, asked: fault if number == 0 else "ok", prices=PRICES)
-    assert play(server, complete, max_retries=1) == "3 + 4 = 7" and len(server.served) == 2
+    assert play(server, complete) == "3 + 4 = 7" and len(server.served) == 2
 
 
 def test_concurrency_is_bounded(monkeypatch):

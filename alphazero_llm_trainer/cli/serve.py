@@ -108,4 +108,4 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
 
         service = Service(answerer, models, config.serve, args.keep_traces)
         app = make_app(service, keys, (*LOCAL, shown) if is_loopback(args.host) else ("*",))
-        return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
+        return EXIT_STOPPED if serve(app, bound, student.engine, ready) else 0

@@ -209,10 +209,10 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
     try:
-        config = with_tier(Config.model_validate(with_limits(raw)))
+        config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
-    resolve_name(config)
+    config = with_tier(with_limits(config, raw.get("search", {})))
     rewards = config.rewards
     if not (
         rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
@@ -253,27 +253,22 @@ OWN = ("max_tokens", "max_depth", "step", "temperature", "simulations")
 THINKING_STEP = 10  # tokens of a short step of thinking
 
 
-def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the limits, steps and temperature of a response as the student's entry has them,
-    where `search` gives null.
+def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
+    """`config` with the limits, steps and temperature of a response as the student's entry has them,
+    where `asked`, the section `search` as it was written, gives null.
     """
-    student = raw.get("student", "auto")
-    name = student if student != "auto" else AUTO_LARGE if cuda_here() else AUTO_SMALL
-    models, search = raw.get("models"), raw.get("search", {})
-    entry = models.get(name, {}) if isinstance(models, Mapping) and isinstance(name, str) else {}
-    if not isinstance(search, Mapping) or not isinstance(entry, Mapping):
-        return dict(raw)  # which the types refuse
-    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in (*OWN, "reserve")}
-    if entry.get("thinking") in ("on", True):
-        more = entry.get("thinking_tokens", StudentModel.model_fields["thinking_tokens"].default)
-        for key, tokens in (("max_tokens", 1), ("reserve", 1), ("max_depth", THINKING_STEP)):
-            if isinstance(own[key], int) and isinstance(more, int):
-                own[key] += more // tokens
-    reserve, verify = own.pop("reserve"), search.get("verify")
-    named = {key: value for key, value in search.items() if key not in own or value is not None}
-    if isinstance(verify, Mapping) and verify.get("reserve", reserve) is None:
-        named["verify"] = {**verify, "reserve": reserve}
-    return {**raw, "search": own | named}
+    entry = config.models[resolve_name(config)]
+    thinking = entry.thinking_tokens if entry.thinking == "on" else 0
+    own = {key: getattr(entry, key) for key in OWN}
+    own["max_tokens"] += thinking
+    own["max_depth"] += thinking // THINKING_STEP
+    update = {key: value for key, value in own.items() if asked.get(key) is None}
+    if asked.get("verify", {}).get("reserve") is None:
+        update["verify"] = config.search.verify.model_copy(
+            update={"reserve": entry.reserve + thinking}
+        )
+    search = config.search.model_copy(update=update)
+    return config.model_copy(update={"search": search})
 
 
 def with_tier(config: Config) -> Config:
@@ -326,25 +321,16 @@ def explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown configuration key {field}: {nearest(field, first['input'])}"
+        return f"unknown configuration key {field}: {nearest(field)}"
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
-def nearest(field: str, value: Any) -> str:
-    """What to write in place of an unknown key: the key of its name elsewhere, else the one that is
-    spelt alike.
-    """
-    wrong, _ = next(
-        flat({field: value}), (field, None)
-    )  # a section there isn't is known by its first key
-    keys = [key for key, _ in flat(shipped_section(""))]
-    named = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
-    meant = named if len(named) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.75)
-    return (
-        f"did you mean {meant[0]}?"
-        if meant
-        else "remove it or see config/training.yaml for the keys there are"
-    )
+def nearest(field: str) -> str:
+    """What to write in place of an unknown key: the keys whose last name is spelt like its own."""
+    names = {key: key.rpartition(".")[2] for key, _ in flat(shipped_section(""))}
+    near = difflib.get_close_matches(field.rpartition(".")[2], names.values(), n=1, cutoff=0.8)
+    meant = " or ".join(key for key, name in names.items() if name in near)
+    return f"did you mean {meant}?" if meant else "see config/training.yaml for the keys there are"

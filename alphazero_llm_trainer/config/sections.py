@@ -69,18 +69,13 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def fill(cls, raw: Any) -> Any:
-        """What is given, over the shipped file's values. A field with a default here is null there:
-        see `load.with_limits`.
+        """What is given, over the shipped file's values. A field with a default here may be null
+        there: see `load.with_limits`.
         """
         if cls.place is None or not isinstance(raw, Mapping):
             return raw
-        values = shipped_section(cls.place)
-        left_open = {
-            key
-            for key, field in cls.model_fields.items()
-            if not field.is_required() and values[key] is None
-        }
-        merged = merge(values, raw, f"{cls.place}." if cls.place else "")
+        merged = merge(shipped_section(cls.place), raw, f"{cls.place}." if cls.place else "")
+        left_open = {key for key, field in cls.model_fields.items() if not field.is_required()}
         return {
             key: value for key, value in merged.items() if value is not None or key not in left_open
         }
@@ -175,7 +170,7 @@ class SearchConfig(Section):
     )
     max_depth: Positive = 12
     max_tokens: Positive = 160
-    temperature: Temperature
+    temperature: Temperature = 1.0
     choose: Literal["vote", "value", "visits"]
     budget_tokens: Positive | None
     budget_seconds: PositiveFloat | None
@@ -230,7 +225,6 @@ class TeachersConfig(Section):
     ask: Literal["always", "uncertain", "failing"]
     max_tokens: Positive
     timeout_seconds: PositiveFloat
-    max_retries: NonNegative
     budget: BudgetConfig
     terminal_checker: bool
 
@@ -240,7 +234,6 @@ class ServeConfig(Section):
     concurrent: Positive
     queue: NonNegative
     budget_tokens: Positive
-    grace_seconds: PositiveFloat
 
 
 class LoraConfig(Section):

@@ -112,4 +112,4 @@ def serve(frozen: FrozenStudent) -> Served:
     service = Service(Answerer(frozen.student, frozen.config), models, settings)
     bound = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-    return url, *start(make_app(service), bound, settings)
+    return url, *start(make_app(service), bound)

@@ -32,7 +32,7 @@ def identity(job: SampleJob) -> dict[str, Any]:
         include=dict.fromkeys(sections, True) | {"train": {"groups", "requeue_limit", "reward"}},
         exclude={
             "search": {"concurrent"},
-            "teachers": {"budget", "timeout_seconds", "max_retries"},
+            "teachers": {"budget", "timeout_seconds"},
         },
     )
     return {"config": config, "split": job.split, "start": job.start, "seed": job.config.seed}

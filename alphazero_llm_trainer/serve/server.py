@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import signal
 import socket
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import uvicorn
 
-from ..config.sections import ServeConfig
 from ..engine.background import freeze_loaded
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
@@ -21,6 +19,7 @@ from ..errors import ConfigError
 MOST_CONNECTIONS = (
     896  # of the 1,024 files that a process may open; beyond them a client is answered 503
 )
+GRACE_SECONDS = 20  # that requests under way have to end when the server is told to stop
 
 
 class Inner(uvicorn.Server):
@@ -54,7 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def configured(app: Any, settings: ServeConfig) -> uvicorn.Config:
+def configured(app: Any) -> uvicorn.Config:
     """How uvicorn serves `app`. h11 refuses headers beyond 64 KiB; httptools has no such bound."""
     return uvicorn.Config(
         app,
@@ -66,23 +65,19 @@ def configured(app: Any, settings: ServeConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
+        timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=75,
     )
 
 
-def start(
-    app: Any, bound: socket.socket, settings: ServeConfig
-) -> tuple[Inner, asyncio.Task[None]]:
+def start(app: Any, bound: socket.socket) -> tuple[Inner, asyncio.Task[None]]:
     """A server on this event loop, and its running; `server.should_exit = True` ends it."""
-    server = Inner(configured(app, settings))
+    server = Inner(configured(app))
     return server, asyncio.create_task(server.serve(sockets=[bound]))
 
 
-def serve(
-    app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, ready: Callable[[], None]
-) -> bool:
-    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when
+def serve(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]) -> bool:
+    """Serve until a signal comes, then let requests under way end within `GRACE_SECONDS`; True when
     it was Ctrl-C.
     """
 
@@ -92,7 +87,7 @@ def serve(
         freeze_loaded()  # a collection of it would stop everything for 200 ms now and then
         ready()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when all is over
-        await uvicorn.Server(configured(app, settings)).serve(sockets=[bound])
+        await uvicorn.Server(configured(app)).serve(sockets=[bound])
 
     signal.signal(
         signal.SIGINT, signal.default_int_handler

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import openai
 
 MOST_CALLS = 8  # under way at once
+RETRIES = 3  # after time-outs, cut connections, 408, 409, 429 and 5xx
 
 Message = dict[str, str]
 
@@ -48,7 +49,7 @@ class Endpoint:
                 # is.
                 api_key=self._key or "none",
                 base_url=self.base_url,
-                max_retries=self.settings.max_retries,
+                max_retries=RETRIES,
                 http_client=openai.DefaultAsyncHttpxClient(
                     timeout=self.settings.timeout_seconds,
                     follow_redirects=False,  # the key would go where nobody sent it
