@@ -1,12 +1,9 @@
-"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages, one
-of everything.
+"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages.
 
     uv run python scripts/size.py
 
 Code tokens are names, operators, numbers and strings of the Python files that git tracks: no
-comments, no docstrings, so that dense lines gain nothing. C and JavaScript aren't counted. From the
-syntax trees come counts of places in the text: a `Search(...)`, an app or server that is made, a
-function that weighs HRE and PRE.
+comments, no docstrings, so that dense lines gain nothing. C and JavaScript aren't counted.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import shutil
 import subprocess
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -33,14 +29,6 @@ BUDGET = {
     "environment": 8_500, "serve": 7_000, "report": 5_000, "api": 3_500, "cli": 9_000,
 }  # fmt: skip
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
-APPS = {
-    "Starlette",
-    "FastAPI",
-    "start_server",
-    "start_unix_server",
-    "HTTPServer",
-    "ThreadingHTTPServer",
-}
 
 
 def tracked(*places: str) -> list[Path]:
@@ -86,30 +74,6 @@ def rooms(paths: list[Path]) -> Counter[str]:
     return sizes
 
 
-def nodes(paths: list[Path]) -> Iterator[ast.AST]:
-    for path in paths:
-        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def makes(names: set[str]) -> Callable[[ast.AST], bool]:
-    """Whether a node calls one of these."""
-    return lambda node: (
-        isinstance(node, ast.Call)
-        and (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
-        in names
-    )
-
-
-def weighs_rewards(node: ast.AST) -> bool:
-    """A function that reads both weights of the combined reward."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    read = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-    return {"hre_weight", "pre_weight"} <= read
-
-
 def keys(tree: object) -> int:
     """Keys below `tree`, sections counted too."""
     return sum(1 + keys(below) for below in tree.values()) if isinstance(tree, dict) else 0
@@ -132,9 +96,6 @@ def main() -> None:
             130,
         ),
         ("result pages", len(tracked("docs/results/*.md")), 8),
-        ("places that make a Search", sum(map(makes({"Search"}), nodes(python))), 2),
-        ("HTTP apps", sum(map(makes(APPS), nodes(python))), 1),
-        ("reward formulas", sum(map(weighs_rewards, nodes(python))), 1),
     ):
         print(f"{name:28}{count:8,}{aim:10,}")
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import EOS, tiny_llama
+from support import tiny_llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.real import against_controls, held_against
 from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
@@ -33,19 +32,6 @@ def test_arms_agree_and_count_what_they_do(reward: str) -> None:
         fast["computed_tokens"] < slow["computed_tokens"] and fast["tokens_per_unique_token"] <= 1.0
     )
     assert fast["rows_per_forward"] > slow["rows_per_forward"] == 1.0
-
-
-def test_the_plain_search_ends_a_response_where_it_is_finished() -> None:
-    seen: list[tuple[int, ...]] = []
-    arm = Arm("plain", "plain", "greedy", 1, simulations=30, horizon=7)
-
-    def verify(ids: tuple[int, ...]) -> float:
-        seen.append(ids)
-        return 0.5
-
-    PlainSearch(tiny_llama(3), arm, lambda ids: ids[-1] == EOS, verify).run((5, 6, 7))
-    assert all(EOS not in ids[:-1] and (ids[-1] == EOS or len(ids) == 7) for ids in seen)
-    assert {ids[-1] == EOS for ids in seen} == {True, False}
 
 
 def test_unique_tokens_are_distinct_prefixes() -> None:
@@ -75,29 +61,3 @@ def test_forwards_inside_generate_are_counted() -> None:
     assert work.computed_tokens == 3 + 3 + (response - 1)
     search.run((5, 6, 7))
     assert watched.work.forwards == work.forwards
-
-
-def test_only_an_arm_has_a_control_and_differences_are_the_trees() -> None:
-    rows = [
-        {"arm": "GRPO on trees", "seed": 7, "outcomes": "1110"},
-        {"arm": "GRPO on samples", "seed": 7, "outcomes": "1000"},
-        {"arm": "GRPO on trees", "seed": 8, "outcomes": "1111"},  # without a control of its seed
-        {"method": "majority", "seed": 7, "outcomes": "10"},
-        {"method": "mcts", "seed": 7, "outcomes": "111"},  # of other problems
-    ]
-    against_controls(rows)
-    assert [row["less_control"][0] if "less_control" in row else None for row in rows] == [
-        0.5,
-        None,
-        None,
-        None,
-        None,
-    ]
-    tree, other = held_against(
-        {"method": "mcts", "outcomes": "1110"}, {"greedy": {"method": "greedy", "outcomes": "0100"}}
-    )
-    assert (
-        "tree_less_it" not in tree
-        and other["tree_less_it"][0] == 0.5
-        and other["method"] == "greedy"
-    )

@@ -48,23 +48,6 @@ def test_the_paired_bootstrap_is_paired_seeded_and_near_the_normal_interval() ->
     assert (same.value, same.low, same.high) == pytest.approx((0.05, 0.05, 0.05))
 
 
-def test_the_bootstrap_over_seeds_with_one_seed_a_side_is_the_paired_one() -> None:
-    rng = np.random.default_rng(3)
-    before = rng.random(400)
-    after = before + rng.normal(0.05, 0.1, 400)
-    groups = [at // 2 for at in range(400)]
-    for of in (None, groups):
-        one, other = (
-            paired_bootstrap(after, before, groups=of),
-            bootstrap_over_seeds([after], [before], groups=of),
-        )
-        assert other.value == pytest.approx(one.value)
-        assert (other.low, other.high) == (
-            pytest.approx(one.low, abs=8e-4),
-            pytest.approx(one.high, abs=8e-4),
-        )
-
-
 def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ() -> None:
     """Problems that all say the same leave the seeds alone: the interval is that of means of three
     drawn ones.
