@@ -676,8 +676,7 @@ def test_commands_show_and_use_them(
 ) -> None:
     asked = ["--model", str(chat), "--source", rows, "--set", "problems.shots=2"]
     facts = printed(capsys, "info", *asked)
-    assert facts["prompt"] == {"system_prompt": SYSTEM_PROMPTS["numbers"], "shots": 2}
-    assert facts["limits"] == {"max_tokens": 400, "max_depth": 40}
+    assert facts["student"]["system prompt"] == SYSTEM_PROMPTS["numbers"]
     short = ["--set", "search.max_tokens=12"]
     assert main(["search", *asked, *short, "--simulations", "2"]) == 0
     assert "raise search.max_tokens" in capsys.readouterr().out

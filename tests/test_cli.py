@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-
-import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
@@ -82,57 +79,6 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
         "transformers instead of C: there is no C compiler 'no-such-compiler'"
     )
     assert kernels("--set", "engine.native=off") == "off (engine.native)"
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ({"model_type": "qwen2", "hidden_act": "silu"}, "float32, 1 thread"),
-        (
-            {"model_type": "gpt2"},
-            "by torch in float32, many times slower on a CPU: the kernels compute llama, .* not "
-            "gpt2",
-        ),
-    ],
-)
-def test_info_says_who_computes_the_student(kind, said, tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(kind))
-    assert main(["info", "--json", "--model", str(tmp_path)]) == 0
-    assert re.fullmatch(said, json.loads(capsys.readouterr().out)["products"])
-
-
-def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
-    flags = [
-        "--set",
-        "train.sft_steps=4",
-        "--set",
-        "train.demonstrations=16",
-        "--set",
-        "train.validation_size=8",
-    ]
-    assert (
-        main(
-            [
-                "sft",
-                "--model",
-                "embedded",
-                "--eval-size",
-                "8",
-                "--out",
-                str(tmp_path / "out"),
-                *flags,
-            ]
-        )
-        == 0
-    )
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["steps"] == 4
-    assert (manifest["settings"]["learning_rate"], manifest["settings"]["weight_decay"]) == (
-        8e-3,
-        0.3,
-    )  # from scratch
-    assert manifest["test_greedy"]["problems"] == 8
-    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):

@@ -64,11 +64,11 @@ EXPORT = ["export", "--data", ".", "--out", "OUT", "--kind", "sft"]
 REFUSED = {
     "a network beside another verifier": (
         ["eval", *CRITIC, "--verifier", "calculator"],
-        ["--prm", "doesn't ask it"],
+        ["--prm", "'calculator'"],
     ),
     "a value beside no verifier": (
         ["eval", "--value", "CRITIC", "--verifier", "none"],
-        ["--value", "doesn't ask it"],
+        ["--value", "'none'"],
     ),
     "a network that isn't there": (["eval", "--prm", "nowhere"], ["--prm nowhere is no folder"]),
     "two networks": (["eval", *CRITIC, "--value", "CRITIC"], ["two networks"]),

@@ -5,7 +5,6 @@ the exit codes.
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import json
 import logging
@@ -86,21 +85,6 @@ class Parser(argparse.ArgumentParser):
         """Add an argument that sets the configuration's key `key`."""
         action = self.add_argument(*names, **kwargs)
         self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """argparse leaves what a command doesn't know to the parser above it, which names no
-        command.
-        """
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            near = difflib.get_close_matches(
-                unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.75
-            )
-            self.error(
-                f"unrecognized arguments: {' '.join(unknown)}"
-                + (f" (did you mean {near[0]}?)" if near else "")
-            )
-        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
