@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +48,6 @@ HEAD = torch.randn(32, generator=torch.Generator().manual_seed(8)), 0.3
 IN_PROCESS = [
     "native",
     "native, no memo",
-    "native, worker",
     "transformers",
     "transformers, no memo",
 ]
@@ -82,9 +80,7 @@ def served() -> Iterator[ServerEngine]:
 def made(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> InProcessEngine:
-    """An engine with one of the forwards, perhaps without stored next-token distributions or with a
-    worker.
-    """
+    """An engine with one of the forwards, perhaps without stored next-token distributions."""
     kind, _, more = kind.partition(", ")
     if more == "no memo":
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
@@ -93,10 +89,6 @@ def made(
     engine = tiny_engine(MODEL, native="auto" if kind == "native" else "off")
     assert isinstance(engine.forward, NativeLlama if kind == "native" else LibraryForward)
     assert (engine.tree.next_logprobs is None) == (more == "no memo")
-    if more == "worker":
-        monkeypatch.setattr(inprocess, "LONG_SECONDS", 0.0)
-        engine.worker = ThreadPoolExecutor(1)
-        request.addfinalizer(engine.worker.shutdown)
     return engine
 
 
@@ -382,10 +374,7 @@ def test_a_small_batch_draws_the_same() -> None:
     )
 
 
-def test_a_response_far_longer_than_the_first_slots_is_exact(engine: InProcessEngine) -> None:
-    """The rows' room doubles in the middle of decoding; rows that come later must still be able to
-    use it.
-    """
+def test_a_long_response_is_exact(engine: InProcessEngine) -> None:
     requests = [GenerateRequest(PROMPT, max_new_tokens=200, seed=seed) for seed in range(200)]
     one = next(
         one
@@ -394,7 +383,6 @@ def test_a_response_far_longer_than_the_first_slots_is_exact(engine: InProcessEn
         if len(one.token_ids) == 200
     )
     assert one.logprobs == pytest.approx(library_scores(MODEL, PROMPT, one.token_ids), abs=1e-4)
-    # A known prefix and an unknown continuation: its keys are loaded into the larger slots.
     pair = (PROMPT + one.token_ids[:150], (9, 10, 11))
     assert score(engine, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=1e-4)
     assert_idle(engine)
@@ -658,11 +646,11 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     stepping = False
     step = engine._step
 
-    async def counted() -> None:
+    def counted() -> None:
         nonlocal stepping
         stepping = True
         try:
-            await step()
+            step()
         finally:
             stepping = False
 
@@ -765,7 +753,7 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
     rng = Random(seed)
     engine = tiny_engine(MODEL, max_batch=rng.choice([3, 16, 64]), cache_tokens=2048)
     catalogue = random_requests(100 + seed, 24)
-    # Long ones, so that rows outgrow their first room (128 tokens) while others come and go.
+    # Long ones, while others come and go.
     catalogue += [
         GenerateRequest(random_prompt(rng), max_new_tokens=170, temperature=1.5, seed=i)
         for i in range(4)

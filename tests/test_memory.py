@@ -69,10 +69,9 @@ def test_weights_are_counted_to_the_byte(tied: bool) -> None:
 def test_the_engine_holds_what_is_forecast() -> None:
     config = configured("engine.cache_tokens=2000", "engine.max_batch=48", "search.max_tokens=100")
     engine = InProcessEngine(llama().eval(), eos_id=1, step_ends=STEP_ENDS, settings=config.engine)
-    held: Any = engine.forward
-    # 48 rows of 150 tokens: both grow by doubling.
-    held.slots.ensure(48, 150)
-    kept = bytes_of([engine.tree.states, engine.tree.next_logprobs, held.slots.states])
+    # 48 rows of 150 tokens: what a layer's attention reads.
+    read = 48 * 150 * bytes_of([engine.tree.states[0, 0]])
+    kept = bytes_of([engine.tree.states, engine.tree.next_logprobs]) + read
     assert 0.5 * kept < of_tiny(config, prompt=50).search < 2 * kept
 
 

@@ -103,7 +103,6 @@ class VllmConfig(Section):
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
-FIRST_ROWS, FIRST_TOKENS = 32, 128  # that the engine's slots begin with, at most
 StepRule = Literal["line", "sentence", "thought"]
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
 MOST_CACHE, CACHE_SHARE = (

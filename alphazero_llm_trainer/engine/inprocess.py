@@ -14,7 +14,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +28,7 @@ from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import PrefixTree
 from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
-from .queue_rows import Call, Computed, DecodingRow, Forward, Rider
+from .queue_rows import Call, DecodingRow, Forward, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 # do, and at most.
 QUIET, TURNS = 3, 16
 
-LONG_SECONDS = 0.004  # a shorter forward takes less than handing it to a thread may
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -66,10 +64,7 @@ class InProcessEngine(Engine):
         step_ends: where steps end.
         settings: batch, context and cache limits.
 
-    `forward.name` says what computes it: "native" (C) or "transformers". Long forwards of "native"
-    are computed in `worker`, where that is set: the event loop goes on meanwhile, as a server's has
-    to, and requests that come then wait for the forward's end. (transformers' shares the model with
-    whoever changes its adapters.)
+    `forward.name` says what computes it: "native" (C) or "transformers".
     """
 
     def __init__(
@@ -85,15 +80,18 @@ class InProcessEngine(Engine):
         self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
         shape = text_config(model)
         context = context_of(shape, settings.max_context)
-        if self._why_not() is not None:
-            from .miniature import check_forward
-
-            check_forward(model, context)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         kernels = library() if settings.native == "auto" else None
-        if kernels is not None and self._why_not() is None:
+        reason = self._why_not()
+        if reason is None:
             dtype = torch.float32  # of the kernels' keys and values, whatever the weights are
+        else:
+            from .miniature import check_forward
+
+            check_forward(model, context)
+            if settings.native == "auto" and weight.device.type == "cpu":
+                tell_once(reason)
         size = token_bytes(shape, dtype)
         memory = device_memory()[2]
         self.tree = PrefixTree(
@@ -113,40 +111,24 @@ class InProcessEngine(Engine):
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
         self.sampler = Sampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
-        self.worker: ThreadPoolExecutor | None = None
-        self._computed: asyncio.Future[None] | None = (
-            None  # done when the worker's forward has ended
-        )
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
 
     def _why_not(self) -> str | None:
-        """Why the kernels don't compute the model, or None where they do (if they can be built)."""
-        return (
-            NativeLlama.why_not(self.model)
-            if self.settings.native == "auto"
-            else "engine.native is off"
-        )
+        """Why the kernels don't compute the model, or None where they do."""
+        if self.settings.native != "auto":
+            return "engine.native is off"
+        return NativeLlama.why_not(self.model) or (None if library() else kernel_status())
 
     def _make_forward(self) -> Forward:
         """The fastest forward that computes the model's function here. Its weights may be copies:
         make a new one when they have changed.
         """
-        reason = self._why_not()
-        if reason is None:
-            native = (
-                NativeLlama.of(self.model, self.tree, self.settings.dtype)
-                if library() is not None
-                else None
-            )
-            if native is not None:
-                return native
-            reason = kernel_status()
-        if reason is not None and self.settings.native == "auto" and self.tree.device.type == "cpu":
-            tell_once(reason)
+        if self._why_not() is None:
+            return NativeLlama(self.model, self.tree, self.settings.dtype)
         from .library_forward import LibraryForward
 
-        return LibraryForward(self.model, self.tree, self.max_batch, self.capabilities.max_context)
+        return LibraryForward(self.model, self.tree)
 
     # -- the protocol
     # ----------------------------------------------------------------------------------------------
@@ -227,8 +209,6 @@ class InProcessEngine(Engine):
     async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
         """Submit and wait for what is not known at once."""
         answers: list[T | asyncio.Future[T]] = []
-        while self._computed is not None:  # the worker reads the tree that a submission changes
-            await asyncio.wait((self._computed,))
         self._ensure_pump()
         try:
             for submit in submissions:
@@ -295,7 +275,8 @@ class InProcessEngine(Engine):
         node = self.tree.find(prefix)
         if node is not None and self.tree.memoised[node]:
             self._charge(len(prefix), len(prefix))
-            return list(self.queue.likeliest([node], k)[0])
+            table, index = self.tree.distributions([node])
+            return list(self.sampler.top(table, index, k)[0])
         future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
         self._row(prefix).peeks.append((future, k))
         return future
@@ -360,7 +341,7 @@ class InProcessEngine(Engine):
             while self.queue:
                 await self._let_callers_park()
                 began = time.perf_counter()
-                await self._step()
+                self._step()
                 for watch in self._wakes:
                     if watch.wake is not None:
                         watch.wake()
@@ -398,7 +379,7 @@ class InProcessEngine(Engine):
                 future.set_exception(failure)
         self.tree.clear()
 
-    async def _step(self) -> None:
+    def _step(self) -> None:
         """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came
         of it.
         """
@@ -407,32 +388,9 @@ class InProcessEngine(Engine):
         queue.refill(self.max_batch)
         if not queue.live:
             return
-        computed = await self._compute()
+        computed = self.forward.compute(queue.live)
         stats.forwards += 1
         stats.rows += len(queue.live)
         stats.computed_tokens += computed.tokens
         stats.forward_seconds += computed.seconds
         queue.settle(computed)
-
-    async def _compute(self) -> Computed:
-        """The live rows' forward: in the worker where it takes long, by what a token took so
-        far.
-        """
-        rows, stats = self.queue.live, self.stats
-        tokens = sum(len(row.nodes) for row in rows)
-        expected = tokens * stats.forward_seconds / max(stats.computed_tokens, 1)
-        if (
-            self.worker is None
-            or expected < LONG_SECONDS
-            or not isinstance(self.forward, NativeLlama)
-        ):
-            return self.forward.compute(rows)
-        loop = asyncio.get_running_loop()
-        self._computed, work = loop.create_future(), self.worker.submit(self.forward.compute, rows)
-        try:
-            return await asyncio.wrap_future(work)
-        finally:
-            # Where the event loop ends first: what the forward reads may not be let go under it.
-            wait((work,))
-            self._computed.set_result(None)
-            self._computed = None

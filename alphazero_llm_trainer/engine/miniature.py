@@ -215,7 +215,7 @@ def engine_gap(small: Any) -> float:
         memo_bytes=1 << 30, dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
     assert tree.next_logprobs is not None
-    forward, own = LibraryForward(small, tree, 2, LENGTH), own_logprobs(small, words)
+    forward, own = LibraryForward(small, tree), own_logprobs(small, words)
     paths = [tree.walk(row) for row in words.tolist()]
     # How far each sequence is known after each forward: prefixes, pieces behind them, then token by
     # token.

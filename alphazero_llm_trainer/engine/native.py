@@ -31,7 +31,7 @@ from .prefix_tree import PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
-    from transformers import LlamaModel, PreTrainedModel
+    from transformers import LlamaModel
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights that the kernels pack
 
@@ -176,19 +176,21 @@ def parameter_count(model: Any) -> int:
 
 
 class NativeLlama:
-    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU. It has its own packed
-    copy of the weights.
+    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU, where `library` has
+    the kernels. It has its own packed copy of the weights.
 
-    `unit` is what computes its products (`precision.product_unit`).
+    `unit` is what computes its products: `precision.product_unit` of `dtype`, `engine.dtype`.
+    Raises ConfigError where that can't be had.
     """
 
     name = "native"
 
-    def __init__(
-        self, kernels: ctypes.CDLL, model: Any, tree: PrefixTree, unit: int = FLOATS
-    ) -> None:
-        self.kernels, self.tree, self.unit, self.valued = kernels, tree, unit, False
+    def __init__(self, model: Any, tree: PrefixTree, dtype: Wanted = "auto") -> None:
+        kernels = library()
+        assert kernels is not None
+        self.kernels, self.tree, self.valued = kernels, tree, False
         self.parameters = parameter_count(model)
+        self.unit = product_unit(dtype, self.parameters)
         # Where the tree doesn't keep distributions: one table for all calls, a new one's pages
         # would cost more than the draws.
         self.table = np.empty((0, tree.vocabulary), dtype=np.float32)
@@ -222,7 +224,7 @@ class NativeLlama:
             sin,
         ]
         with addresses(outer) as pointers:
-            self.model = kernels.model_new(ctypes.byref(dimensions), pointers, unit)
+            self.model = kernels.model_new(ctypes.byref(dimensions), pointers, self.unit)
         weakref.finalize(self, kernels.model_free, self.model)
         for i, layer in enumerate(
             inner.layers
@@ -256,19 +258,6 @@ class NativeLlama:
         if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
             return "the kernels compute weights in float32, bfloat16 or float16 on the CPU"
         return None
-
-    @classmethod
-    def of(
-        cls, model: PreTrainedModel, tree: PrefixTree, dtype: Wanted = "auto"
-    ) -> NativeLlama | None:
-        """The forward of a model that the kernels compute, or None where there is no compiler.
-        `dtype` is `engine.dtype`.
-
-        Raises ConfigError where it can't be had.
-        """
-        unit = product_unit(dtype, parameter_count(model))
-        kernels = library()
-        return None if kernels is None else cls(kernels, model, tree, unit)
 
     @property
     def rounds(self) -> bool:

@@ -17,7 +17,6 @@ import torch
 
 ROOT = 0
 NAN = float("nan")
-TOPS_KEPT = 20_000  # nodes whose likeliest tokens are kept as Python's objects, a kilobyte each
 
 Pairs = tuple[tuple[int, float], ...]
 
@@ -69,9 +68,9 @@ class PrefixTree:
         if self._states is None:
             capacity, layers, *node = self.states_shape
             pool = torch.empty((layers, capacity, *node), dtype=self.dtype, device=self.device)
-            self._states = pool.transpose(
-                0, 1
-            )  # a layer's nodes lie together: attention reads one layer at a time
+            pool[:, ROOT] = 0.0  # what padding reads, which has to be numbers
+            # A layer's nodes lie together: attention reads one layer at a time.
+            self._states = pool.transpose(0, 1)
         return self._states
 
     def release(self) -> None:
@@ -93,7 +92,6 @@ class PrefixTree:
         self.children: list[dict[int, int]] = [{}]
         self.ready[ROOT] = True
         self.free: list[int] = []  # nodes that were dropped
-        self._tops: dict[int, dict[int, Pairs]] = {}
         self.clock = 0
 
     def clear_values(self) -> None:
@@ -177,7 +175,6 @@ class PrefixTree:
                 break
             for node in leaves[: wanted - self.room()].tolist():
                 self._drop(node)
-        self._tops.clear()
         return self.room() >= count
 
     def _leaves(self) -> np.ndarray:
@@ -220,12 +217,3 @@ class PrefixTree:
             return self.next_logprobs.numpy(), nodes
         index = torch.tensor(nodes, device=self.next_logprobs.device)
         return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))
-
-    def tops(self, k: int) -> dict[int, Pairs]:
-        """The k likeliest next tokens of memoised nodes, as far as they were looked up; whoever
-        looks up more adds them.
-        """
-        known = self._tops.setdefault(k, {})
-        if len(known) > TOPS_KEPT:
-            known.clear()
-        return known

@@ -21,7 +21,7 @@ from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Sampler, draw_nucleus
 from .step_ends import StepEnds
-from .without import Taken, tempered
+from .without import tempered
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
@@ -269,17 +269,6 @@ class Schedule:
             frontier, table = onward, None
         return kept
 
-    def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
-        """The k likeliest next tokens of each node (all memoised): looked up once, most nodes are
-        passed again and again.
-        """
-        known = self.tree.tops(k)
-        missing = list({node for node in nodes if node not in known})
-        if missing:
-            table, index = self.tree.distributions(missing)
-            known.update(zip(missing, self.sampler.top(table, index, k), strict=True))
-        return [known[node] for node in nodes]
-
     def _onward(self, node: int, riders: list[Rider]) -> Frontier:
         """Riders that can draw at once from what is known of `node`; the others wait for a row."""
         if self.tree.memoised[node]:
@@ -297,65 +286,33 @@ class Schedule:
         rows: list[int] = []
         temperatures: list[float] = []
         uniforms: list[float] = []
-        excluding: list[
-            tuple[int, Rider, Taken]
-        ] = []  # draws of riders that may become what they should not be
-        narrow: list[
-            tuple[int, float, float]
-        ] = []  # draws from a nucleus, their uniform numbers and its top_p
-        also_tempered: list[
-            tuple[int, Rider, float]
-        ] = []  # draws that tell their log-probability at that temperature
-        wanted: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # k -> draws that want the k likeliest tokens, and their nodes
-        for (node, riders, _), place in zip(frontier, index, strict=True):
+        special: list[tuple[int, Rider]] = []  # draws that aren't the sampler's alone, or tell more
+        wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
+        for (_, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
                 call = rider.call
                 if call.future.done():
                     continue
                 request = call.request
                 if request.top_k:
-                    wanted.setdefault(request.top_k, []).append((len(rows), node))
-                if rider.taken is not None:
-                    excluding.append((len(rows), rider, rider.taken))
-                if request.tempered is not None:
-                    also_tempered.append((len(rows), rider, request.tempered))
-                uniform = rider.draws[len(rider.tokens)]
-                if request.top_p < 1:
-                    narrow.append((len(rows), uniform, request.top_p))
+                    wanted.setdefault(request.top_k, []).append(len(rows))
+                if rider.taken is not None or request.tempered is not None or request.top_p < 1:
+                    special.append((len(rows), rider))
                 rows.append(place)
                 temperatures.append(request.temperature)
-                uniforms.append(uniform)
+                uniforms.append(rider.draws[len(rider.tokens)])
         if not rows:
             return _Drawn([], [], {})
         tokens, logprobs = self.sampler.draw(table, rows, temperatures, uniforms)
-        for i, rider, taken in excluding:
-            left = taken.draw(table[rows[i]], temperatures[i], uniforms[i])
-            if left is not None:
-                tokens[i], logprobs[i] = left, float(table[rows[i], left])
-            rider.taken = taken.after.get(tokens[i])
-        for i, uniform, top_p in narrow:
-            tokens[i] = draw_nucleus(table[rows[i]], temperatures[i], top_p, uniform)
+        for i, rider in special:
+            tokens[i] = draw_special(rider, table[rows[i]], tokens[i])
             logprobs[i] = float(table[rows[i], tokens[i]])
-        for i, rider, temperature in also_tempered:
-            rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
-        return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))
-
-    def _tops(
-        self, wanted: dict[int, list[tuple[int, int]]], table: np.ndarray, rows: list[int]
-    ) -> dict[int, Pairs]:
-        """The likeliest tokens of the draws (each with its node) in `wanted`, by how many of them
-        it wants.
-        """
         tops: dict[int, Pairs] = {}
         for k, draws in wanted.items():
-            if self.tree.next_logprobs is None:
-                likely = self.sampler.top(table, [rows[i] for i, _ in draws], k)
-            else:
-                likely = self.likeliest([node for _, node in draws], k)
-            tops.update(zip((i for i, _ in draws), likely, strict=True))
-        return tops
+            tops.update(
+                zip(draws, self.sampler.top(table, [rows[i] for i in draws], k), strict=True)
+            )
+        return _Drawn(tokens, logprobs, tops)
 
     def _finish(self, rider: Rider, token: int) -> str | None:
         """Why a sample ends with `token`, its newest, or None where it goes on."""
@@ -380,3 +337,19 @@ class Schedule:
         call.missing -= 1
         if not call.missing:
             call.future.set_result([generated for generated in call.done if generated is not None])
+
+
+def draw_special(rider: Rider, logprobs: np.ndarray, token: int) -> int:
+    """The rider's draw from `logprobs` `[V]` where it leaves sequences or the tail out, else
+    `token`; its log-probability at `tempered` is kept.
+    """
+    request, uniform = rider.call.request, rider.draws[len(rider.tokens)]
+    if rider.taken is not None:
+        left = rider.taken.draw(logprobs, request.temperature, uniform)
+        token = token if left is None else left
+        rider.taken = rider.taken.after.get(token)
+    elif request.top_p < 1:
+        token = draw_nucleus(logprobs, request.temperature, request.top_p, uniform)
+    if request.tempered is not None:
+        rider.tempered.append(tempered(logprobs, request.tempered, token))
+    return token

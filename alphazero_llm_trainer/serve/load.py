@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..config.load import Config
-from ..engine.inprocess import InProcessEngine
 from ..eval.verifiers import load_verifier, named_verifier
 from ..policy.critic import load_value
 from ..policy.student import load_student
@@ -38,8 +36,6 @@ def load_models(
     student = load_student(
         config, path=path, opening=opening(config), inference=(prm or guide) is None
     )
-    if isinstance(student.engine, InProcessEngine):
-        student.engine.worker = ThreadPoolExecutor(1, "forward")
     if judged:
         return models, Answerer(student, config, load_verifier(named, student, config, prm, value))
     if guide is None:

@@ -126,8 +126,8 @@ def forecast(
     rows = min(engine.rows(token * context, memory), wanted)
     memo = cached * shape.vocabulary * 4  # next-token distributions, where they fit
     kernels = not (cuda or quantised) and engine.native == "auto" and shape.plain
-    # Slots grow by doubling: between the tokens of all live rows and four times as many.
-    cache = token * (cached + 2 * rows * length) + memo * (memo <= MEMO_BYTES)
+    # A layer's keys and values of all live rows, as read and as its attention lays them out.
+    cache = token * (cached + 2 * rows * length / shape.layers) + memo * (memo <= MEMO_BYTES)
     search: float = (others + (engine.backend == "inprocess")) * (
         cache + kernels * counts.whole * 4
     )
