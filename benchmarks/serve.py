@@ -196,13 +196,12 @@ class Served:
 
     def state(self) -> dict[str, float]:
         """Memory in MiB, and what is live by the server's own metrics."""
-        found = {"rss_mib": self.rss()}
-        names = ("live_requests", "waiting_requests")
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
-            name, _, value = line.partition(" ")
-            if name.removeprefix("alphazero_") in names:
-                found[name.removeprefix("alphazero_")] = float(value)
-        return found
+        health = httpx.get(f"{self.url}/health").json()
+        return {
+            "rss_mib": self.rss(),
+            "live_requests": health["live"],
+            "waiting_requests": health["waiting"],
+        }
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

@@ -44,23 +44,8 @@ class Served:
     url: str
     folder: Path
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"Authorization": "Bearer first-key"})
-
-    def metric(self, name: str, **labels: str) -> float:
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [
-            line
-            for line in self.get("/metrics").text.splitlines()
-            if line.startswith((f"{name}{{", f"{name} "))
-        ]
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted)
-        )
-
-    def idle(self) -> bool:
-        told = self.get("/health").json()
-        return told["live"] == told["waiting"] == 0
+    def live(self) -> int:
+        return int(httpx.get(f"{self.url}/health").json()["live"])
 
 
 def start(folder: Path, *arguments: str, **variables: str) -> Served:
@@ -133,15 +118,6 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_models(client: openai.OpenAI) -> None:
-    assert {"student", "student@mcts", "student@best-of-8"} <= {
-        model.id for model in client.models.list()
-    }
-    assert client.models.retrieve("student@best-of-3").id == "student@best-of-3"
-    with pytest.raises(openai.NotFoundError, match="gpt-4"):
-        client.chat.completions.create(model="gpt-4", messages=asked("?"))
-
-
 def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> None:
     command = [sys.executable, str(ROOT / "examples" / "serve_client.py"), f"{served.url}/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -175,50 +151,10 @@ def test_a_chat_answer(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0  # type: ignore[union-attr]
 
 
-def test_n_choices_have_draws_of_their_own(client: openai.OpenAI) -> None:
-    def ask(n: int, seed: int) -> list[str | None]:
-        answer = client.chat.completions.create(
-            model="student",
-            messages=asked(QUESTIONS[1]),
-            n=n,
-            seed=seed,
-            temperature=2.0,
-            max_tokens=40,
-        )
-        return [choice.message.content for choice in answer.choices]
-
-    four = ask(4, seed=5)
-    assert len(set(four)) > 1
-    assert ask(4, seed=5) == four and ask(1, seed=5) == four[:1]
-    assert ask(4, seed=6) != four
-
-
-def test_stop_strings_cut_exactly(client: openai.OpenAI) -> None:
-    common: dict[str, Any] = {
-        "model": "student",
-        "messages": asked(QUESTIONS[2]),
-        "seed": 3,
-        "temperature": 0,
-    }
-    whole = client.chat.completions.create(**common).choices[0].message.content or ""
-    spanning = whole[3:9]  # begins and ends inside tokens
-    for stops in (["\n"], [spanning], ["no such text", "\n####"], [whole[-1:], whole[:2]]):
-        expected = whole[: min(at for at in map(whole.find, stops) if at >= 0)]
-        [choice] = client.chat.completions.create(**common, stop=stops).choices
-        assert (choice.message.content, choice.finish_reason) == (expected, "stop")
-        assert choice.model_extra is not None and choice.model_extra["stop_reason"] in stops
-        streamed = client.chat.completions.create(**common, stop=stops, stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
-        [searched] = client.chat.completions.create(
-            **common | {"model": "student@majority-2"}, stop=stops
-        ).choices
-        assert not any(one in (searched.message.content or "") for one in stops)
-
-
 def test_streaming_tokens(client: openai.OpenAI) -> None:
     common: dict[str, Any] = {"model": "student", "messages": asked(next(FRESH)), "seed": 8, "n": 2}
     more: dict[str, Any] = {"stream_options": {"include_usage": True}, "stream": True}
-    *pieces, last = list(client.chat.completions.create(**common, **more))
+    *pieces, last = client.chat.completions.create(**common, **more)
     whole = client.chat.completions.create(**common)
     assert last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens
     for index in (0, 1):
@@ -227,6 +163,10 @@ def test_streaming_tokens(client: openai.OpenAI) -> None:
         texts = [c.delta.content or "" for c in own]
         assert "".join(texts) == whole.choices[index].message.content
         assert len([text for text in texts if text]) > 5  # they came one after another
+        stop = texts[3] + texts[4]
+        cut = client.chat.completions.create(**common, stream=True, stop=stop)
+        said = "".join(c.delta.content or "" for k in cut for c in k.choices if c.index == index)
+        assert said == "".join(texts).partition(stop)[0]
 
 
 def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
@@ -261,28 +201,6 @@ def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
     assert f"{part}{rest}" == whole
 
 
-def test_a_nucleus_of_one_token_is_greedy(client: openai.OpenAI) -> None:
-    ask: dict[str, Any] = {"model": "student", "prompt": OPEN, "seed": 5, "max_tokens": 12}
-    greedy = client.completions.create(**ask, temperature=0).choices[0].text
-    assert client.completions.create(**ask, temperature=2, top_p=1e-6).choices[0].text == greedy
-    assert client.completions.create(**ask, temperature=2).choices[0].text != greedy
-    chat: dict[str, Any] = {
-        "model": "student",
-        "messages": asked(OPEN),
-        "temperature": 2,
-        "seed": 5,
-    }
-    assert (
-        len(
-            {
-                client.chat.completions.create(**chat, top_p=p).choices[0].message.content
-                for p in (1e-6, 1.0)
-            }
-        )
-        == 2
-    )
-
-
 # -- completions
 # --------------------------------------------------------------------------------------------------
 
@@ -306,8 +224,8 @@ def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) 
     assert (
         answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
     )
-    default = client.completions.create(model="student", prompt=prompt, temperature=2, seed=1)
-    assert default.usage is not None and default.usage.completion_tokens <= 16
+    nucleus = client.completions.create(**ask | {"temperature": 2}, prompt=prompt, top_p=1e-6)
+    assert nucleus.choices[0].text == chat
 
 
 def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.OpenAI) -> None:
@@ -407,23 +325,10 @@ def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, met
         sum(len(tree.token_ids[node]) for node in tree.path(leaf)) for leaf in range(len(tree))
     )
     assert by_name.usage.completion_tokens == about["sampled_tokens"] >= longest
-    record = served.get(f"/v1/traces/{about['trace_id']}").json()
+    lines = (served.folder / "kept" / "journal.jsonl").read_text().splitlines()
+    [record] = [record for record in map(json.loads, lines) if record["key"] == about["trace_id"]]
     assert record["tree"] == about["tree"] and record["problem"]["question"] == question
     assert tree.response(record["served"]["node"]) == by_name.choices[0].message.content
-
-
-def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
-    answer = client.chat.completions.create(
-        model="student@best-of-8", messages=asked("<script>alert(1)</script>")
-    )
-    page = served.get(f"/traces/{details(answer)['trace_id']}")
-    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
-    assert (
-        "default-src 'none'" in page.text
-        and "frame-ancestors" in page.headers["content-security-policy"]
-    )
-    assert "<script>alert(1)" not in page.text
-    assert served.get("/traces/tr-none").json()["error"]["code"] == "not_found"
 
 
 @pytest.mark.parametrize("deadline", [1, 400])
@@ -479,22 +384,13 @@ def test_vf_eval_answers_through_the_server(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    journal = served.folder / "kept" / "journal.jsonl"
     for name in ("PRIME_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    before = served.metric("alphazero_requests_total", model="student@mcts", status="200")
-    words = [
-        "alphazero-llm-trainer",
-        "-n",
-        "3",
-        "-m",
-        "student@mcts",
-        "--client.base-url",
-        f"{served.url}/v1",
-    ]
+    words = f"alphazero-llm-trainer -n 3 -m student@mcts --client.base-url {served.url}/v1".split()
+    before = len(journal.read_text().splitlines())
     assert vf_eval([*words, "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")]) == 0
-    assert (
-        served.metric("alphazero_requests_total", model="student@mcts", status="200") == before + 3
-    )
+    assert len(journal.read_text().splitlines()) == before + 3
 
 
 # -- clients that go, and what is refused
@@ -509,7 +405,6 @@ def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> Non
         "temperature": 2,
         "stream": stream,
     }
-    before = served.metric("alphazero_requests_total", status="499")
     url = f"{served.url}/v1/chat/completions"
     with (
         pytest.raises(httpx.ReadTimeout),
@@ -517,8 +412,7 @@ def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> Non
     ):
         next(response.iter_raw())
         raise httpx.ReadTimeout("that is enough")
-    wait_until(lambda: served.metric("alphazero_requests_total", status="499") == before + 1)
-    assert served.idle()
+    wait_until(lambda: not served.live())
 
 
 WRONG_CHATS: list[tuple[dict[str, Any], str | None]] = [
@@ -527,7 +421,6 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     ({"messages": asked("\ud800")}, None),
     ({"messages": asked("apples " * 2000)}, None),
-    ({"messages": asked("apples " * 10_000)}, None),
     ({"temperature": float("nan")}, "temperature"),
     ({"n": 17}, "n"),
     ({"n": True}, "n"),
@@ -555,7 +448,6 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": [5, True]}, "prompt"),
     ({"prompt": ["x"] * 10, "n": 13}, "prompt"),
     ({"prompt": [5] * 1024}, None),
-    ({"prompt": "x" * 40_000}, None),
     ({"logprobs": 1, "stream": True}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"model": "student@mcts"}, "model"),
@@ -591,11 +483,7 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
         ):
             response = http.post("/chat/completions", content=content)
             assert response.status_code == 400 and len(response.content) < 1000
-        neutral = {
-            "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "top_k": 0, "min_p": 0, "n": 1, "echo": False,
-            "repetition_penalty": 1, "presence_penalty": 0.0, "skip_special_tokens": True, "store": False, "user": "u",
-            "response_format": {"type": "text"}, "metadata": {"a": "b"}, "stream_options": {"include_usage": False},
-        }  # fmt: skip
+        neutral = {"tools": [], "tool_choice": "none", "top_k": 0, "min_p": 0, "user": "u"}
         body = (
             chat
             | {"stream": False, "logit_bias": None, "max_tokens": 2, "temperature": 0}
@@ -622,11 +510,9 @@ def test_who_may_ask(both: tuple[Served, Served]) -> None:
     body = {"model": "student", "messages": asked(QUESTIONS[0])}
     with httpx.Client(base_url=small.url, headers={"Authorization": "Bearer second-key"}) as http:
         assert httpx.get(f"{small.url}/health").json()["status"] == "ok"
-        assert (
-            http.get("/metrics").status_code == 200
-            and httpx.get(f"{small.url}/metrics").status_code == 401
-        )
-        assert httpx.get(f"{small.url}/traces/tr-x", auth=("me", "first-key")).status_code == 404
+        listed = http.get("/v1/models").json()["data"]
+        assert {"student", "student@mcts", "student@best-of-8"} <= {card["id"] for card in listed}
+        assert httpx.get(f"{small.url}/v1/models").status_code == 401
         assert http.get("/health", headers={"Host": "evil.example"}).status_code == 400
         # What a web page may send without leave.
         assert http.post("/v1/chat/completions", content=json.dumps(body)).status_code == 400
@@ -676,23 +562,6 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
             ]
 
     asyncio.run(asyncio.wait_for(everyone(), 60))
-
-
-def test_idle_and_half_sent_connections_keep_nobody_out(served: Served) -> None:
-    address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
-    held = []
-    try:
-        for number in range(200):
-            held.append(socket.create_connection(address, timeout=10))
-            held[-1].sendall((b"", b"GET /health HT", head)[number % 3])
-        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
-    finally:
-        for one in held:
-            one.close()
-    with socket.create_connection(address, timeout=10) as endless:
-        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"y" * 70_000)
-        assert endless.recv(12) == b"HTTP/1.1 400"
 
 
 # -- journals, command lines, the end

@@ -24,7 +24,6 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.serve import service as service_module
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.requests import (
     ApiError,
@@ -84,10 +83,9 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(
 # -------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, student: Student, config: Config
+def test_a_full_disk_costs_the_journal_and_no_answer(
+    tmp_path: Path, student: Student, config: Config
 ) -> None:
-    monkeypatch.setattr(service_module, "TRACES", 3)
     answerer = Answerer(student, config)
     service = Service(answerer, Models("student"), config.serve, tmp_path)
     assert service.journal is not None
@@ -95,12 +93,10 @@ def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_ans
     tree = Tree()
     tree.attach(0, Step((1,), (-0.5,), "text\n"))
     choice = Choice(1, "text", None, 1, 1.0, "first")
-    for name in "abcd":
-        outcome = Outcome("text", "stop", 7, Cost(), "finished", tree=tree, choice=choice)
-        service.keep(name, wanted(student, config, "beam"), outcome)
-    assert list(service.traces) == ["b", "c", "d"] and service.record("b")["key"] == "b"
-    with pytest.raises(ApiError):
-        service.record("a")
+    outcome = Outcome(
+        "text", "stop", 7, Cost(), "finished", tree=tree, choice=choice, trace_id="tr-a"
+    )
+    service.keep(wanted(student, config, "beam"), outcome)
     assert service.journal is None
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError):

@@ -31,7 +31,6 @@ The same by extra_body of the openai client: method, and budget_tokens, simulati
     curl http://127.0.0.1:8000/v1/chat/completions --json '{{"model": "student@mcts", "messages":
       [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
 
-/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus,
 /docs describes every request.
 Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
 

@@ -25,7 +25,6 @@ from .text import TextReader, cut
 from .wire import DEADLINE, Outcome, Token
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
-PREFIXES = 32  # of a prompt that the engine is asked about at once
 
 Tell = Callable[[str], None]  # takes the text of a choice as it comes
 
@@ -147,10 +146,8 @@ class Answerer:
         cost.add(Cost(scored_tokens=len(logprobs), calls=1))
         tops: list[Any] = [()] * len(logprobs)
         if wanted.body.alternatives:
-            tops = []
-            for start in range(1, len(ids), PREFIXES):  # others get their turns between
-                prefixes = [ids[:end] for end in range(start, min(start + PREFIXES, len(ids)))]
-                tops += await engine.next_token_topk(prefixes, wanted.body.alternatives)
+            prefixes = [ids[:end] for end in range(1, len(ids))]
+            tops = await engine.next_token_topk(prefixes, wanted.body.alternatives)
         reader = TextReader(self.student.decode)
         reader.read(ids)
         reader.end()

@@ -13,19 +13,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from fastapi.security import (
-    HTTPAuthorizationCredentials,
-    HTTPBasic,
-    HTTPBasicCredentials,
-    HTTPBearer,
-)
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 
 from ..errors import EngineError, RequestError
-from ..viewer.page import tree_page
-from ..viewer.record import pieces
 from .requests import (
     ApiError,
     ChatBody,
@@ -41,11 +34,6 @@ from .service import Service
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 GONE = 499  # what nobody reads
 MAX_BODY_BYTES = 1 << 20  # of one request
-NO_STORE = {"Cache-Control": "no-store"}
-PAGE_HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    **NO_STORE,
-}  # the page itself has the rest
 REFUSED: tuple[type[Exception], ...] = (
     StarletteHTTPException,
     RequestValidationError,
@@ -77,10 +65,6 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
     async def health() -> dict[str, Any]:
         return {"status": "ok", "live": service.live, "waiting": service.waiting}
 
-    @guarded.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
     def model(name: str) -> Model:
         return Model(
             id=name, created=service.created, object="model", owned_by="alphazero-llm-trainer"
@@ -106,17 +90,6 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
             request, service, completion_request(body, service.student, service.models)
         )
 
-    # Not async, so in threads: a large tree takes a while, and others wait for the event loop.
-    @guarded.get("/v1/traces/{name}")
-    def trace(name: str) -> Response:
-        return JSONResponse(service.record(name), headers=NO_STORE)
-
-    @guarded.get("/traces/{name}")
-    def trace_page(name: str) -> Response:
-        record = service.record(name)
-        shown = {**record, "pieces": pieces(record, service.student.decode, {})}
-        return HTMLResponse(tree_page(shown, title=name), headers=PAGE_HEADERS)
-
     app.include_router(guarded)
     return app
 
@@ -130,19 +103,18 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 def lock(keys: Sequence[str]) -> Any:
-    """A dependency that wants one of the keys, as a token or as a browser's password."""
+    """A dependency that wants one of the keys."""
 
     async def opens(
         bearer: Annotated[
             HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))
         ],
-        basic: Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))],
     ) -> None:
-        sent = bearer.credentials if bearer else basic.password if basic else ""
+        sent = bearer.credentials if bearer else ""
         # All of them are compared: the time that it takes says nothing about them.
         if not any([secrets.compare_digest(sent.strip().encode(), key.encode()) for key in keys]):
             missing = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
-            raise ApiError(missing, None, "invalid_api_key", 401, {"WWW-Authenticate": "Basic"})
+            raise ApiError(missing, None, "invalid_api_key", 401)
 
     return opens
 

@@ -44,7 +44,6 @@ MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
 MOST_PROMPTS = 128  # of one request, times the choices of each
 MOST_STOPS = 16
 MOST_BUDGET = 20_000  # tokens of a search that a request may ask for
-CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's length goes
 SEED_BITS = 63  # the engine's seeds have no sign
 MOST_LOGPROBS = 20  # alternatives to each token
 MOST_COUNTED = 1 << 31  # of anything that a client names a number of
@@ -305,11 +304,8 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
     if messages[0]["role"] != "system":
         messages = [*student.opening.messages(users[-1]), *messages]
     context = student.engine.capabilities.max_context
-    check_length(
-        sum(len(message["content"]) for message in messages), context * CHARACTERS, "characters"
-    )
     ids = student.chat_ids(messages, body.continue_final_message)
-    check_length(len(ids), context - 1, "tokens")
+    check_length(len(ids), context - 1)
     return Wanted(body, method, ids, users[-1], body.seed % (1 << SEED_BITS))
 
 
@@ -369,22 +365,16 @@ def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[in
     ApiError.
     """
     context = student.engine.capabilities.max_context
-    if isinstance(prompt, str):
-        check_length(len(prompt), context * CHARACTERS, "characters")
     ids = tuple(student.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)
-    check_length(
-        len(ids), context - 1 if more else context, "tokens"
-    )  # where nothing is drawn, nothing has to follow
+    check_length(len(ids), context - (more > 0))  # where nothing is drawn, nothing has to follow
     if not ids:
         raise ApiError("prompt is empty: give at least one token", "prompt")
     check_ids(ids, student.engine.vocabulary)
     return ids
 
 
-def check_length(length: int, most: int, unit: str) -> None:
-    """Raise ApiError for a prompt that doesn't fit; what is far too long is refused before it is
-    tokenised, which other requests would wait for.
-    """
+def check_length(length: int, most: int) -> None:
+    """Raise ApiError for a prompt of so many tokens that it doesn't fit."""
     if length > most:
-        message = f"the prompt has {length} {unit} and the context takes {most}: shorten it"
+        message = f"the prompt has {length} tokens and the context takes {most}: shorten it"
         raise ApiError(message, code="context_length_exceeded")
