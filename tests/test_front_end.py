@@ -83,8 +83,8 @@ def rewards(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def check_evaluation(said: str, folder: Path) -> None:
-    assert "model: the embedded student (change: -m MODEL" in said
-    assert "problems: embedded test, 2 (change: --env.taskset.source gsm8k" in said
+    assert "model: embedded-student (change: -m MODEL" in said
+    assert "problems: embedded test, 2 (change: --env.taskset.source" in said
     assert all(name in said for name in ("reward ", "correctness_reward ", "perplexity_reward "))
     lines = (folder / "out" / "run" / "traces.jsonl").read_text().splitlines()
     episodes = [json.loads(line) for line in lines]

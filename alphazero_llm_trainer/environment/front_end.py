@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 EXIT_ALL_FAILED = 1
 TRAIN_SIZE = 50  # problems of the train split
 MOST_WARNINGS = 1000
-UNKNOWN_PARAMETER = re.compile(
-    "upstream (400|404|422)"
-)  # how a server may refuse `continue_final_message`
 TRAIN_EXAMPLE = f"`vf-eval {OUR_ID} -s -- --num-examples 100 --use-grpo`"
 
 USAGE = f"""\
@@ -144,7 +140,6 @@ def evaluate(argv: list[str]) -> int:
     from verifiers.v1.cli.output import output_path
 
     from . import rollouts
-    from .calls import NEEDS
 
     config = parse(argv)
     fill(config)
@@ -171,10 +166,8 @@ def evaluate(argv: list[str]) -> int:
     summary = rollouts.summarise(output_path(config))
     print("\n".join(["", rollouts.text(summary, output_path(config)), *left_out(config)]))
     if summary.failed and summary.failed == summary.total:
-        reason = summary.first_error
-        if searches(config) and UNKNOWN_PARAMETER.match(reason):
-            reason += f"; {NEEDS}"
-        print(f"vf-eval: every rollout failed, the first one with: {reason}", file=sys.stderr)
+        why = summary.first_error
+        print(f"vf-eval: every rollout failed, the first one with: {why}", file=sys.stderr)
         return EXIT_ALL_FAILED
     return 0
 
@@ -195,12 +188,6 @@ def warnings_afterwards() -> Iterator[None]:
         logging.lastResort = last_resort
         root.removeHandler(kept)
         kept.close()
-
-
-def searches(config: EvalConfig) -> bool:
-    """Whether this package's harness answers by search."""
-    env = own_env(config)
-    return env is not None and getattr(env.agent.harness, "search", "none") != "none"
 
 
 def parse(argv: list[str]) -> EvalConfig:
@@ -305,27 +292,16 @@ def plan(config: EvalConfig) -> list[str]:
     """The line that says which model answers which problems and how to change that; none under
     another environment.
     """
-    from .frozen import EMBEDDED_URL
-
     env = own_env(config)
     if env is None:
         return []
-    taskset, size = env.taskset, env.taskset.size
-    assert size is not None
-    embedded = config.client.base_url == EMBEDDED_URL
-    model = "the embedded student" if embedded else config.model
-    change = (
-        "-m MODEL --client.base-url URL"
-        if embedded
-        else "-m, or leave it out for the embedded student"
-    )
-    other = "gsm8k" if taskset.source == "embedded" else "embedded"
-    count = (
-        size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
-    )
+    taskset, select = env.taskset, config.select
+    assert taskset.size is not None
+    count = min(taskset.size - select.skip, select.limit or taskset.size)
     return [
-        f"model: {model} (change: {change}); problems: {taskset.source} {taskset.split}, {count}"
-        f" (change: --env.taskset.source {other}, --env.taskset.split, -n)"
+        f"model: {config.model} (change: -m MODEL --client.base-url URL); problems: "
+        f"{taskset.source} {taskset.split}, {count} (change: --env.taskset.source, "
+        "--env.taskset.split, -n)"
     ]
 
 
@@ -336,13 +312,9 @@ def left_out(config: EvalConfig) -> list[str]:
     env = own_env(config)
     if env is None or env.taskset.tier == "none":
         return []
-    tier, missing = (
-        env.taskset.tier,
-        missing_key(load_config(env.taskset.config_file), env.taskset.tier),
-    )
-    reasons = []
-    if missing is not None:
-        reasons.append(f"{missing} isn't set")
-    if not searches(config):
+    tier = env.taskset.tier
+    missing = missing_key(load_config(env.taskset.config_file), tier)
+    reasons = [] if missing is None else [f"{missing} isn't set"]
+    if getattr(env.agent.harness, "search", "none") == "none":
         reasons.append("teachers propose steps of a search (--env.agent.harness.search mcts)")
     return [f"tier {tier} takes no part: {' and '.join(reasons)}"] if reasons else []
