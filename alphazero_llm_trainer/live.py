@@ -20,8 +20,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .types import Cost
-
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 TROUBLES = 3  # lines about what is left out
@@ -92,10 +90,9 @@ class Stop:
 @dataclass(slots=True)
 class Stretch:
     """A stretch of work since the second `began`: `total` things of the name `unit`, of which
-    `first` were done before.
+    `first` were done before; `tokens` were sampled for what is done.
 
-    `cost` is the engine's running total, which had `before` tokens then; `figures` are the newest
-    ones. `held` says what a stop waits for.
+    `figures` are the newest ones. `held` says what a stop waits for.
     """
 
     began: float
@@ -103,36 +100,20 @@ class Stretch:
     first: int = 0
     unit: str = ""
     doing: str = ""
-    cost: Cost | None = None
     held: str = ""
     done: int = 0
-    before: int = 0
-    finished_tokens: int = 0
+    tokens: int = 0
     figures: str = ""
-
-    def __post_init__(self) -> None:
-        self.done, self.before = self.first, self.drawn
-
-    @property
-    def drawn(self) -> int:
-        """Tokens that the engine has sampled."""
-        return 0 if self.cost is None else self.cost.sampled_tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return max(self.finished_tokens, self.drawn - self.before)
 
 
 class Progress:
-    """Tells on `out` (standard error) how far a command is; says nothing where `quiet`.
+    """Shows how far long work is: a live bar on a terminal, lines elsewhere, nothing where `quiet`.
 
     `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either,
     and what is said stays above the bar. A stretch may have others within it (`within`). Where
     there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
-    anything was finished or not. `dollars` tells what has been charged so far, `clock` the seconds.
-    With `tell` that function gets each line, nothing is written, and nothing is told but from the
-    thread that works.
+    anything was finished or not. With `tell` that function gets each line, and from the thread that
+    works alone.
     """
 
     def __init__(
@@ -148,7 +129,6 @@ class Progress:
         self.notes: dict[str, str] = {}
         self.troubles = 0
         self.work, self.said = Stretch(clock()), clock()
-        self.dollars: Callable[[], float] = float  # nothing
         self._over: threading.Event | None = None  # set at the end of the stretch under way
         self._writing = threading.RLock()
 
@@ -169,52 +149,36 @@ class Progress:
             elif self.bar is not None:
                 self.bar.console.print(text)
             else:
-                self.out.write(f"{text}\n")
-                self.out.flush()
+                print(text, file=self.out, flush=True)
 
     def start(
-        self, total: int, done: int = 0, unit: str = "question", doing: str = "", **more: Any
+        self, total: int, done: int = 0, unit: str = "question", doing: str = "", held: str = ""
     ) -> None:
-        """`total` things are to be done, of which `done` are done already. `more` are `cost` and
-        `held` of `Stretch`.
-        """
-        self._begin(Stretch(self.clock(), total, done, unit, doing, **more))
-        if not self.quiet and self.tell is None and self.out.isatty():
-            console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
-            self.bar = Live(
-                console=console,
-                get_renderable=self.drawn,
-                refresh_per_second=4,
-                redirect_stdout=False,
-            )
-            self.bar.start()
-        else:
-            self._beat_until_stopped()
+        """`total` things are to be done, of which `done` are done already; see `Stretch`."""
+        self._begin(Stretch(self.clock(), total, done, unit, doing, held, done))
+
+    def wait(self, doing: str) -> None:
+        """Work that can't be counted begins: `doing` is its name."""
+        self._begin(Stretch(self.clock(), doing=doing))
 
     @contextmanager
-    def within(self, total: int, unit: str, doing: str, **more: Any) -> Iterator[None]:
+    def within(self, total: int, unit: str, doing: str, held: str = "") -> Iterator[None]:
         """Other things are counted for a while, as by `start`; the stretch under way goes on after
         them.
         """
         outer = self.work
         if not outer.unit:
-            self.start(total, 0, unit, doing, **more)
+            self.start(total, 0, unit, doing, held)
             try:
                 yield
             finally:
                 self.stop()
             return
-        drawn, self.work = outer.drawn, Stretch(self.clock(), total, 0, unit, doing, **more)
+        self.work = Stretch(self.clock(), total, 0, unit, doing, held)
         try:
             yield
         finally:
-            outer.before += outer.drawn - drawn
             self.work = outer
-
-    def wait(self, doing: str) -> None:
-        """Work that can't be counted begins: `doing` is its name."""
-        self._begin(Stretch(self.clock(), doing=doing))
-        self._beat_until_stopped()
 
     def load(self, what: str, module: str) -> None:
         """Say that `what` is loaded, unless its `module` is there already; then `wait` for that,
@@ -225,12 +189,22 @@ class Progress:
         self.wait("loading")
 
     def _begin(self, work: Stretch) -> None:
+        """Show a bar for work that is counted, on a terminal; elsewhere call `beat` from a thread,
+        because the one that works may be in one long call.
+        """
         self.stop()
         self.work, self.said, self.notes = work, work.began, {}
-
-    def _beat_until_stopped(self) -> None:
-        """Call `beat` from a thread, because the one that works may be in one long call."""
         if self.quiet or self.tell is not None:
+            return
+        if work.unit and self.out.isatty():
+            console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
+            self.bar = Live(
+                console=console,
+                get_renderable=self.drawn,
+                refresh_per_second=4,
+                redirect_stdout=False,
+            )
+            self.bar.start()
             return
         over = self._over = threading.Event()
 
@@ -249,7 +223,7 @@ class Progress:
 
     def advance(self, count: int = 1, tokens: int = 0) -> None:
         """`count` more things are done, for which so many tokens were sampled."""
-        self.work.finished_tokens += tokens
+        self.work.tokens += tokens
         self.at(self.work.done + count)
 
     def at(self, done: int) -> None:
@@ -281,33 +255,29 @@ class Progress:
         first.add_row(
             ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), one_line(self.line())
         )
-        notes = [
-            *self.notes.items()
-        ]  # a copy: searches ahead of their round note from a thread of their own
+        # A copy: searches ahead of their round note from a thread of their own.
+        notes = [*self.notes.items()]
         return Group(first, *(one_line(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
         work = self.work
-        doing = f"{work.doing}: " if work.doing else ""
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
         sampled = f"{work.tokens:,} tokens" if work.tokens and work.unit != "token" else ""
-        return doing + ", ".join(
-            part for part in (counted, work.figures, self.pace, sampled) if part
-        )
+        parts = ", ".join(filter(None, (counted, work.figures, self.pace, sampled)))
+        return f"{work.doing}: {parts}" if work.doing else parts
 
     @property
     def pace(self) -> str:
         """Things a second since the start and the time left at that rate; the seconds so far where
         nothing is done.
         """
-        work, seconds, dollars = self.work, self.clock() - self.work.began, self.dollars()
+        work, seconds = self.work, self.clock() - self.work.began
         done, left = work.done - work.first, work.total - work.done
-        spent = f", ${dollars:.4f}" if dollars else ""
         if not done:
-            return f"{duration(seconds)} so far{spent}"
+            return f"{duration(seconds)} so far"
         eta = f", ETA {duration(left * seconds / done)}" if left else ""
-        return f"{rate(done, seconds, work.unit)}{spent}{eta}"
+        return f"{rate(done, seconds, work.unit)}{eta}"
 
     def stop(self) -> None:
         """The stretch of work is over, or given up; where all of it is done and there is no bar, a

@@ -15,7 +15,6 @@ import pytest
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
-from alphazero_llm_trainer.types import Cost
 
 ARGUMENTS = [
     "train", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--set", "train.validation_size=0",
@@ -88,18 +87,15 @@ def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> 
 
 
 def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io.StringIO) -> None:
-    cost = Cost()
     with Progress(out=out, clock=clock) as progress:
-        progress.start(40, cost=cost)
+        progress.start(40)
         clock.now += 100
-        cost.sampled_tokens += 1000
         progress.advance(10, 1000)
         with progress.within(4, "update", "round 1/4"):
             clock.now += 30
             progress.advance()
-        with progress.within(5, "problem", "validation", cost=cost):
-            cost.sampled_tokens += 70
-            assert progress.line() == "validation: 0/5 problems, 0 s so far, 70 tokens"
+        with progress.within(5, "problem", "validation"):
+            assert progress.line() == "validation: 0/5 problems, 0 s so far"
         progress.advance(3, 50)
         assert progress.line() == "13/40 questions, 10.0 s/question, ETA 4 min, 1,050 tokens"
     assert out.getvalue().splitlines() == [

@@ -200,7 +200,6 @@ def find(
         progress.start(
             config.search.simulations,
             unit="simulation",
-            cost=student.engine.cost,
             held="after the simulation in hand",
         )
         result = asyncio.run(search.run(problem, config.seed, tree))

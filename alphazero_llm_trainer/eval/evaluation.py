@@ -153,9 +153,7 @@ class Evaluation(BaseModel):
                     what = f"{method} at {budget:,} tokens"
                     work = run_cell(context, benchmark, method, budget, progress, custom)
                 doing = f"{number} of {len(self.cells)}, {name}, {what}"
-                progress.start(
-                    len(benchmark.tasks), unit="problem", doing=doing, cost=student.engine.cost
-                )
+                progress.start(len(benchmark.tasks), unit="problem", doing=doing)
                 cell = run_until(stop, work)
                 folder.write(cell)
             cells.append(cell)

@@ -116,7 +116,7 @@ def answer(
 
     held = "after these problems" if stop is None else ""
     if tasks:
-        with progress.within(len(tasks), "problem", doing, cost=engine.cost, held=held):
+        with progress.within(len(tasks), "problem", doing, held):
             run_until(stop or (lambda: False), respond_to_all())
     answers.seconds = time.perf_counter() - began
     engine.reset_prefix_cache()

@@ -62,9 +62,7 @@ def collect_trees(
                 journal.append(tree.record(policy=policy))
                 show_tree(progress, tree, 1)
 
-    progress.start(
-        len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost
-    )
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
     try:
         if missing:
             run_until(stop, search())

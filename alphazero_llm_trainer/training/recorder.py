@@ -148,11 +148,10 @@ class Recorder:
         self.collector.keep_ledgers(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
-        cost = self.student.engine.cost
         if self.config.train.tokens is None:
-            self.progress.start(len(self.prepared.questions), len(self.journal), cost=cost)
+            self.progress.start(len(self.prepared.questions), len(self.journal))
         else:
-            self.progress.start(self.config.train.tokens, self.sampled, unit="token", cost=cost)
+            self.progress.start(self.config.train.tokens, self.sampled, unit="token")
         return checkpoint, facts.get("update", 0), start
 
     def new_card(self) -> dict[str, Any]:
