@@ -26,6 +26,7 @@ from .mcts.tokens import TokenPolicy
 from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
+from .policy.remote import RemoteSteps, RemoteStudent
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
 from .problems.step_checks import Calculator
@@ -406,11 +407,17 @@ def answer_search(
     )
 
 
-def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineTokens:
-    """What proposes steps or tokens: the student's engine."""
+def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineTokens | RemoteSteps:
+    """What proposes steps or tokens."""
     if settings.mode == "token":
         return EngineTokens(student, settings.temperature, settings.beam)
-    return EngineSteps(student, settings.temperature)
+    return steps_of(student, settings.temperature)
+
+
+def steps_of(student: Any, temperature: float) -> EngineSteps | RemoteSteps:
+    """What proposes steps: the student's engine, or the server of its model."""
+    steps = RemoteSteps if isinstance(student, RemoteStudent) else EngineSteps
+    return steps(student, temperature)
 
 
 def reading_of(problem: Problem) -> Reading:

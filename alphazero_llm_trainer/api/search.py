@@ -16,6 +16,7 @@ from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.select import constant
 from ..mcts.tree import Tree
+from ..policy.remote import RemoteStudent, answering_student
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..report.page import framed
@@ -73,10 +74,10 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
         CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the
             fix.
     """
-    from ..policy.student import load_student
-
     resolved, folder = configured(model, config, {}, load_answering)
-    return outside_loops(lambda: load_student(resolved, path=folder, opening=opening(resolved)))
+    return outside_loops(
+        lambda: answering_student(resolved, folder, opening(resolved), inference=False)
+    )
 
 
 def search(
@@ -86,6 +87,7 @@ def search(
     simulations: int | None = None,
     mode: Literal["step", "token"] | None = None,
     value: str | Path | None = None,
+    base_url: str | None = None,
     seed: int | None = None,
     config: dict[str, Any] | None = None,
     progress: Display = True,
@@ -99,6 +101,7 @@ def search(
         simulations: expansions of the tree (`search.simulations`).
         mode: what a node is: a step or a token.
         value: a folder of the command `value`; the search asks it.
+        base_url: an OpenAI-compatible server's, whose model `model` is.
         seed: of everything random.
         config: keys of training.yaml, nested or dotted.
         progress: a live line, nothing, or a function that gets each line.
@@ -122,6 +125,8 @@ def search(
     }
     if value is not None:
         arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
+    if base_url is not None:
+        arguments |= {"engine.backend": "openai", "engine.openai.base_url": base_url}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
     resolved, folder = configured(model, config, arguments, load_answering)
     problem = (
@@ -158,29 +163,32 @@ def find(
     folder: Path | None = None,
     student: Student | None = None,
     progress: Progress | None = None,
+    heard: Callable[[int, str], None] | None = None,
 ) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches
     one problem.
 
-    On `progress` the simulations are counted.
+    On `progress` the simulations are counted; `heard` is `RemoteStudent`'s.
     """
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     alone = config.search.value is None
     if student is None:
-        from ..policy.student import load_student
-
         if progress is not None:
             progress.wait("loading")
-        student = load_student(config, path=folder, opening=opening(config), inference=alone)
-    if progress is not None and (strange := unknown_words(student, problem.question)):
+        student = answering_student(config, folder, opening(config), inference=alone)
+    remote = student if isinstance(student, RemoteStudent) else None
+    if remote is not None and heard is not None:
+        remote.heard = heard
+    strange = unknown_words(student, problem.question) if remote is None else []
+    if progress is not None and strange:
         progress.say(
             f"{student.name} doesn't know {', '.join(map(repr, strange))}: its answer means little"
         )
     perplexity = (
         Perplexity(student, config.search.max_tokens, own=True)
-        if config.rewards.use_student_model
+        if config.rewards.use_student_model and remote is None
         else None
     )
     value = None
@@ -205,6 +213,8 @@ def find(
         result = asyncio.run(search.run(problem, config.seed, tree))
         progress.at(len(tree.simulations))
         progress.stop()
+    if remote is not None and (word := remote.word):
+        progress.say(word)
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)

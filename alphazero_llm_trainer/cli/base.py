@@ -130,6 +130,16 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
     )
 
 
+def add_base_url(parser: Parser) -> None:
+    """--base-url."""
+    parser.option(
+        "--base-url",
+        metavar="URL",
+        key="engine.openai.base_url",
+        help="an OpenAI-compatible server, such as http://localhost:11434/v1, whose model --model is",
+    )
+
+
 SOURCES = (
     "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), "
     "hub:OWNER/NAME,"
@@ -216,6 +226,10 @@ def resolve(
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
     overrides = [*args.overrides, *flag_layers(args), extra or {}]
+    if getattr(args, "base_url", None) is not None:
+        if args.model is None:
+            raise ConfigError("--base-url is given without --model: name the server's model")
+        overrides.append({"engine": {"backend": "openai"}})
     read = (
         partial(load, args.config) if recipe is None else partial(load, args.config, recipe=recipe)
     )

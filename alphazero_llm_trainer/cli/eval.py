@@ -13,6 +13,7 @@ from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
     SOURCES,
+    add_base_url,
     add_columns,
     add_config_arguments,
     add_critics,
@@ -42,6 +43,7 @@ def add_eval(commands: Any) -> None:
         "eval", help="compare methods of answering at equal tokens", epilog=EPILOG
     )
     add_model(parser)
+    add_base_url(parser)
     about = f"problems: {SOURCES} (default: problems.source)"
     parser.add_argument("--source", nargs="+", dest="sources", metavar="NAME", help=about)
     add_columns(parser)

@@ -12,6 +12,7 @@ from ..live import Progress
 from ..mcts.extract import endings, shortfall
 from ..types import Problem
 from .base import (
+    add_base_url,
     add_config_arguments,
     add_json,
     add_model,
@@ -41,6 +42,7 @@ def add_search(commands: Any) -> None:
     )
     add_source(parser)
     add_model(parser)
+    add_base_url(parser)
     parser.option(
         "--simulations",
         type=int,
@@ -83,17 +85,21 @@ def run_search(args: argparse.Namespace) -> int:
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
-        tell_loading(args, progress)
+        remote = config.engine.backend == "openai"
+        if not remote:
+            tell_loading(args, progress)
         from ..api.search import find
 
-        result = find(problem, config, args.path, progress=progress)
+        first = FirstChain(problem.question) if remote and not args.json else None
+        result = find(problem, config, args.path, progress=progress, heard=first)
     from ..viewer.text import draw_tree
 
     choice = result.choice
     if args.json:
         print_json(result.record)
         return 0
-    print(problem.question)
+    if first is None or not first.begun:
+        print(problem.question)
     print(draw_tree(result.tree, None if choice is None else choice.node))
     if choice is None:
         print("no response was finished: raise --simulations or search.max_tokens")
@@ -113,3 +119,21 @@ def run_search(args: argparse.Namespace) -> int:
         f" {cost.cached_tokens} prefix tokens cached, {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0
+
+
+class FirstChain:
+    """Prints the first sample's steps as they come: what a search over a server shows at once."""
+
+    def __init__(self, question: str) -> None:
+        self.question, self.begun, self.lines = question, False, 0
+
+    def __call__(self, number: int, text: str) -> None:
+        if number:
+            return
+        if not self.begun:
+            print(self.question, flush=True)
+            self.begun = True
+        whole = text.split("\n")[:-1]
+        for line in whole[self.lines :]:
+            print(f"  {line}", flush=True)
+        self.lines = len(whole)

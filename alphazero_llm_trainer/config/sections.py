@@ -102,6 +102,15 @@ class VllmConfig(Section):
     adapter_dir: str | None
 
 
+class OpenaiConfig(Section):
+    place = "engine.openai"
+    base_url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")]
+    key_variable: str
+    dollars: NonNegativeFloat | None
+    prompt_cost: NonNegativeFloat
+    completion_cost: NonNegativeFloat
+
+
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
 StepRule = Literal["line", "sentence", "thought"]
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
@@ -114,7 +123,7 @@ MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of the
 
 class EngineConfig(Section):
     place = "engine"
-    backend: Literal["inprocess", "vllm", "vllm-server"]
+    backend: Literal["inprocess", "vllm", "vllm-server", "openai"]
     max_batch: Positive | None
     max_context: Positive
     cache_tokens: NonNegative
@@ -122,6 +131,7 @@ class EngineConfig(Section):
     native: Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)]
     dtype: Literal["auto", "float32", "bfloat16"]
     vllm: VllmConfig
+    openai: OpenaiConfig
 
     def cache(self, memory: int) -> int:
         """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of

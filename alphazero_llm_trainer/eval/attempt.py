@@ -17,8 +17,8 @@ from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.tree import REJECTED, ROOT, Tree
-from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
+from ..rollouts import steps_of
 from ..types import Cost, Problem, RewardParts, Step, ids_of, text_of
 from .verifiers import NoVerifier
 
@@ -100,7 +100,7 @@ class MethodContext:
         self.judged = verifier is not None
         self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
-        self.policy = EngineSteps(student, config.search.temperature)
+        self.policy = steps_of(student, config.search.temperature)
 
 
 class Attempt:

@@ -4,6 +4,7 @@ what is read off them.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
 from .names import UNJUDGED, MethodName
 from .results import EvalFolder, at_k, paired, summary
-from .verifiers import load_verifier, named_verifier
+from .verifiers import RANKING, load_verifier, named_verifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -118,13 +119,13 @@ class Evaluation(BaseModel):
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
         }
         # Here, because torch takes seconds to load.
-        from ..policy.adapters import fingerprint
-        from ..policy.student import load_student
+        from ..policy.remote import answering_student
 
         if student is None:
-            student = load_student(
-                config, path=path, inference=self.prm is None and self.value is None
-            )
+            critics = self.prm is not None or self.value is not None
+            student = answering_student(config, path, inference=not critics)
+        if config.engine.backend == "openai":
+            self.check_remote(student)
         openings = {name: opening(config, source, student.name) for name, source in sources.items()}
         facts = {
             name: {
@@ -135,7 +136,7 @@ class Evaluation(BaseModel):
             }
             for name, benchmark in benchmarks.items()
         }
-        identity = self.identity(config) | {"weights": fingerprint(student.model)}
+        identity = self.identity(config) | {"weights": student.weights}
         folder = EvalFolder(out, identity, facts, resume)
         verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         custom, cells = open_reward(config.rewards), []
@@ -160,7 +161,7 @@ class Evaluation(BaseModel):
         progress.stop()
         measured = [cell for cell in cells if cell.method != SAMPLES]
         return {
-            "student": student.name if path is None else str(path),
+            "student": student.title,
             "verifier": self.judge,
             "seed": config.seed,
             "split": self.split,
@@ -171,6 +172,21 @@ class Evaluation(BaseModel):
             "pairs": paired(measured),
             "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
+
+    def check_remote(self, student: Any) -> None:
+        """Raise ConfigError where the verifier needs what the student's server doesn't have."""
+        if self.prm is not None or self.value is not None:
+            raise ConfigError(
+                f"--verifier is {self.judge!r} and the model is behind --base-url: a network reads "
+                "the student's own tokens; take calculator, or a model that is here"
+            )
+        server = student.engine.server
+        asyncio.run(server.greet([{"role": "user", "content": "?"}]))
+        if RANKING in self.judge.split("+") and not server.logprobs:
+            raise ConfigError(
+                f"--verifier is {self.judge!r} and the server tells no log-probabilities: take "
+                "calculator"
+            )
 
     def benchmark(self, config: Config, name: str, source: Source, progress: Progress) -> Benchmark:
         """Problems of one source: `num` of the split from number `start` on, or as many as there

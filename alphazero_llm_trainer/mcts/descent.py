@@ -29,7 +29,10 @@ def closed(select: Select, exploration: float) -> Rule:
     """
 
     def rule(tree: Tree, node: int, left: int) -> int:
-        return select(tree, node, exploration) if expanded(tree, node) else node
+        children = tree.children[node]
+        if not children or not tree.expanded[node]:
+            return node
+        return select(tree, node, exploration) if len(children) > 1 else children[0]
 
     return rule
 

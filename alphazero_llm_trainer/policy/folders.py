@@ -223,9 +223,18 @@ def with_model(
     """The configuration that `load` makes of `overrides` and of what `model` means, and the folder
     where it names one.
 
-    The folder goes to the configuration's key `key` as well.
+    The folder goes to the configuration's key `key` as well. Behind `engine.openai` a model is
+    called as its server calls it.
     """
-    named, folder = find_model(model, load(overrides))
+    config = load(overrides)
+    if config.engine.backend == "openai":
+        entries = config.models.items()
+        known = next((entry for name, entry in entries if model in (name, entry.path)), None)
+        own = {} if known is None else known.model_dump(mode="json", exclude_unset=True)
+        return load(
+            [*overrides, {"student": model, "models": {model: own | {"path": model}}}]
+        ), None
+    named, folder = find_model(model, config)
     if folder is not None:
         check_folder(folder)
         named = named if key is None else {**named, **nested(key, str(folder))}

@@ -108,6 +108,11 @@ class Student(Chat):
         """What to call it before a user."""
         return self.name if self.folder is None else str(self.folder)
 
+    @property
+    def weights(self) -> str:
+        """A hash of the weights."""
+        return fingerprint(self.model)
+
     def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
         return self.prompt_ids(task.problem.question), (
@@ -138,6 +143,11 @@ def load_student(
             that model's.
     """
     name = resolve_name(config, name)
+    if config.engine.backend == "openai":
+        raise ConfigError(
+            f"engine.backend is openai and student {name} has to be here for this: name its folder "
+            "or hub id with --model, without --base-url"
+        )
     spec = config.models[name]
     if spec.path in SMALL and (path is None or file_bytes(path) < SMALL_BYTES):
         limit_threads()

@@ -26,7 +26,8 @@ from .wire import DEADLINE, Outcome, Token
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 
-Tell = Callable[[str], None]  # takes the text of a choice as it comes
+# Takes the text of a choice as it comes, with its tokens where they were asked for.
+Tell = Callable[[str, Sequence[Token]], None]
 
 
 class Conversation:
@@ -64,11 +65,11 @@ class Answerer:
         """
         if wanted.method.name != SAMPLE:
             outcome = await self.searched(wanted, Problem(name, wanted.question, "user"), seed, due)
-            tell(outcome.text)
+            tell(outcome.text, ())
             return outcome
         echoes = isinstance(wanted.body, CompletionBody) and wanted.body.echo
         before = wanted.question if echoes else ""
-        tell(before)
+        tell(before, ())
         outcome = await self.sampled(wanted, seed, due, tell)
         outcome.text = before + outcome.text
         if echoes and outcome.tokens is not None:
@@ -104,22 +105,20 @@ class Answerer:
         watch = Watch(woken.set if body.stream or body.stops else None)
         drawing = asyncio.ensure_future(engine.generate([request], watch))
         drawing.add_done_callback(lambda _: woken.set())
+        told = 0  # tokens
         try:
             async with asyncio.timeout_at(due):
                 while not drawing.done() and reader.stop is None:
                     await woken.wait()
                     woken.clear()
                     if watch.samples:
-                        reader.read(watch.samples[0].tokens)
-                        tell(reader.delta())
+                        told = self.tell_more(reader, drawn_by_now(watch), told, tell, body)
         except TimeoutError:
             outcome.ended_by = DEADLINE
         finally:
             drawing.cancel()
         drawn = drawing.result()[0][0] if drawing.done() else drawn_by_now(watch)
-        reader.read(drawn.token_ids)
-        reader.end()
-        tell(reader.delta(final=True))
+        self.tell_more(reader, drawn, told, tell, body, final=True)
         if reader.stop is not None or (drawing.done() and drawn.finish != "length"):
             outcome.finish = outcome.ended_by = "stop"
         outcome.text, outcome.stop, outcome.cost = (
@@ -130,12 +129,42 @@ class Answerer:
         outcome.token_ids, outcome.logprobs = drawn.token_ids, drawn.logprobs
         if outcome.tokens is not None:
             tops = drawn.top or [()] * len(drawn.logprobs)
-            read_tokens = zip(reader.pieces, drawn.logprobs, tops, strict=False)
-            outcome.tokens = [self.token(*token) for token in read_tokens][: reader.kept()]
+            outcome.tokens = self.read_tokens(reader, drawn, 0, reader.kept())
             if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
                 # As vLLM: clients count tokens.
                 outcome.tokens.append(self.token("", drawn.logprobs[-1], tops[-1]))
         return outcome
+
+    def tell_more(
+        self,
+        reader: TextReader,
+        drawn: Generated,
+        told: int,
+        tell: Tell,
+        body: ChatBody | CompletionBody,
+        final: bool = False,
+    ) -> int:
+        """Tell what is new of a sample, of which `told` tokens are told; returns how many are now.
+
+        A chat's tokens go with their text, where their log-probabilities were asked for.
+        """
+        reader.read(drawn.token_ids)
+        if final:
+            reader.end()
+        text, tokens = reader.delta(final), []
+        if isinstance(body, ChatBody) and body.alternatives is not None:
+            tokens = self.read_tokens(reader, drawn, told, reader.shown())
+        tell(text, tokens)
+        return told + len(tokens)
+
+    def read_tokens(
+        self, reader: TextReader, drawn: Generated, first: int, end: int
+    ) -> list[Token]:
+        """The tokens from number `first` to `end` of a sample."""
+        tops = drawn.top or [()] * len(drawn.logprobs)
+        return [
+            self.token(reader.pieces[at], drawn.logprobs[at], tops[at]) for at in range(first, end)
+        ]
 
     async def echoed(self, wanted: Wanted, cost: Cost) -> list[Token]:
         """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none

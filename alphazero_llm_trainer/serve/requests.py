@@ -320,7 +320,6 @@ def check(body: ChatBody, method: Method) -> None:
                 name,
                 "unsupported_parameter",
             )
-    check_stream(body)
     if body.add_generation_prompt is body.continue_final_message:
         both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
         raise ApiError(both, "add_generation_prompt")
@@ -332,18 +331,13 @@ def check(body: ChatBody, method: Method) -> None:
         raise ApiError("top_logprobs needs logprobs: set it to true", "top_logprobs")
 
 
-def check_stream(body: ChatBody | CompletionBody) -> None:
-    if body.stream and body.alternatives is not None:
-        raise ApiError(
-            "logprobs are not streamed: leave it out", "logprobs", "unsupported_parameter"
-        )
-
-
 def completion_request(body: CompletionBody, student: Any, models: Models) -> list[Wanted]:
     """The prompts of a completion request, which are sampled. Raises ApiError."""
     if models.of(body.model).name != SAMPLE and "@" in body.model:
         raise ApiError(f"completions are sampled: use {models.name}@{SAMPLE}", "model")
-    check_stream(body)
+    if body.stream and body.alternatives is not None:
+        message = "logprobs of completions are not streamed: leave it out"
+        raise ApiError(message, "logprobs", "unsupported_parameter")
     prompts: Any = body.prompt
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]

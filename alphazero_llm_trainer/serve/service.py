@@ -23,7 +23,7 @@ from ..rollouts import GradedTree
 from ..types import Problem, Task
 from .answering import Answerer
 from .requests import ApiError, Models, Wanted
-from .wire import DEADLINE, Outcome, Wire
+from .wire import DEADLINE, Outcome, Token, Wire
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,10 @@ class Service:
             """Choice `number` of a prompt, `index` in the answer."""
             name = f"tr-{secrets.token_hex(16)}"
 
-            def tell(text: str) -> None:
-                if body.stream and text:
-                    emit(wire.chunk(index, text))
+            def tell(text: str, tokens: Sequence[Token]) -> None:
+                if body.stream and (text or tokens):
+                    logprobs = wire.logprobs(tokens) if tokens else None
+                    emit(wire.chunk(index, text, logprobs=logprobs))
 
             if body.stream and wire.chat:
                 emit(wire.chunk(index, "", delta={"role": "assistant", "content": ""}))

@@ -100,3 +100,13 @@ class TextReader:
             length += len(piece)
             count += 1
         return count
+
+    def shown(self) -> int:
+        """How many tokens' texts `delta` has returned whole."""
+        length, count = 0, 0
+        for piece in self.pieces:
+            length += len(piece)
+            if length > self._shown:
+                break
+            count += 1
+        return count

@@ -145,7 +145,7 @@ class Wire:
                 about["tree"] = tree.to_dict()
         return about
 
-    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in
         columns, with alternatives by their text and places.
         """

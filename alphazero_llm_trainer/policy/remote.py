@@ -1,0 +1,312 @@
+"""A student behind an OpenAI-compatible server: searched step by step, and never trained.
+
+Its tokens are numbered as they are met: a number stands for a token's text, in this process alone.
+Where the server tells no log-probabilities a whole step is one such token, of unknown probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..answers import is_final
+from ..config.load import Config, resolve_name
+from ..config.sections import StepRule, StudentModel
+from ..engine.chat_server import ChatServer, Message, Token
+from ..engine.completions import all_or_none, sample_seed
+from ..engine.protocol import Capabilities, Drawn, Limits
+from ..engine.step_ends import split_steps
+from ..errors import ConfigError, RequestError
+from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
+
+UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
+# Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so
+# that siblings have equal priors and a step not drawn yet has as much (`mcts.select.open_puct`).
+UNSURE = -20.0
+AGAIN = (
+    "Go on with your solution from exactly where it stops. Write only what comes next and repeat "
+    "nothing of it."
+)
+
+
+class Numbers:
+    """Token ids of texts, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, int] = {}
+        self.texts: list[bytes] = []
+
+    def of(self, text: bytes) -> int:
+        """The number of a token's text."""
+        number = self.ids.setdefault(text, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(text)
+        return number
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """The text of tokens."""
+        return b"".join(self.texts[number] for number in token_ids).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class RemoteEngine:
+    """What search asks of an engine that it doesn't draw from."""
+
+    server: ChatServer
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(UNKNOWN, False))
+    version: int = 0
+
+    @property
+    def cost(self) -> Cost:
+        return self.server.cost
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        server = self.server
+        return {"backend": "openai", "base_url": server.url, "model": server.model}
+
+    def reset_prefix_cache(self) -> None:
+        """The server's cache is its own."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(slots=True)
+class RemoteStudent:
+    """The model of `engine.openai`, with what search reads of a student.
+
+    `heard` is called with the number of a sample and its text so far, while it comes.
+    """
+
+    name: str
+    spec: StudentModel
+    engine: RemoteEngine
+    step: StepRule
+    opening: Opening = NOTHING
+    tokenizer: Numbers = field(default_factory=Numbers)
+    heard: Callable[[int, str], None] = lambda number, text: None
+    draws: int = 0
+    folder: None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} at {self.engine.server.url}"
+
+    @property
+    def word(self) -> str | None:
+        """What a user should know of how the server was asked, None before and where all is well."""
+        server, words = self.engine.server, []
+        if server.known and not server.goes_on:
+            words.append(
+                "begins a new message where it should go on from a prefix: the model is asked to "
+                "go on instead"
+            )
+        if server.known and not server.logprobs:
+            words.append("tells no log-probabilities: siblings have equal priors")
+        return f"the server {' and '.join(words)}" if words else None
+
+    @property
+    def weights(self) -> str:
+        """What stands for the weights in an evaluation's identity."""
+        return self.title
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode(token_ids)
+
+
+def answering_student(
+    config: Config, path: Path | None = None, opening: Opening = NOTHING, inference: bool = True
+) -> Any:
+    """The student that answers and isn't trained: of `engine.openai`, or as `student.load_student`
+    loads it.
+    """
+    if config.engine.backend == "openai":
+        return remote_student(config, opening)
+    from .student import load_student
+
+    return load_student(config, path=path, opening=opening, inference=inference)
+
+
+def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:
+    """The student of `engine.openai`. Raises ConfigError where the search needs what no such server
+    has.
+    """
+    name = resolve_name(config)
+    refused = {
+        "search.mode=token": config.search.mode == "token",
+        "search.value": config.search.value is not None,
+    }
+    for key, used in refused.items():
+        if used:
+            raise ConfigError(
+                f"{key} is set and the model is behind --base-url, whose tokens are the server's: "
+                "unset it"
+            )
+    spec = config.models[name]
+    server = ChatServer(config.engine.openai, spec.path)
+    return RemoteStudent(name, spec, RemoteEngine(server), config.search.step, opening)
+
+
+class RemoteSteps:
+    """`mcts.steps.StepPolicy` over a server's chat: a continuation is one streamed sample.
+
+    The steps so far stand in one assistant's message as they were written, so that the model reads
+    its own chain. Where the server opens a new message behind it, the model is asked to go on
+    (`AGAIN`), and what it repeats is left out.
+
+    Args:
+        temperature: of the samples.
+    """
+
+    def __init__(self, student: RemoteStudent, temperature: float) -> None:
+        self.student, self.temperature = student, temperature
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """None: the server alone knows them."""
+        return ()
+
+    async def continuations(
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
+        without: Drawn | None = None,  # a server's model may repeat itself
+    ) -> tuple[list[Continuation], Cost]:
+        """`n` continuations of `steps` to the response's end or its limits, sampled side by side;
+        None: at the own temperature.
+
+        Raises:
+            EngineError: a sample failed.
+        """
+        question = [
+            *self.student.opening.messages(problem.question),
+            {"role": "user", "content": problem.question},
+        ]
+        await self.student.engine.server.greet(question)
+        warm, cost = self.temperature if temperature is None else temperature, Cost()
+        draws = [
+            self._draw(question, steps, sample_seed(seed, index), limits, warm, cost)
+            for index in range(n)
+        ]
+        return await all_or_none(draws), cost
+
+    async def _draw(
+        self,
+        question: Sequence[Message],
+        prefix: Sequence[Step],
+        seed: int,
+        limits: Limits,
+        temperature: float,
+        cost: Cost,
+    ) -> Continuation:
+        server, before = self.student.engine.server, text_of(prefix)
+        messages = [*question]
+        if prefix:
+            messages.append({"role": "assistant", "content": before})
+            if not server.goes_on:
+                messages.append({"role": "user", "content": AGAIN})
+        number, text, thought = self.student.draws, "", ""
+        self.student.draws += 1
+        tokens: list[Token] = []
+        finish: str | None = None
+        stream = server.sample(
+            messages,
+            cost,
+            temperature=temperature,
+            max_tokens=limits.tokens,
+            seed=seed,
+            going_on=bool(prefix) and server.goes_on,
+        )
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                text += part.text
+                tokens += part.tokens
+                thought, finish = thought + part.hidden, part.finish or finish
+                self.student.heard(number, before + text)
+                if server.closes and "\n" in part.text and self._full(text, before, limits):
+                    break
+        if thought and not text and finish == "length":
+            raise RequestError(
+                f"{self.student.name} only thought for {limits.tokens} tokens: raise "
+                "search.max_tokens"
+            )
+        if text.startswith(before) and not server.goes_on:
+            text, tokens = text[len(before) :], []
+        return self._continuation(text, tokens, finish, before, limits)
+
+    def _full(self, text: str, before: str, limits: Limits) -> bool:
+        """Whether the whole steps of `text` are as many as wanted, or end the response."""
+        whole = split_steps(f"{text}.", self.student.step)[:-1]  # a step begins where one has ended
+        return len(whole) >= limits.steps or any(is_final(step, before) for step in whole)
+
+    def _continuation(
+        self,
+        text: str,
+        tokens: Sequence[Token],
+        finish: str | None,
+        before: str,
+        limits: Limits,
+    ) -> Continuation:
+        """A sample after the text `before` as steps. Whatever follows the final answer is no part
+        of the response.
+        """
+        texts = split_steps(text, self.student.step)
+        kept: list[str] = []
+        for step in texts[: limits.steps]:
+            kept.append(step)
+            if is_final(step, before):
+                break
+            before += step
+        read = len(kept) == len(texts)
+        ended = read and finish == "stop"
+        steps = self._steps(kept, tokens, ended)
+        return Continuation(steps, ended, cut=read and finish == "length" and text[-1:] != "\n")
+
+    def _steps(
+        self, texts: Sequence[str], tokens: Sequence[Token], ended: bool
+    ) -> tuple[Step, ...]:
+        """Steps of these texts with their tokens, the one that ends a response with an end token of
+        no text.
+
+        A step ends after the token that holds the end of its text, as in process.
+        """
+        number = self.student.tokenizer.of
+        whole = b"".join(text for text, _ in tokens)
+        steps: list[Step] = []
+        at = begin = end = 0  # a token's index; bytes before the step, and before its text's end
+        told = whole.startswith("".join(texts).encode())
+        for text in texts:
+            if not told:
+                steps.append(Step((number(text.encode()),), (UNSURE,), text))
+                continue
+            end += len(text.encode())
+            first, reached = at, begin
+            while reached < end:
+                reached += len(tokens[at][0])
+                at += 1
+            mine = tokens[first:at]
+            ids = tuple(number(piece) for piece, _ in mine)
+            shown = whole[begin:reached].decode(errors="replace")
+            steps.append(Step(ids, tuple(value for _, value in mine), shown))
+            begin = reached
+        if ended:
+            last = steps.pop() if steps else Step((), (), "")
+            steps.append(Step((*last.token_ids, number(b"")), (*last.logprobs, 0.0), last.text))
+        return tuple(steps)
+
+    async def adopt(
+        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+    ) -> tuple[Continuation, Cost]:
+        """A step that somebody else wrote, as it stands."""
+        line = text.rstrip("\n")
+        final = is_final(line, text_of(steps))
+        [step] = self._steps([line if final else line + "\n"], (), final)
+        return Continuation((step,), ended=final, source=source, direction=direction), Cost()

@@ -1,0 +1,254 @@
+"""Search over OpenAI-compatible servers: `serve` itself, and behind a proxy that takes abilities
+from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import alphazero_llm_trainer as az
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_answering
+from alphazero_llm_trainer.engine.protocol import Limits
+from alphazero_llm_trainer.policy.engine_steps import EngineSteps
+from alphazero_llm_trainer.policy.folders import with_model
+from alphazero_llm_trainer.policy.remote import RemoteSteps, RemoteStudent, remote_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.types import text_of
+
+ROOT = Path(__file__).parents[1]
+PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """`serve` with the embedded student."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, "--port", port], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and "answers at" in process.stdout.readline()
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Proxy:
+    """A server that lacks some of what `serve` can. `bodies` are the requests that came."""
+
+    def __init__(self, target: str, *lacks: str) -> None:
+        self.target, self.lacks = target, lacks
+        self.bodies: list[dict[str, Any]] = []
+        app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.bodies.append(dict(body))
+        if "key" in self.lacks and request.headers.get("authorization") != "Bearer right":
+            return JSONResponse({"error": {"message": "no such key"}}, 401)
+        if "logprobs" in self.lacks and body.pop("logprobs", None):
+            return JSONResponse({"error": {"message": "logprobs: not for this model"}}, 400)
+        if "going on" in self.lacks and "continue_final_message" in body:
+            return JSONResponse({"error": {"message": "unknown: continue_final_message"}}, 400)
+        return StreamingResponse(self.pieces(body), media_type="text/event-stream")
+
+    async def pieces(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", f"{self.target}/chat/completions", json=body) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if not ("usage" in self.lacks and '"usage"' in line):
+                    yield f"{line}\n".encode()
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/v1"
+
+    def __exit__(self, *error: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+def student_at(url: str, **openai: Any) -> RemoteStudent:
+    layer = {
+        "engine": {"backend": "openai", "openai": {"base_url": url, **openai}},
+        "search": {"step": "line"},
+    }
+    config, _ = with_model("student", [layer], lambda layers: load_answering(None, layers))
+    return remote_student(config)
+
+
+def drawn(
+    student: RemoteStudent, prefix: Any = (), steps: int = 12, temperature: float = 0.0
+) -> Any:
+    policy, limits = RemoteSteps(student, 1.0), Limits(steps, 60)
+    return asyncio.run(policy.continuations(PROBLEMS[0], prefix, 2, 5, limits, temperature))
+
+
+def test_steps_and_tokens_are_those_of_the_model_in_process(url: str) -> None:
+    student, local = student_at(url), az.load("embedded")
+    [mine, _], cost = drawn(student)
+    policy = EngineSteps(local, 1.0)
+    [theirs], _ = asyncio.run(policy.continuations(PROBLEMS[0], (), 1, 5, Limits(12, 60), 0.0))
+    assert [step.text for step in mine.steps] == [step.text for step in theirs.steps]
+    for own, other in zip(mine.steps, theirs.steps, strict=True):
+        assert student.decode(own.token_ids) == own.text
+        assert len(own.token_ids) == len(other.token_ids)
+    *text, _ = [value for step in mine.steps for value in step.logprobs]  # but for the end token
+    assert text == pytest.approx([v for step in theirs.steps for v in step.logprobs][:-1], abs=1e-5)
+    assert mine.ended and theirs.ended
+    assert cost.calls == 2 and cost.sampled_tokens == 2 * sum(len(s.token_ids) for s in mine.steps)
+    # The rest of a response that has begun, and one step of it.
+    [rest, _], _ = drawn(student, mine.steps[:1])
+    assert rest.steps == mine.steps[1:]
+    [line, _], _ = drawn(student, mine.steps[:1], steps=1)
+    assert line.steps == mine.steps[1:2] and not line.ended
+
+
+@pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage"])
+def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) -> None:
+    whole = text_of(drawn(student_at(url))[0][0].steps)
+    with (proxy := Proxy(url, lacks)) as place:
+        student = student_at(place)
+        [first, _], cost = drawn(student)
+        assert text_of(first.steps) == whole
+        before = len(proxy.bodies)
+        drawn(student, first.steps[:1])
+        body = proxy.bodies[before]
+    server = student.engine.server
+    assert server.logprobs == (lacks != "logprobs") and server.goes_on == (lacks == "logprobs")
+    if lacks == "logprobs":
+        assert {step.logprobs[0] for step in first.steps} == {-20.0}
+        assert cost.sampled_tokens > len(first.steps)  # by the server's usage
+        assert body["messages"][-1] == {"role": "assistant", "content": first.steps[0].text}
+    else:
+        assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+        assert student.word is not None and "begins a new message" in student.word
+    assert (cost.sampled_tokens > 10) and len({step.token_ids for step in first.steps}) == len(
+        first.steps
+    )
+
+
+def test_search_prints_the_first_chain_and_the_tree(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["search", "--base-url", url, "--model", "student", "--simulations", "4"]
+    assert main([*argv, PROBLEMS[1].question]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == PROBLEMS[1].question and shown[1].startswith("  ")
+    assert any(line.startswith("root  N=") for line in shown)
+    assert any(line.startswith("answer ") for line in shown)
+    found = az.search(PROBLEMS[1].question, model="student", base_url=url, simulations=4)
+    assert found.cost.sampled_tokens > 40 and found.answer is not None
+    assert "<svg" in found._repr_html_() or "tree" in found._repr_html_()
+
+
+def test_eval_compares_methods_over_a_server(url: str, tmp_path: Path) -> None:
+    methods = ["greedy", "majority", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
+    argv = ["eval", "-n", "12", "--start", "340", "--methods", *methods, "--budget-tokens", "120"]
+    assert (
+        main(
+            [
+                *argv,
+                "--base-url",
+                url,
+                "--model",
+                "student",
+                "--set",
+                "search.step=line",
+                "--out",
+                str(tmp_path / "a"),
+            ]
+        )
+        == 0
+    )
+    assert main([*argv, "--model", "embedded", "--out", str(tmp_path / "b")]) == 0
+    remote, local = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("a", "b")
+    )
+    assert remote["student"] == f"student at {url}"
+    for mine, theirs in zip(remote["rows"], local["rows"], strict=True):
+        assert mine["sampled_tokens"] > 0
+        if mine["method"] == "greedy":
+            assert mine["accuracy"] == theirs["accuracy"]
+            assert mine["sampled_tokens"] == theirs["sampled_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["search", "--base-url", "URL"], "--base-url is given without --model"),
+        (["search", "--base-url", "URL", "--model", "m", "--mode", "token"], "search.mode=token"),
+        (
+            ["search", "--base-url", "ftp://a", "--model", "m"],
+            "engine.openai.base_url is 'ftp://a'",
+        ),
+        (["search", "--base-url", "URL", "--model", "magic"], "for model 'magic'"),
+        (["search", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"], "can't be reached"),
+        (
+            [
+                "eval",
+                "--base-url",
+                "URL",
+                "--model",
+                "student",
+                "--verifier",
+                "log-probability",
+                "--prm",
+                ".",
+            ],
+            "--prm",
+        ),
+        (["train", "--set", "engine.backend=openai", "--num-examples", "8"], "--base-url"),
+    ],
+)
+def test_slips_are_one_sentence(
+    url: str, argv: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if argv[0] != "search" else []
+    assert main([word.replace("URL", url) for word in argv] + out) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("error: ") == 1, error
+
+
+def test_the_key_and_the_dollars(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "wrong")
+    with Proxy(url, "key") as place:
+        with pytest.raises(az.AlphaZeroError, match="SOME_KEY"):
+            drawn(student_at(place, key_variable="SOME_KEY"))
+        monkeypatch.setenv("SOME_KEY", "right")
+        student = student_at(place, key_variable="SOME_KEY", completion_cost=1e4, dollars=0.3)
+        _, cost = drawn(student)
+        assert cost.dollars == pytest.approx(cost.sampled_tokens / 100)
+        assert 0.3 < student.engine.cost.dollars < 1
+        with pytest.raises(az.AlphaZeroError, match=r"engine\.openai\.dollars is 0\.3"):
+            drawn(student)
