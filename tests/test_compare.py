@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell
-from alphazero_llm_trainer.eval.metrics import majority_at_k, pass_at_k, wilson
+from alphazero_llm_trainer.eval.metrics import wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
@@ -47,8 +45,8 @@ def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
     )
 
 
-def sampled(correct: list[list[bool]], answers: list[list[str | None]], tokens: int) -> Cell:
-    return Cell("embedded", SAMPLES, 2, correct=correct, answers=answers, sampled_tokens=tokens)
+def sampled(correct: list[list[bool]], tokens: int) -> Cell:
+    return Cell("embedded", SAMPLES, 2, correct=correct, sampled_tokens=tokens)
 
 
 # -- cells
@@ -62,25 +60,16 @@ def sampler() -> MethodContext:
 
 
 def test_a_cell_adds_up(sampler: MethodContext) -> None:
-    tasks = load_tasks("embedded", "test", 30)
-    progress = Progress(quiet=True)
-    found = asyncio.run(run_cell(sampler, Benchmark("embedded", tasks), "best-of-n", 120, progress))
+    benchmark = Benchmark("embedded", load_tasks("embedded", "test", 30))
+    found = asyncio.run(run_cell(sampler, benchmark, "best-of-n", 120, Progress(quiet=True)))
     assert len(found.outcomes) == 30 == sum(found.verdicts.values()) == sum(found.ended_by.values())
     assert found.outcomes.count("1") == found.verdicts["correct"] > 0
-    assert (
-        progress.work.finished_tokens == found.sampled_tokens == sum(found.tokens)
-        and max(found.tokens) <= 120
-    )
+    assert found.sampled_tokens == sum(found.tokens) and max(found.tokens) <= 120
     assert found.calls > 30 and found.cached_tokens > 0 and found.seconds > 0
     row = summary(found)
-    assert (
-        row["accuracy"][0]
-        == found.outcomes.count("1") / 30
-        == wilson(found.outcomes.count("1"), 30).value
-    )
-    assert row["sampled_tokens"] == found.sampled_tokens / 30 and row["most_tokens"] == max(
-        found.tokens
-    )
+    assert row["accuracy"][0] == found.outcomes.count("1") / 30
+    assert row["sampled_tokens"] == found.sampled_tokens / 30
+    assert row["most_tokens"] == max(found.tokens)
 
 
 # -- figures
@@ -109,41 +98,18 @@ def test_pairs_say_gain_loss_and_no_gain() -> None:
     assert ("best-of-n", "adaptive-best-of-n") not in said
 
 
-def test_pass_and_majority_at_k_of_a_table() -> None:
-    row = at_k(sampled([[True, False], [False, False]], [["3", "4"], ["5", None]], 80))
-    assert row["pass@1"][0] == pytest.approx(np.mean([pass_at_k(2, 1, 1), 0.0])) == 0.25
+def test_pass_at_k_of_a_table() -> None:
+    row = at_k(sampled([[True, False], [False, False]], 80))
+    assert row["pass@1"][0] == 0.25
     assert row["pass@2"] == [0.5, wilson(1, 2).low, wilson(1, 2).high]
-    assert (
-        row["maj@1"][0] == 0.25 and row["maj@2"][0] == 0.25
-    )  # of two different answers each is chosen half the time
     assert "pass@4" not in row and row["sampled_tokens"] == 40
-
-
-def test_majority_at_k_equals_enumeration() -> None:
-    answers = ["a", "b", "a", None, "c", "b", "a"]
-    correct = [answer == "a" for answer in answers]
-    for k in range(1, 8):
-        shares = []
-        for chosen in combinations(range(7), k):
-            votes = [answers[i] for i in chosen if answers[i] is not None]
-            most = max((votes.count(vote) for vote in votes), default=0)
-            winners = {vote for vote in votes if votes.count(vote) == most}
-            shares.append(("a" in winners) / len(winners) if winners else 0.0)
-        assert majority_at_k(answers, correct, k) == pytest.approx(np.mean(shares))
-    assert majority_at_k(answers, correct, 1) == pytest.approx(3 / 7)
-    with pytest.raises(ValueError, match="k is 8"):
-        majority_at_k(answers, correct, 8)
-    many = ["a"] * 30 + ["b"] * 20
-    assert majority_at_k(many, [one == "a" for one in many], 15) == pytest.approx(
-        0.8, abs=0.08
-    )  # drawn subsets
 
 
 def results_of(*cells: Cell) -> dict[str, Any]:
     return {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7,
         "rows": [summary(one) for one in cells], "pairs": paired(cells),
-        "at_k": [at_k(sampled([[True, False]], [["3", "4"]], 8))],
+        "at_k": [at_k(sampled([[True, False]], 8))],
         "benchmarks": {"embedded": {"problems": 4}}, "config": {"search": {"temperature": 1.0}},
     }  # fmt: skip
 

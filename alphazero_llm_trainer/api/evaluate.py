@@ -98,7 +98,7 @@ def evaluate(
         prm, value: folders of the commands `prm` and `value`.
         num, start, split: how many problems of each source, the number of the first, and their
             split: choose on "validation", report "test".
-        samples: also pass@k and maj@k of so many samples.
+        samples: also pass@k of so many samples.
         out: the folder; None takes the next `eval-NNN` in `train.checkpoint_dir`.
         resume: go on with the finished cells of `out`, or of the newest folder.
         seed, config: as in `search`.

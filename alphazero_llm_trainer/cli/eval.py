@@ -65,7 +65,7 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("--verifier", metavar="NAME", help=about)
     add_critics(parser)
     parser.add_argument(
-        "--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples"
+        "--samples", type=int, default=0, metavar="K", help="also pass@k of K samples"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN"

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 from ..live import Progress
@@ -55,8 +54,8 @@ class Cell:
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing.
 
-    The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i, and its
-    answer's key (None: none); its budget is their number.
+    The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
+    budget is their number.
     """
 
     benchmark: str
@@ -77,7 +76,6 @@ class Cell:
     gold: bool = True
     unjudged: int = 0
     correct: list[list[bool]] = field(default_factory=list)
-    answers: list[list[str | None]] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:
@@ -149,8 +147,8 @@ async def run_cell(
 async def run_samples(
     context: MethodContext, benchmark: Benchmark, samples: int, progress: Progress
 ) -> Cell:
-    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and
-    maj@k.
+    """`samples` whole responses at `search.temperature` to each problem, without a budget: for
+    pass@k.
     """
     cell, began = Cell(benchmark.name, SAMPLES, samples), time.perf_counter()
 
@@ -160,22 +158,14 @@ async def run_samples(
         chains = await attempt.draw_many(samples, judged=False)
         cell.sampled_tokens += attempt.cost.sampled_tokens
         progress.advance(tokens=attempt.cost.sampled_tokens)
-        # None are drawn where the prompt doesn't fit.
-        return [chain.text if attempt.usable(chain) else None for chain in chains] or [
-            None
-        ] * samples
+        texts = [chain.text if attempt.usable(chain) else None for chain in chains]
+        return texts or [None] * samples  # none are drawn where the prompt doesn't fit
 
     texts = await each(context, drawn, benchmark.tasks)
     repeated = [task for task in benchmark.tasks for _ in range(samples)]
-    grades = iter(await graded([text for row in texts for text in row], repeated))
-    for row, task in zip(texts, benchmark.tasks, strict=True):
-        cell.correct.append(
-            [grade is not None and grade.correct for grade in islice(grades, samples)]
-        )
-        source = source_of(task.problem)
-        cell.answers.append(
-            [None if text is None else source.vote_key(text) or None for text in row]
-        )
+    grades = await graded([text for row in texts for text in row], repeated)
+    right = [grade is not None and grade.correct for grade in grades]
+    cell.correct = [right[at : at + samples] for at in range(0, len(right), samples)]
     cell.seconds = time.perf_counter() - began
     return cell
 

@@ -243,13 +243,11 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     attempt.choice = choice
     if not tree.checked(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
-    # The last chain of a search in which none passed is kept beside the tree.
-    ends = [
-        tree.verdict[choice.node],
-        *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node),
-    ]
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
-    whole = stated or any(end in WHOLE for end in ends)
+    # The last chain of a search in which none passed is kept beside the tree.
+    whole = stated or any(
+        end.verdict in WHOLE for end in tree.finished() if end.node == choice.node
+    )
     return (choice.response if whole else None), result.ended_by
 
 

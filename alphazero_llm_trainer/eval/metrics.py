@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
 from ..types import Task
 
 Z95 = 1.959963984540054
-SUBSETS = 500  # of samples that a majority is averaged over
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +118,3 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if k > samples:
         raise ValueError(f"k is {k} with {samples} samples: draw more samples")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-def majority_at_k(
-    answers: Sequence[str | None], correct: Sequence[bool], k: int, seed: int = 0
-) -> float:
-    """The probability that the majority of k of the samples is right; None answers don't vote.
-
-    Over all subsets of k where there are at most SUBSETS of them, else over so many random ones.
-    Among the answers with the most votes each is chosen equally often.
-    """
-    n = len(answers)
-    if k > n:
-        raise ValueError(f"k is {k} with {n} samples: draw more samples")
-    if math.comb(n, k) <= SUBSETS:
-        subsets = [list(chosen) for chosen in combinations(range(n), k)]
-    else:
-        rng = np.random.default_rng(seed)
-        subsets = [rng.choice(n, k, replace=False).tolist() for _ in range(SUBSETS)]
-    total = 0.0
-    for chosen in subsets:
-        votes = Counter(answers[i] for i in chosen if answers[i] is not None)
-        if votes:
-            most = max(votes.values())
-            rights = {answers[i]: correct[i] for i in chosen}
-            winners = [rights[answer] for answer, count in votes.items() if count == most]
-            total += sum(winners) / len(winners)
-    return total / len(subsets)

@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from ..files import read_object, write_json
 from ..problems.grading import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell
-from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
+from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
 
 UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
 BASELINES = ("greedy", "majority", "best-of-n")
@@ -150,16 +150,10 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def at_k(cell: Cell) -> dict[str, Any]:
-    """pass@k and maj@k for the k that there are samples for, with intervals over problems."""
+    """pass@k for the k that there are samples for, with intervals over problems."""
     row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
     row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
     for k in (k for k in KS if k <= cell.budget):
-        row[f"pass@{k}"] = triple(
-            mean_interval([pass_at_k(cell.budget, sum(right), k) for right in cell.correct])
-        )
-        majorities = [
-            majority_at_k(answers, right, k, seed)
-            for seed, (answers, right) in enumerate(zip(cell.answers, cell.correct, strict=True))
-        ]
-        row[f"maj@{k}"] = triple(mean_interval(majorities))
+        chances = [pass_at_k(cell.budget, sum(right), k) for right in cell.correct]
+        row[f"pass@{k}"] = triple(mean_interval(chances))
     return row

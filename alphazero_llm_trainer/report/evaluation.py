@@ -109,7 +109,7 @@ def cells(results: Results, row: Results) -> dict[str, str]:
 
 
 def blocks(results: Results, benchmark: str) -> list[Block]:
-    """A headline and a short sorted table for each budget, then pass@k and maj@k."""
+    """A headline and a short sorted table for each budget, then pass@k."""
     return [
         (headline(results, rows)[0], table_of([cells(results, row) for row in rows], SHORT))
         for rows in by_budget(results, benchmark).values()
@@ -117,14 +117,11 @@ def blocks(results: Results, benchmark: str) -> list[Block]:
 
 
 def at_k(results: Results, benchmark: str) -> list[Block]:
-    """pass@k and maj@k."""
+    """pass@k."""
     tables = []
     for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
         ks = [k for k in KS if k <= row["samples"]]
-        lines = [
-            {"": f"{name}@k"} | {f"k = {k}": str(Interval(*row[f"{name}@{k}"])) for k in ks}
-            for name in ("pass", "maj")
-        ]
+        lines = [{"": "pass@k"} | {f"k = {k}": str(Interval(*row[f"pass@{k}"])) for k in ks}]
         temperature = results["config"]["search"]["temperature"]
         said = f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens a problem"
         tables.append((said, table_of(lines)))
