@@ -369,21 +369,16 @@ def test_golden_trees(select: str) -> None:
 
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
-    tree = Tree()
-    mcts = Mcts(tree, closed(ucb1, 1.0), 5)
+    mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
     mcts.tell(leaf, Evaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))]))
     while leaves := mcts.ask():
         mcts.tell(leaves[0], Evaluation())
-    again = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
-    assert again.to_dict() == tree.to_dict() and again.W[ROOT] == 0.75
-    assert again.response(2000) == "".join(step.text for step in steps)
+    again = Tree.from_dict(json.loads(json.dumps(mcts.tree.to_dict())))
     [found] = trajectories(again)
-    assert (
-        found.token_ids == tuple(range(2000))
-        and len(step_values(found, found.reward, again.N, again.W)) == 2000
-    )
+    assert found.token_ids == tuple(range(2000)) and again.W[ROOT] == 0.75
+    assert len(step_values(found, found.reward, again.N, again.W)) == 2000
     assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
 
 
@@ -393,15 +388,9 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
 
 def test_the_token_budget_is_never_exceeded() -> None:
     ended = set()
-    for seed in range(80):
-        rng = Random(seed)
-        budget = rng.randint(1, 300)
-        advisor = None
-        if seed % 2:
-            advisor = ScriptedAdvisor(
-                [TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)]
-                * rng.randint(1, 3)
-            )
+    for seed in range(40):
+        rng, budget = Random(seed), 1 + seed * 7
+        step = TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)
         result = search(
             ScriptedPolicy(seed, words=4),
             a_problem(),
@@ -410,7 +399,7 @@ def test_the_token_budget_is_never_exceeded() -> None:
             samples=rng.randint(1, 6),
             max_tokens=rng.choice([10, 60, 160]),
             budget_tokens=budget,
-            advisor=advisor,
+            advisor=ScriptedAdvisor([step] * 2) if seed % 2 else None,
         )
         assert result.cost.sampled_tokens <= budget, f"seed {seed}"
         ended.add(result.ended_by)
@@ -460,59 +449,45 @@ def test_verdicts(response: Continuation, limits: Limits, verdict: str) -> None:
 
 
 def test_teachers_steps_become_children_with_source_and_direction() -> None:
-    asked: list[list[Direction]] = []
+    asked: list[Sequence[Direction]] = []
 
     async def evaluate(
         problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
         assert len(directions) == len(steps)
-        asked.append(list(directions))
-        return RewardParts(hashed_reward("".join(step.text for step in steps)))
+        asked.append(directions)
+        return await scripted_evaluate(problem, steps, directions, verdict)
 
-    advisor = ScriptedAdvisor(
-        [
-            TeacherProposal("right step", "teacher:good", Direction.RIGHT),
-            TeacherProposal("wrong step", "teacher:bad", Direction.WRONG),
-            TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
-        ]
-    )
+    proposals = [
+        TeacherProposal("right step", "teacher:good", Direction.RIGHT),
+        TeacherProposal("wrong step", "teacher:bad", Direction.WRONG),
+        TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
+        TeacherProposal("w0", "teacher:good", Direction.RIGHT),  # the student's own step, too
+    ]
     result = search(
-        ScriptedPolicy(1),
+        ScriptedPolicy(1, words=1),
         a_problem(),
         simulations=30,
         samples=2,
-        advisor=advisor,
+        advisor=ScriptedAdvisor(proposals),
         evaluate=evaluate,
     )
     tree = result.tree
-    top = {tree.text[child]: child for child in tree.children[ROOT]}
-    for text, source, direction in (
-        ("right step\n", "teacher:good", "right"),
-        ("wrong step\n", "teacher:bad", "wrong"),
-        ("#### 1", "teacher:good", "right"),
-    ):
-        assert (tree.source[top[text]], tree.direction[top[text]]) == (source, direction)
+    top = {
+        tree.text[child]: (tree.source[child], tree.direction[child], child)
+        for child in tree.children[ROOT]
+    }
+    assert top["right step\n"][:2] == ("teacher:good", "right")
+    assert top["wrong step\n"][:2] == ("teacher:bad", "wrong")
+    assert top["w0\n"][:2] == ("student", "right")
+    assert tree.verdict[top["#### 1"][2]] == "answer"
     # The rollout below a teacher's step is the student's own, unless a teacher was asked there.
-    assert tree.verdict[top["#### 1"]] == "answer"
-    below = tree.children[top["right step\n"]]
-    assert below and tree.source[below[0]] == "student" and tree.direction[below[0]] == "none"
+    below = tree.children[top["right step\n"][2]]
+    assert below and tree.source[below[0]] == "student"
     # Directions on the way down are given to the evaluation too.
-    assert any(len(d) > 1 and d[0] is Direction.RIGHT and d[1] is Direction.WRONG for d in asked)
-    assert ("right step",) in advisor.asked and result.cost.scored_tokens > 0
+    assert any(d[:2] == [Direction.RIGHT, Direction.WRONG] for d in map(list, asked))
+    assert result.cost.scored_tokens > 0
     check_invariants(tree)
-
-
-def test_a_teachers_step_equal_to_a_students_merges() -> None:
-    policy = ScriptedPolicy(7, words=1, close=0.0)  # always the step "w0\n"
-    advisor = ScriptedAdvisor([TeacherProposal("w0", "teacher:t", Direction.RIGHT)])
-    tree = search(policy, a_problem(), simulations=1, samples=3, max_depth=2, advisor=advisor).tree
-    [child] = tree.children[ROOT]
-    assert (tree.text[child], tree.source[child], tree.direction[child]) == (
-        "w0\n",
-        "student",
-        "right",
-    )
-    assert tree.N[child] == 4  # three samples and the teacher's
 
 
 def test_a_text_with_and_without_the_end_token_stays_two_children() -> None:
@@ -554,15 +529,6 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
     )
 
 
-def test_a_search_goes_on_with_a_tree() -> None:
-    policy = ScriptedPolicy(4, words=9, close=0.1)
-    first = search(policy, a_problem(), 1, simulations=5)
-    visits, size = first.tree.N[ROOT], len(first.tree)
-    more = search(policy, a_problem(), 2, tree=first.tree, simulations=5)
-    assert more.tree is first.tree and more.tree.N[ROOT] > visits and len(more.tree) > size
-    check_invariants(more.tree)
-
-
 # -- (g) choosing
 # --------------------------------------------------------------------------------------------------
 
@@ -590,69 +556,37 @@ def test_choose_by_hand() -> None:
     vote, value, visits = (choose(tree, rule) for rule in ("vote", "value", "visits"))
     assert vote is not None and value is not None and visits is not None
     assert (vote.answer, vote.response) == ("7", "a\n#### 7")
-    assert vote.why == "51% of the value-weighted vote over 4 finished responses"  # 1.9 of 3.7
+    assert vote.why.startswith("51%")  # 1.9 of 3.7
     assert (value.response, value.answer, value.value) == ("c\nno answer", None, 1.0)
-    assert (visits.response, visits.visits) == (
-        "b\n#### 8",
-        2,
-    )  # b has 3 visits as a has, and earned more
-    assert "2 visits" in visits.why
+    # b has 3 visits as a has, and earned more.
+    assert (visits.response, visits.visits) == ("b\n#### 8", 2)
 
 
-def test_a_vote_by_probability_does_not_count_how_often_a_response_was_found() -> None:
-    tree = grown(  # a token has log-probability -1
-        (("a\n", "#### 7"), 0.9, 3),  # 8 tokens
-        (("bb\n", "#### 7"), 0.9, 3),  # 9
-        (("#### 8",), 0.5, 1),  # 6
-    )
-    assert choose(tree, "vote").answer == "7"  # type: ignore[union-attr]
-    chosen = choose(tree, "mass")
-    assert chosen is not None and (chosen.answer, chosen.response) == ("8", "#### 8")
-    eight, seven = 0.5, 0.9 * (math.exp(-2) + math.exp(-3))
-    share = eight / (eight + seven)
-    assert chosen.why == f"{share:.0%} of the probability-weighted vote over 3 finished responses"
-    # So unlikely that exp gives 0 for all of them.
-    long = grown((("a" * 900, "#### 7"), 0.9, 1), (("b" * 899, "#### 8"), 0.9, 1))
-    assert choose(long, "mass").answer == "8"  # type: ignore[union-attr]
-    # One without an answer is far likelier, and has no vote.
-    quiet = grown(
-        (("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1)
-    )
-    assert choose(quiet, "mass").answer == "8"  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    "responses",
+    [
+        # A token has log-probability -1: the likelier response earns more, however often visited.
+        ((("a\n", "#### 7"), 0.9, 3), (("bb\n", "#### 7"), 0.9, 3), (("#### 8",), 0.5, 1)),
+        # So unlikely that exp gives 0 for all of them.
+        ((("a" * 900, "#### 7"), 0.9, 1), (("b" * 899, "#### 8"), 0.9, 1)),
+        # One without an answer is far likelier, and has no vote.
+        ((("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1)),
+    ],
+)
+def test_a_vote_by_probability(responses: Any) -> None:
+    assert choose(grown(*responses), "mass").answer == "8"  # type: ignore[union-attr]
 
 
 def test_a_rejected_step_is_no_response() -> None:
-    tree = grown((("a\n", "#### 7"), 0.0, 1))
-    step = tree.attach(ROOT, Step((1,), (-1.0,), "#### 8"))
-    tree.finish(step, REJECTED, RewardParts(0.0))
-    for _ in range(3):
-        tree.backup(step, 0.0)
-    for rule in ("vote", "value"):
+    tree = grown((("a\n", "#### 7"), 0.0, 1), (("#### 8",), 0.0, 3))
+    alone = grown((("#### 8",), 0.0, 3))
+    for one, step in ((tree, 3), (alone, 1)):
+        one.finish(step, REJECTED, RewardParts(0.0))
+    # The most visited path ends in the rejected step: then the value decides.
+    for rule in ("vote", "value", "visits"):
         chosen = choose(tree, rule)
         assert chosen is not None and (chosen.answer, chosen.visits) == ("7", 1)
-        assert chosen.why.endswith("1 finished responses")
-    chosen = choose(
-        tree, "visits"
-    )  # the most visited path ends in the rejected step: then the value decides
-    assert chosen is not None and chosen.answer == "7"
-    alone = Tree()
-    step = alone.attach(ROOT, Step((1,), (-1.0,), "#### 8"))
-    alone.finish(step, REJECTED, RewardParts(0.0))
-    alone.backup(step, 0.0)
-    assert all(choose(alone, rule) is None for rule in ("vote", "value", "visits"))
-
-
-def test_answers_in_words_vote_too() -> None:
-    tree = grown(
-        (("#### The Eiffel Tower",), 0.5, 2),
-        (("#### eiffel tower",), 0.5, 2),
-        (("#### Paris",), 0.9, 1),
-    )
-    reading = reading_of(Problem("p", "q", "hotpotqa"))
-    chosen = choose(tree, "vote", reading=reading)
-    assert chosen is not None and chosen.why.startswith("69%")  # 2.0 of 2.9
-    assert chosen.answer == reading("#### Eiffel Tower")
-    assert choose(tree, "vote").why.startswith("34%")  # type: ignore[union-attr]  # by the letter they are two answers
+        assert choose(alone, rule) is None
 
 
 # -- (h) what counts as an answer
