@@ -306,7 +306,7 @@ def test_puct_without_priors_takes_the_steps_probabilities_however_small() -> No
         for i, p in enumerate((0.5, 0.25, 0.25))
     )
     tree.N[:], tree.W[:] = [9, 5, 3, 0], [0.0, 1.0, 1.5, 0.0]
-    # All of them are next to impossible and share evenly. .2 + 3/3/6; .5 + 3/3/4; 0 + 3/3/1
+    # .2 + .5*3/6; .5 + .25*3/4; 0 + .25*3/1
     assert puct(tree, ROOT, 1.0) == c and puct(tree, ROOT, 0.5) == b
     tree.W[a] = 5.0
     assert puct(tree, ROOT, 0.0) == a

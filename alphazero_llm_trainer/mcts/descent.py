@@ -29,10 +29,7 @@ def closed(select: Select, exploration: float) -> Rule:
     """
 
     def rule(tree: Tree, node: int, left: int) -> int:
-        children = tree.children[node]
-        if not children or not tree.expanded[node]:
-            return node
-        return select(tree, node, exploration) if len(children) > 1 else children[0]
+        return select(tree, node, exploration) if expanded(tree, node) else node
 
     return rule
 

@@ -91,12 +91,9 @@ class Journal(Mapping[str, dict[str, Any]]):
 
 def record_at(path: Path, place: int) -> dict[str, Any]:
     """The record whose line begins at byte `place` of a journal."""
-    try:
-        with path.open("rb") as file:
-            file.seek(place)
-            return parse(path, f"at byte {place:,}", file.readline())
-    except OSError as error:
-        raise DataError(f"journal {path} can't be read ({error.strerror}): restore it") from error
+    with path.open("rb") as file:
+        file.seek(place)
+        return parse(path, f"at byte {place:,}", file.readline())
 
 
 def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
@@ -117,14 +114,8 @@ def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
 
 def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read`, each record with the byte at which its line begins: `record_at` reads it again."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise DataError(
-            f"journal {path} can't be read ({error.strerror}): check the path"
-        ) from error
     place = 0
-    with file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield place, parse(path, f"line {number}", line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .descent import OpenSelect, Select
 from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
@@ -50,14 +50,15 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
     """
     N, W, virtual, prior = tree.N, tree.W, tree.virtual, tree.prior
     children = tree.children[node]
-    priors = None if prior[children[0]] is not None else step_priors(tree, children)
+    priors: Sequence[Any] = [prior[child] for child in children]
+    if priors[0] is None:
+        priors = softmax([math.fsum(tree.logprobs[child]) for child in children])
     root_visits = math.sqrt(N[node] + virtual[node])
     best, best_score = -1, -math.inf
-    for i, child in enumerate(children):
+    for child, share in zip(children, priors, strict=True):
         visits = N[child] + virtual[child]
-        share = prior[child] if priors is None else priors[i]
         # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
-        score = exploration * share * root_visits / (1 + visits)  # type: ignore[operator]
+        score = exploration * share * root_visits / (1 + visits)
         if visits:
             score = W[child] / visits + score
         if score > best_score:
@@ -145,16 +146,6 @@ def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     """
     drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
     return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
-
-
-def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
-    """The probabilities of siblings' tokens under the policy, normalised over the siblings: `[K]`,
-    they sum to 1.
-    """
-    # Bounded below, so that siblings that are all next to impossible share evenly.
-    likelihoods = [math.exp(max(math.fsum(tree.logprobs[child]), -700.0)) for child in children]
-    total = math.fsum(likelihoods)
-    return [likelihood / total for likelihood in likelihoods]
 
 
 class Selector(NamedTuple):

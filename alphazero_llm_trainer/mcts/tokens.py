@@ -7,7 +7,6 @@ model's vocabulary).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -16,6 +15,7 @@ from typing import Protocol
 from ..engine.protocol import Generated
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .expansion import Expansion
+from .gumbel import softmax
 from .mcts import Evaluation, Leaf, mix
 from .seeds import derive_seed
 from .tree import ROOT, Rollout
@@ -191,13 +191,9 @@ class TokenExpansion(Expansion):
 
     def _children(self, top: Sequence[tuple[int, float]]) -> tuple[list[Step], list[float]]:
         """The top-k as steps of one token, and their probabilities renormalised over the k."""
-        # P(a) = p(a) / sum of p over the k kept tokens; less the maximum first, so that exp doesn't
-        # underflow.
-        highest = max(logprob for _, logprob in top)
-        weights = [math.exp(logprob - highest) for _, logprob in top]
-        total = math.fsum(weights)
         steps = [Step((token,), (logprob,), self.policy.text((token,))) for token, logprob in top]
-        return steps, [weight / total for weight in weights]
+        # P(a) = p(a) / sum of p over the k kept tokens.
+        return steps, softmax([logprob for _, logprob in top])
 
     async def _estimate(self, ids: tuple[int, ...]) -> float:
         assert self.value is not None

@@ -45,45 +45,38 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     most `limit`.
 
     Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees
-    before smaller ones. Memory is bounded by the listed rows, the embedded trees (`MOST_BYTES`) and
-    one record.
+    before smaller ones. In memory are the rows, the embedded trees (`MOST_BYTES`) and one record.
     """
-    listed: list[
-        tuple[tuple[int, int, int], dict[str, Any]]
-    ] = []  # heaps: the least interesting first
-    kept: list[tuple[tuple[int, int, int], str]] = []
-    size = count = 0
-    outcomes: Counter[str] = Counter()
-    sums: dict[str, int] = {}
+    rows: list[dict[str, Any]] = []
+    kept: list[tuple[tuple[int, int, int], str]] = []  # a heap: the least interesting first
+    size = 0
     for number, record in enumerate(records):
         line = row(record)
-        count += 1
-        outcomes[line.outcome] += 1
-        for name in SUMS:
-            if getattr(line, name) is not None:
-                sums[name] = sums.get(name, 0) + getattr(line, name)
-        rank = (-OUTCOMES.index(line.outcome), line.nodes, -number)
-        if len(listed) < MOST_ROWS:
-            heapq.heappush(listed, (rank, {"number": number, **asdict(line)}))
-        elif rank > listed[0][0]:
-            heapq.heapreplace(listed, (rank, {"number": number, **asdict(line)}))
-        if limit < 1 or (len(kept) >= limit and rank < kept[0][0]):
+        rows.append({"number": number, **asdict(line)})
+        place = rank(rows[-1])
+        if limit < 1 or (len(kept) >= limit and place < kept[0][0]):
             continue
         text = _json(payload(record))
-        heapq.heappush(kept, (rank, text))
+        heapq.heappush(kept, (place, text))
         size += len(text)
         while len(kept) > min(limit, MOST_ROWS) or (size > MOST_BYTES and len(kept) > 1):
             size -= len(heapq.heappop(kept)[1])
-    trees = {-rank[2]: text for rank, text in kept}
-    rows = sorted((line for _, line in listed), key=itemgetter("number"))
+    trees = {-place[2]: text for place, text in kept}
+    known = {name: [line[name] for line in rows if line[name] is not None] for name in SUMS}
     totals = {
-        "questions": count,
-        "left_out": count - len(trees),
-        "outcomes": outcomes,
-        "sums": sums,
+        "questions": len(rows),
+        "left_out": len(rows) - len(trees),
+        "outcomes": Counter(line["outcome"] for line in rows),
+        "sums": {name: sum(values) for name, values in known.items() if values},
     }
+    rows = sorted(heapq.nlargest(MOST_ROWS, rows, rank), key=itemgetter("number"))
     facts = {"title": title, "rows": rows, **totals, "single": False}
     return _page(title, facts, dict(sorted(trees.items())))
+
+
+def rank(line: Mapping[str, Any]) -> tuple[int, int, int]:
+    """How interesting a row is, larger for more."""
+    return -OUTCOMES.index(line["outcome"]), line["nodes"], -line["number"]
 
 
 def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:

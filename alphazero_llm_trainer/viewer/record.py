@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..answers import extract, normalize
-from ..errors import DataError
 
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.
@@ -48,8 +47,7 @@ class Row:
 
     outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no
     response), "failed".
-    right, samples: sampled responses. nodes, simulations (None: not recorded), tokens (sampled;
-    None: not recorded).
+    right, samples: sampled responses. nodes, simulations, tokens (sampled; None: not recorded).
     answer: what a search without gold answered, else the answer of most samples (the right one
     among equals).
     answer_right: by gold, None where it is not known; share: of the samples that state it.
@@ -64,7 +62,7 @@ class Row:
     right: int
     samples: int
     nodes: int
-    simulations: int | None
+    simulations: int
     tokens: int | None
     answer: str | None
     answer_right: bool | None
@@ -83,18 +81,6 @@ class _Said:
     @property
     def standing(self) -> tuple[int, bool, int]:
         return self.samples, bool(self.right), self.visits
-
-
-def tree_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's tree columns, which fit each other (`Tree.from_dict`). Raises DataError where
-    they are missing.
-    """
-    tree = record.get("tree")
-    if not isinstance(tree, dict) or not tree.keys() >= set(DRAWN):
-        raise DataError(
-            f"record {name_of(record)!r} holds no search tree: name a journal that a search wrote"
-        )
-    return tree
 
 
 def name_of(record: Mapping[str, Any]) -> str:
@@ -130,7 +116,7 @@ def pieces(
 
     A token's text is what it adds after another one, so that leading spaces are kept.
     """
-    tree = tree_of(record)
+    tree = record["tree"]
     columns = (
         tree["token_ids"],
         [rollout["token_ids"] for rollout in rollouts(tree)],
@@ -181,13 +167,13 @@ def known(outcome: float | None, hre: float | None) -> float | None:
 
 
 def rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tree's rollouts by name; those of format 1 are none."""
-    return [dict(zip(ROLLOUT, row, strict=False)) for row in tree.get("rollouts", ())]
+    """The tree's rollouts by name."""
+    return [dict(zip(ROLLOUT, row, strict=False)) for row in tree["rollouts"]]
 
 
 def row(record: Mapping[str, Any]) -> Row:
     """The record's line in the list."""
-    tree, problem = tree_of(record), problem_of(record)
+    tree, problem = record["tree"], problem_of(record)
     right = samples = graded = 0
     answers: dict[str, _Said] = {}
     for text, grade in responses(tree):
@@ -223,7 +209,7 @@ def row(record: Mapping[str, Any]) -> Row:
         right=right,
         samples=samples,
         nodes=len(tree["parent"]),
-        simulations=len((tree.get("history") or {}).get("simulations", ())) or None,
+        simulations=len(tree["history"]["simulations"]),
         tokens=(record.get("cost") or {}).get("sampled_tokens"),
         answer=answer,
         answer_right=said.right,
@@ -254,13 +240,13 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the page draws of one record: its columns with log-probabilities rounded, the choice,
     the cost.
     """
-    tree = tree_of(record)
+    tree = record["tree"]
     drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
     drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
     drawn["rollouts"] = [
         {**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)
     ]
-    drawn["history"] = tree.get("history") or {"simulations": [], "backups": []}
+    drawn["history"] = tree["history"]
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
     return {
