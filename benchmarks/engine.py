@@ -1,8 +1,9 @@
 """The in-process engine against Hugging Face `generate` and against re-prefilling, in one run.
 
-    uv run python benchmarks/engine.py uv run python benchmarks/engine.py --model FOLDER --data
-    FOLDER   # a real model alone: results/real_engine.json ENV/bin/python -P benchmarks/engine.py
-    --step-search vllm --data FOLDER   # and `inprocess`: results/step_search_vllm.json
+    uv run python benchmarks/engine.py
+    uv run python benchmarks/engine.py --model FOLDER --data FOLDER   # results/real_engine.json
+    # a real model in an environment with vLLM, and the same with `inprocess`:
+    ENV/bin/python -P benchmarks/engine.py --step-search vllm --data FOLDER
 
 Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints,
 at batch 1, 8, 32 and 64

@@ -19,7 +19,12 @@ from alphazero_llm_trainer.environment.front_end import run
 CLI = Path(base.__file__).parent
 # Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word
 # will do.
-VALUES = {"search.mode": "token", "problems.grade": "words", "train.track": "tensorboard"}
+VALUES = {
+    "search.mode": "token",
+    "problems.grade": "words",
+    "train.track": "tensorboard",
+    "engine.openai.base_url": "http://localhost:11434/v1",
+}
 NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": ["--adapter", "x", "--out", "x"]}
 # Read by argparse, or by what all commands share.
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}

@@ -192,7 +192,7 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
 
 
 async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
-    return await answerer(one, one.seed, due, lambda text: None, "p")
+    return await answerer(one, one.seed, due, lambda text, tokens: None, "p")
 
 
 def prm_over(engine: InProcessEngine) -> CriticVerifier:
@@ -217,7 +217,7 @@ def test_a_network_judges_each_request_by_its_own_chat(
 
     async def ask(before: str) -> Outcome:
         one = wanted(student, config, method, before, seed=3, temperature=1.0)
-        return await answerer(one, one.seed, None, lambda text: None, f"p{len(before)}")
+        return await answerer(one, one.seed, None, lambda text, tokens: None, f"p{len(before)}")
 
     async def main() -> None:
         # The same last question, after different chats, at the same time.
