@@ -15,15 +15,15 @@ from typing import Any
 from aiohttp import web
 
 # What arrives as a whole answer with its usage, and can be read.
-GOOD = ("ok", "ok-think", "ok-reasoning-content", "ok-reasoning", "ok-cached-tokens")
+GOOD = ("ok", "ok-think", "ok-cached-tokens")
 # Answers that arrive and are charged, but say nothing usable.
-SILENT = ("refusal", "content-filter", "no-content", "thinks")
+SILENT = ("refusal", "no-content", "thinks")
 # Charged by the server, although the client never gets to see the answer.
 LOST = ("hang", "drip", "cut", "html")
 # Not charged.
-FREE = ("307", "429", "500", "close", "error-200", "400", "401", "404")
+FREE = ("307", "429", "500", "close", "error-200", "400")
 FAULTS = (*GOOD, "ok-no-usage", *SILENT, *LOST, *FREE)
-STATUS = {"400", "401", "404", "429", "500"}
+STATUS = {"400", "429", "500"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class FaultServer:
         prompt = sum(len(message["content"]) for message in asked["messages"]) // 4 + 3
         limit = asked["max_tokens"]
         written = text
-        if fault in ("ok-think", "ok-reasoning-content", "ok-reasoning"):
+        if fault == "ok-think":
             written += "so the numbers add up " * 4
         sampled = limit if fault == "thinks" else min(limit, len(written) // 4 + 2)
         told = fault not in (*LOST, *FREE, "ok-no-usage")
@@ -148,10 +148,6 @@ class FaultServer:
         }
         if fault == "ok-think":
             message["content"] = f"<think>so the numbers add up</think>\n{text}"
-        elif fault == "ok-reasoning-content":
-            message["reasoning_content"] = "so the numbers add up " * 4
-        elif fault == "ok-reasoning":
-            message["reasoning"] = "so the numbers add up " * 4
         elif fault == "ok-cached-tokens":
             usage["prompt_tokens_details"] = {"cached_tokens": prompt // 2}
         elif fault == "ok-no-usage":
@@ -161,8 +157,6 @@ class FaultServer:
             choice["finish_reason"] = "length"
         elif fault == "refusal":
             message.update(content=None, refusal="I can't help with that.")
-        elif fault == "content-filter":
-            message["content"], choice["finish_reason"] = text[:3], "content_filter"
         elif fault == "no-content":
             message["content"] = None
         elif fault not in GOOD:

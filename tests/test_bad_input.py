@@ -37,15 +37,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # --------------------------------------------------------------------------------------------------
 
 LINES: dict[str, tuple[list[str], str]] = {
-    "an unknown key": (["info", "--set", "train.epoch=3"], "unknown configuration key train.epoch"),
-    "no value": (["info", "--set", "seed"], "KEY=VALUE"),
     "a text for a number": (["info", "--set", "seed=x"], "seed is 'x'"),
     "no such file": (["search", "--source", "nowhere.jsonl"], "nowhere.jsonl"),
     "an empty question": (["search", ""], "empty"),
-    "an unknown command": (["fly"], "fly"),
-    "an unknown flag": (["train", "--lerning-rate", "1"], "--lerning-rate"),
     "a flag of a wrong type": (["train", "--num-examples", "many"], "--num-examples"),
-    "a number out of range": (["train", "--num-examples", "0"], "train.num_examples is 0"),
     "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
     "an unknown student": (["train", "--model", "gpt-5"], "gpt-5"),
     "levels of a source without": (
@@ -64,8 +59,6 @@ LINES: dict[str, tuple[list[str], str]] = {
     "sft of what isn't there": (["sft", "--model", "llama-3.2-3b"], "llama-3.2-3b"),
     "sft from scratch on rows": (["sft", "--set", "problems.source=gsm8k"], "problems.source"),
     "sft without test problems": (["sft", "--eval-size", "0"], "--eval-size"),
-    "no such run": (["train", "--resume", "nowhere"], "nowhere"),
-    "no such judge": (["eval", "--prm", "nowhere"], "nowhere"),
     "an unknown method": (["eval", "--methods", "guessing"], "guessing"),
 }
 

@@ -162,9 +162,7 @@ def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path
     ("given", "parts", "total", "outcome"),
     [
         ({}, (1.0, 0.5, 0.2), (0.4 + 0.3 + 0.2) / 2, (0.4 + 0.2) / 1.4),
-        ({}, (1.0, None, 0.2), (0.4 + 0.2) / 1.4, (0.4 + 0.2) / 1.4),
         ({"hre_weight": 0, "pre_weight": 0}, (1.0, 0.5, 0.2), 0.2, 0.2),
-        ({"hre_weight": 0}, (None, 0.5, 0.2), (0.3 + 0.2) / 1.6, 0.2),
         ({"custom_weight": 0.4}, (0.0, None, 0.5), 0.25, 0.25),
         ({"custom_weight": 0}, (1.0, 0.5, 0.2), 0.7, None),
         ({}, (1.0, 0.5, None), 0.7, None),
