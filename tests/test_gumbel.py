@@ -12,8 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -22,7 +20,6 @@ from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
-    Halving,
     gumbel,
     node_logits,
     prior_logits,
@@ -95,29 +92,6 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
 # --------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 40), st.integers(1, 400))
-def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(
-    arms: int, simulations: int
-) -> None:
-    halving = Halving(arms)
-    while len(halving.plan) < simulations:
-        planned = len(halving.plan)
-        halving.extend(simulations)
-        assert len(halving.plan) > planned
-    visits = [0] * arms
-    for wanted in halving.plan[:simulations]:
-        taken = visits.index(wanted)  # there is an arm with so many visits
-        assert visits[taken] == wanted
-        visits[taken] += 1
-        if wanted == max(visits) - 1:
-            survivors = [n for n in visits if n >= wanted]
-            assert max(survivors) - min(survivors) <= 1
-    assert sum(visits) == simulations
-    assert visits == sorted(visits, reverse=True)
-    # The last two get what the rounds before them left, and no more than one visit apart.
-    assert len(visits) < 2 or visits[0] - visits[1] <= 1
-
-
 # -- (c) formulas
 # --------------------------------------------------------------------------------------------------
 
@@ -180,14 +154,6 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> Non
     assert mcts.tree.N[1:] == [1, 3, 1, 3] and not any(mcts.tree.virtual)
 
 
-def step_search(seed: int, **changes: Any) -> SearchResult:
-    config = SearchConfig.model_validate(
-        {"select": "gumbel", "simulations": 30, "samples": 2, **changes}
-    )
-    policy = ScriptedPolicy(seed, words=9, close=0.2)
-    return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed))
-
-
 def through_root_children(tree: Tree) -> dict[int, int]:
     """Simulations that went through each child of the root."""
     counts = dict.fromkeys(tree.children[ROOT], 0)
@@ -195,19 +161,6 @@ def through_root_children(tree: Tree) -> dict[int, int]:
         if leaf != ROOT:
             counts[tree.path(leaf)[0]] += 1
     return counts
-
-
-def test_the_root_s_steps_are_drawn_first_and_then_halved() -> None:
-    for seed in range(20):
-        tree = step_search(seed, candidates=6, simulations=60).tree
-        drawn = sum(leaf == ROOT for leaf, _, _ in tree.simulations)
-        assert drawn == 3 and all(
-            leaf == ROOT for leaf, _, _ in tree.simulations[:3]
-        )  # 6 samples, 2 at a time
-        counts = sorted(through_root_children(tree).values(), reverse=True)
-        assert sum(counts) == 57
-        if len(counts) > 2:
-            assert counts[0] - counts[1] <= 1 and counts[2] < counts[1]
 
 
 class HalfGood:

@@ -276,41 +276,25 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
     assert found.response in ("#### Paris", "#### The Paris")
 
 
-def test_a_tree_search_goes_by_the_configured_rule(student: Student, config: Config) -> None:
-    def found(select: str) -> list[int]:
-        chosen = load_config(
-            overrides=[
-                "student=embedded",
-                f"search.select={select}",
-                "search.verify.accept_above=1",
-            ]
-        )
-        sampler = MethodContext(student, Product([Calculator(), LogProbability()]), chosen)
-        return [
-            asyncio.run(answered("mcts", sampler, task.problem, 0, 500)).cost.calls
-            for task in TASKS[:6]
-        ]
-
-    assert found("gumbel") != found("puct") != found("ucb1")
-
-
-def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Config) -> None:
+@pytest.mark.parametrize(
+    ("texts", "ended", "usable", "states"),
+    [
+        (("1 + 1 = 2\n", "#### 2"), True, True, True),
+        (("1 + 1 = 2\n", "so it is 2"), True, True, True),
+        (("1 + 1 = 2\n", "2 + 1 ="), False, False, False),
+        (("1 + 1 = 2\n",), False, False, False),
+        (("1 + 1 = 2\n", "#### 2"), False, True, True),
+        (("nothing",), True, True, False),  # graded as unparsed
+    ],
+)
+def test_a_response_that_a_limit_cut_is_no_answer(
+    student: Student, config: Config, texts: Any, ended: bool, usable: bool, states: bool
+) -> None:
     attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
-
-    def chain(*texts: str, ended: bool = False) -> Chain:
-        cut = not ended and not texts[-1].endswith("\n")
-        return chain_of(tuple(Step((1,), (0.0,), text) for text in texts), ended, cut)
-
-    assert attempt.states(chain("1 + 1 = 2\n", "#### 2", ended=True))
-    assert chain("1 + 1 = 2\n", "#### 2\n").whole
-    assert attempt.states(chain("1 + 1 = 2\n", "so it is 2", ended=True))
-    cut = chain("1 + 1 = 2\n", "2 + 1 =")
-    assert cut.cut and not cut.whole and not attempt.usable(cut)
-    assert not attempt.usable(chain("1 + 1 = 2\n"))
-    stated = chain("1 + 1 = 2\n", "#### 2")
-    assert attempt.usable(stated) and not stated.whole
-    silent = chain("nothing", ended=True)  # graded as unparsed
-    assert attempt.usable(silent) and not attempt.states(silent)
+    steps = tuple(Step((1,), (0.0,), text) for text in texts)
+    chain = chain_of(steps, ended, not ended and not texts[-1].endswith("\n"))
+    assert (attempt.usable(chain), attempt.states(chain)) == (usable, states)
+    assert chain.whole == ended
 
 
 def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config) -> None:

@@ -71,16 +71,6 @@ def test_outcomes_count_the_responses_through_each_node() -> None:
     assert sums == [3.0, 3.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_value_targets_sit_at_nodes_with_finished_responses() -> None:
-    tree = step_tree()
-    grow(tree, ROOT, 99)  # nothing finished below it
-    found = {t.token_ids: (t.node, t.target, t.weight) for t in value_targets(tree)}
-    assert found == {
-        (): (0, 3 / 8, 8), (10, 11): (1, 0.75, 4), (10, 12): (2, 0.0, 4),
-        (10, 11, 20): (3, 1.0, 3), (10, 11, 21): (4, 0.0, 1), (10, 12, 20): (5, 0.0, 4),
-    }  # fmt: skip
-
-
 def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> None:
     found = {
         t.token_ids: (t.node, t.target, t.weight)

@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,7 +37,7 @@ from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
 from alphazero_llm_trainer.mcts.seeds import derive_seed
-from alphazero_llm_trainer.mcts.select import puct, ucb1
+from alphazero_llm_trainer.mcts.select import SELECTORS, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
@@ -247,16 +248,24 @@ def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> Non
 
 
 def test_virtual_loss_by_hand() -> None:
-    tree = Tree()
-    tree.expand(ROOT, [Step((0,), (-1.0,), "a"), Step((1,), (-1.0,), "b")], [0.6, 0.4])
-    tree.N[:], tree.W[:] = [8, 5, 3], [4.0, 3.0, 1.0]
-    # 3/5 + .6*sqrt(8)/6 = .8828; 1/3 + .4*sqrt(8)/4 = .6162
-    assert puct(tree, ROOT, 1.0) == 1 and ucb1(tree, ROOT, 0.0) == 1
-    tree.hold(1, 4)
-    # 3/9 + .6*sqrt(12)/10 = .5412; 1/3 + .4*sqrt(12)/4 = .6797
-    assert puct(tree, ROOT, 1.0) == 2 and ucb1(tree, ROOT, 0.0) in (1, 2)
-    tree.hold(1, -4)
-    assert tree.virtual == [0, 0, 0] and puct(tree, ROOT, 1.0) == 1
+    """The better of two children is left for the other one while simulations fly below it, by every
+    rule; under a verifier, where a third step may be drawn, too.
+    """
+    steps, rules = [Step((i,), (math.log(p),), str(i)) for i, p in enumerate((0.6, 0.3))], SELECTORS
+    for name, priors in (("ucb1", None), ("puct", None), ("puct", [0.6, 0.4]), ("gumbel", None)):
+        tree = Tree()
+        if priors is None:
+            for step in steps:
+                tree.attach(ROOT, step)
+        else:
+            tree.expand(ROOT, steps, priors)
+        tree.N[:], tree.W[:] = [8, 5, 3], [2.0, 3.5, 1.65]
+        constant = 0.005 if name == "gumbel" else 0.3
+        for flying, goes_to in ((0, 1), (8, 2), (0, 1)):
+            tree.hold(1, flying - tree.virtual[1])
+            assert rules[name].select(tree, ROOT, constant) == goes_to, (name, flying)
+            if priors is None:
+                assert rules[name].open(tree, ROOT, constant, [1, 2]) == goes_to, (name, flying)
 
 
 # -- (d) values and rollouts
@@ -265,17 +274,9 @@ def test_virtual_loss_by_hand() -> None:
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
     policy = ScriptedTokens(8, close=0.1)
-    result = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, exploration=1.0
-    )
+    result = token_search(policy, simulations=30, rollout="none", value=hashed_value)
     tree = result.tree
-    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
-    assert all(
-        tree.V[node] is not None
-        for node in range(len(tree))
-        if tree.expanded[node] and not tree.verdict[node]
-    )
-    assert result.choice is not None and "most visited path" in result.choice.why
+    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30 and result.choice is not None
     path = tree.path(result.choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
@@ -314,31 +315,20 @@ async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) ->
 
 
 def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
-    lengths, moved = [], 0
+    lengths = []
     for seed in range(60):
         policy = ScriptedTokens(seed, close=0.02)
         result = token_search(policy, seed=seed, simulations=8, evaluate=graded, generating=True)
         tree = result.tree
         prefix = tree.token_ids[1] if len(tree.children[ROOT]) == 1 else ()
-        moved += bool(prefix)
         lengths.append(len(prefix))
         assert tree.N[ROOT] == 8 == (tree.N[1] if prefix else 8)
-        first, _ = asyncio.run(
-            policy.rollout(
-                policy.prompt_ids(a_problem()), (), "sample", 20, derive_seed(seed, "first"), 5
-            )
-        )
+        prompt, of = policy.prompt_ids(a_problem()), derive_seed(seed, "first")
+        first, _ = asyncio.run(policy.rollout(prompt, (), "sample", 20, of, 5))
         assert first.token_ids[: len(prefix)] == prefix
         # The first rollout is the first simulation's, wherever the root went.
-        whole = [
-            tuple(t for i in tree.path(r.node) for t in tree.token_ids[i]) + r.token_ids
-            for r in tree.rollouts
-        ]
-        assert first.token_ids in whole
-    assert 12 <= moved <= 40 and set(lengths) <= set(range(16))
-    assert (
-        len(token_search(ScriptedTokens(1), simulations=8).tree.children[ROOT]) == 5
-    )  # not `generating`
+        assert first.token_ids in [response.token_ids for response in trajectories(tree)]
+    assert 12 <= sum(map(bool, lengths)) <= 40 and set(lengths) <= set(range(16))
 
 
 def test_a_tree_ends_after_enough_right_rollouts() -> None:
@@ -439,26 +429,18 @@ def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
     problems = [a_problem(f"p{i}") for i in range(32)]
     config = SearchConfig(mode="token", simulations=10, top_k=4, max_tokens=12, rollout=rollout)
 
-    async def all_at_once(policy: EngineTokens) -> list[SearchResult]:
+    async def searched(policy: EngineTokens, numbers: Sequence[int]) -> list[SearchResult]:
         one = Search(policy, scripted_evaluate, config)
-        return list(
-            await asyncio.gather(*(one.run(problem, i) for i, problem in enumerate(problems)))
-        )
+        return await asyncio.gather(*(one.run(problems[i], i) for i in numbers))
 
-    together = run(lambda: all_at_once(engine_tokens()))
-    crowded = run(lambda: all_at_once(engine_tokens(max_batch=3)))
+    together = run(lambda: searched(engine_tokens(), range(32)))
+    crowded = run(lambda: searched(engine_tokens(max_batch=3), range(32)))
     for i in (0, 7, 31):
-        policy = engine_tokens()
-        alone = run(
-            lambda policy=policy, i=i: Search(policy, scripted_evaluate, config).run(problems[i], i)
-        )
+        [alone] = run(lambda i=i: searched(engine_tokens(), [i]))
         for other in (together[i].tree, crowded[i].tree):
             for name in ("parent", "token_ids", "N", "reward"):
                 assert getattr(other, name) == getattr(alone.tree, name), name
             assert pytest.approx(alone.tree.W) == other.W
-            assert [r.token_ids for r in other.rollouts] == [
-                r.token_ids for r in alone.tree.rollouts
-            ]
             for mine, theirs in zip(alone.tree.logprobs, other.logprobs, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-5)
 
@@ -467,19 +449,16 @@ def test_priors_and_logprobs_are_the_librarys() -> None:
     model = tiny_llama()
     policy = EngineTokens(TinyStudent(tiny_engine(model)), 1.0, 3)  # type: ignore[arg-type]
     tree = token_search(policy, simulations=12, top_k=4, rollout="greedy").tree
-    prompt = policy.prompt_ids(a_problem())
-    for node in range(len(tree)):
-        if not tree.children[node]:
-            continue
-        ids = [*prompt, *(t for i in tree.path(node) for t in tree.token_ids[i])]
-        row = library_logprobs(model, ids)[-1]
-        values, best = row.topk(4)
-        children = tree.children[node]
-        assert [tree.token_ids[c][0] for c in children] == best.tolist()
-        assert [tree.logprobs[c][0] for c in children] == pytest.approx(values.tolist(), abs=1e-5)
-        assert [tree.prior[c] for c in children] == pytest.approx(
-            values.softmax(0).tolist(), abs=1e-5
-        )
+    for node, children in enumerate(tree.children):
+        if children:
+            ids = [*policy.prompt_ids(a_problem()), *tree.sequence(node)[0]]
+            values, best = library_logprobs(model, ids)[-1].topk(4)
+            assert [tree.token_ids[c][0] for c in children] == best.tolist()
+            logprobs, priors = zip(
+                *((*tree.logprobs[c], tree.prior[c]) for c in children), strict=True
+            )
+            assert logprobs == pytest.approx(values.tolist(), abs=1e-5)
+            assert priors == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
 
 
 def test_beam_rollouts_find_what_enumeration_finds() -> None:
