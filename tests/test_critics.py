@@ -33,7 +33,6 @@ from alphazero_llm_trainer.cli import base as cli
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.config.train import LARGE
 from alphazero_llm_trainer.errors import (
     CheckpointError,
     ConfigError,
@@ -49,13 +48,11 @@ from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, loa
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training.critic import Critic, Score
+from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_data import (
     Example,
     Question,
     State,
-    StateRow,
-    collect_trees,
     columns,
     example_of,
     read_questions,
@@ -75,6 +72,7 @@ from alphazero_llm_trainer.training.critic_run import (
     save_critic,
     train_critic,
 )
+from alphazero_llm_trainer.training.models import MemoryOptions
 from alphazero_llm_trainer.training.size import fresh_questions, used_questions
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
@@ -149,9 +147,8 @@ def test_each_state_is_a_target_once() -> None:
     )
 
 
-@pytest.mark.parametrize("longest", [4, 40])
-def test_numbers_of_packed_states_are_those_of_flat_ones(longest: int) -> None:
-    policy, rng = tiny_llama(), Random(longest)
+def test_numbers_of_packed_states_are_those_of_flat_ones() -> None:
+    policy, rng, longest = tiny_llama(), Random(40), 40
     critic = Critic(policy, extra_layers=0, start=0.3)
     torch.nn.init.normal_(critic.score.weight)
     examples = []
@@ -169,27 +166,6 @@ def test_numbers_of_packed_states_are_those_of_flat_ones(longest: int) -> None:
             )
 
 
-def test_the_packed_gradient_equals_the_flat_one() -> None:
-    states = {(5, 6, 7): (1.0, 2.0), (5, 6, 8): (0.0, 1.0), (5, 9): (0.25, 3.0)}
-
-    def gradient(groups: list[list[StateRow]], shares: list[float]) -> torch.Tensor:
-        critic = Critic(tiny_llama(), start=0.0)
-        torch.nn.init.normal_(critic.score.weight, generator=torch.Generator().manual_seed(0))
-        loss: Any = 0.0
-        for rows, share in zip(groups, shares, strict=True):
-            for number, row in zip(critic(rows), rows, strict=True):
-                of_row = [torch.tensor(values) for values in (row.targets, row.weights)]
-                loss = loss + share * sum(row.weights) * cross_entropy(
-                    number[: len(row.targets)], *of_row
-                )
-        loss.backward()
-        return torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
-
-    whole = gradient([state_rows(an_example(states))[0]], [1.0])
-    alone = [state_rows(an_example({ids: state}))[0] for ids, state in states.items()]
-    torch.testing.assert_close(whole, gradient(alone, [2 / 6, 1 / 6, 3 / 6]), atol=1e-6, rtol=1e-4)
-
-
 def test_extra_layers_change_nothing_until_they_are_trained() -> None:
     student = a_student()
     deeper, plain = (
@@ -205,12 +181,6 @@ def test_extra_layers_change_nothing_until_they_are_trained() -> None:
     for critic in (plain, deeper):
         torch.nn.init.ones_(critic.score.weight)
     torch.testing.assert_close(deeper(rows), plain(rows))
-
-
-def test_the_last_layer_multiplies_in_fp32() -> None:
-    score = Score(8, 1)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert score(torch.ones(1, 8, dtype=torch.bfloat16)).dtype == torch.float32
 
 
 # -- losses and calibration
@@ -433,16 +403,6 @@ def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path: Path) -> None:
         assert sum(sum(row.weights) for row in rows) == pytest.approx(1.0)
 
 
-def test_a_state_that_is_met_twice_is_one_with_the_mean() -> None:
-    example = Example(PROMPT)
-    for target, weight in ((1.0, 3.0), (0.0, 1.0)):
-        example.add((1,), State(target, weight, target))
-    example.prefer((1,), (2,), 0.5)
-    example.prefer((1,), (2,), 0.75)
-    assert (example.states[1,].target, example.states[1,].weight) == (0.75, 4.0)
-    assert example.pairs == {((1,), (2,)): 0.75}
-
-
 def test_a_step_is_right_where_any_response_after_it_was() -> None:
     example = an_example({(): (0.5, 9.0), (1,): (0.2, 5.0), (2,): (0.0, 3.0), (3,): (0.0, 1.0)})
     example.add((4,), State(0.3, 2.0, 0.1))  # outcomes between wrong and right
@@ -467,21 +427,16 @@ def test_trees_of_other_splits_are_not_learned_from(
     assert str(journal) in line and "validation split" in line
 
 
-def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_text('{"key":"x","policy":"another"}\n')
-    with pytest.raises(DataError, match="searched by another policy"):
-        collect_trees(a_student(), load_config(), [], path, lambda: False, Progress(quiet=True))
-
-
 # -- training and folders
 # ----------------------------------------------------------------------------------------------
 
 
-def parts_of(folder: Path, count: int = 200) -> Any:
-    return split_by_question(
-        read_questions([write_journal(folder / "trees.jsonl", count)], VOCABULARY)
-    )
+def trained(
+    kind: Any, student: Student, config: Config, folder: Path, count: int = 60
+) -> tuple[Critic, dict[str, Any]]:
+    """A critic of so many questions; what training writes is in `folder`/out."""
+    trees = write_journal(folder / "trees.jsonl", count)
+    return train_critic(kind, student, config, [trees], folder / "out", Progress(quiet=True))
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
@@ -492,17 +447,19 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     kind: Any, adapter: str, quantization: str, tmp_path: Path
 ) -> None:
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
-    before, parts, out = fingerprint(student.model), parts_of(tmp_path), tmp_path / "out"
-    lines: list[dict[str, float]] = []
-    network, card = train_critic(kind, student, config, parts, out, watch=lines.append)
+    before, out = fingerprint(student.model), tmp_path / "out"
+    network, card = trained(kind, student, config, tmp_path, 200)
     assert fingerprint(student.model) == before  # the policy itself is left alone
+    [curve] = out.glob("*")  # no stray checkpoints
+    lines = [json.loads(line) for line in curve.read_text().splitlines()]
     assert min(line["held_out_loss"] for line in lines) == card["best"]["held_out_loss"]
     assert card["test"]["pair accuracy"][0] > 0.8 and card["test"]["AUC"][0] > 0.7
-    assert card["earned"] and not list(out.glob("*"))  # no stray checkpoints
+    assert card["earned"]
     save_critic(out, network, card, student, config)
     critic = load_critic(out, student, config, kind)
     assert critic.rollout_weight == card["rollout_weight"]
-    example = example_of(parts[2][0], student, config.train.critic)
+    [question, *_] = read_questions([tmp_path / "trees.jsonl"], VOCABULARY)
+    example = example_of(question, student, config.train.critic)
     expected = HeldOut([example], network, False).logits().sigmoid().tolist()
 
     async def ask() -> None:
@@ -542,9 +499,9 @@ def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(
     critic, end = new_critic(student, config, "prm"), student.tokenizer.pad_token_id
     torch.nn.init.normal_(critic.score.weight)
     pairs = [{"chosen_ids": [*PROMPT, 5, end], "rejected_ids": [*PROMPT, 6]}]
-    trainer = prm_trainer(
-        critic, student, pairs, arguments_of(config, critic, 1, 9, tmp_path, False)
-    )
+    memory = MemoryOptions.of(config, student.spec, student.model)
+    arguments = arguments_of(config, critic, memory, 1, 9, tmp_path)
+    trainer = prm_trainer(critic, student, pairs, arguments)
     collate: Any = trainer.data_collator
     logits = trainer.model(**collate(pairs)).logits[:, 0]
     rows, places = state_rows(an_example({(5, end): (1.0, 1.0), (6,): (0.0, 1.0)}))
@@ -563,22 +520,20 @@ def test_in_bfloat16_the_products_are_rounded_and_the_weights_are_not(tmp_path: 
     student.model.model.layers[0].mlp.gate_proj.register_forward_hook(
         lambda module, inputs, output: dtypes.add(output.dtype)
     )
-    critic, _ = train_critic("value", student, config, parts_of(tmp_path, 60), tmp_path / "out")
+    critic, _ = trained("value", student, config, tmp_path)
     assert dtypes == {torch.bfloat16}  # of updates and of measurements
     assert {p.dtype for p in critic.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
 def test_an_update_in_several_forwards_is_the_update_in_one(kind: Any, tmp_path: Path) -> None:
-    def trained(micro_batch: int | None) -> dict[str, torch.Tensor]:
+    def weights(micro_batch: int | None) -> dict[str, torch.Tensor]:
         student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
         train = config.train.model_copy(update={"micro_batch": micro_batch})
         config = config.model_copy(update={"train": train})
-        return train_critic(kind, student, config, parts_of(tmp_path, 70), tmp_path / "out")[
-            0
-        ].state_dict()
+        return trained(kind, student, config, tmp_path, 70)[0].state_dict()
 
-    whole, parts = trained(None), trained(4)
+    whole, parts = weights(None), weights(4)
     assert whole["score.weight"].abs().max() > 0
     for name, expected in whole.items():
         if not name.startswith(
@@ -589,32 +544,18 @@ def test_an_update_in_several_forwards_is_the_update_in_one(kind: Any, tmp_path:
 
 def test_training_stops_when_held_out_questions_gain_nothing() -> None:
     losses = iter([0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.6])
-    watch = Watch(
-        Critic(tiny_llama()), lambda: {"held_out_loss": next(losses)}, print, lambda: False
-    )
+    quiet, measure = Progress(quiet=True), lambda: {"held_out_loss": next(losses)}
+    watch = Watch(Critic(tiny_llama()), measure, print, quiet, lambda: False)
     at, control = (
         SimpleNamespace(global_step=1, max_steps=9),
         SimpleNamespace(should_training_stop=False),
     )
     for stopped in (False, False, False, False, False, True):
-        watch.on_log(None, at, control, {"loss": 0.1})
+        watch.on_log(None, at, control, logs={"loss": 0.1})
         assert control.should_training_stop is stopped
     assert watch.best["held_out_loss"] == 0.5
     with pytest.raises(TrainingError, match="the loss is nan: lower"):
-        watch.on_log(None, at, control, {"loss": math.nan})
-
-
-def test_the_learning_rate_and_its_rise_suit_the_model_and_the_data(tmp_path: Path) -> None:
-    config = load_config(recipe="critic.yaml")
-    for size, shared, rows, expected in (
-        (0, False, 2000, (5e-4, 50)),
-        (LARGE, False, 90, (2e-5, 3)),  # a quarter of 3 updates in each of 4 epochs
-        (LARGE, True, 90, (5e-4, 3)),
-    ):
-        critic = Critic(tiny_llama())
-        critic.more, critic.shared = torch.nn.Parameter(torch.empty(size, device="meta")), shared
-        made = arguments_of(config, critic, rows, 32, tmp_path, False)
-        assert (made["learning_rate"], made["warmup_steps"]) == expected
+        watch.on_log(None, at, control, logs={"loss": math.nan})
 
 
 def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
@@ -646,9 +587,9 @@ def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
 def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
     student, config = a_student(), settings(least_outcomes=50)
     with pytest.raises(
-        DataError, match=r"no training question has a pair of steps.*train.critic.margin"
+        DataError, match=r"no validation question has a pair of steps.*train.critic.margin"
     ):
-        train_critic("prm", student, config, parts_of(tmp_path, 60), tmp_path)
+        trained("prm", student, config, tmp_path)
 
 
 # -- the commands
@@ -671,7 +612,7 @@ def test_the_command_searches_trains_and_reports(
     )  # six validation questions say nothing
     assert "AUC" in printed.out and "pair accuracy" in printed.out
     assert ("lambda" in printed.out) == (kind == "value")
-    assert "searching: 60/60 questions" in printed.err and "held out " in printed.err
+    assert "60/60 trees" in printed.err and "held out " in printed.err
     assert {file.name for file in out.iterdir()} >= {
         "journal.jsonl", "metrics.jsonl", "report.html", "trees.html", "critic.json", "critic.safetensors",
         "config.json", "model.safetensors",

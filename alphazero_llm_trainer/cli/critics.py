@@ -86,37 +86,40 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
             f"--out {args.out} holds a finished critic: name another folder or remove it"
         )
     check_out(args.out)
-    with FolderLock(args.out), Progress(args.quiet) as progress, Stop(progress) as stop:
+    with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..policy.student import load_student
         from ..problems.load import opening
+        from ..report.folder import write_report
+        from ..scale.sample import SampleJob, run_sample
+        from ..training.critic_run import save_critic, train_critic
+        from ..training.size import fresh_questions
 
         student = load_student(config, path=args.path, opening=opening(config))
+        spent = 0
         if not args.data:
-            from ..training.critic_data import collect_trees
-            from ..training.size import fresh_questions
-
-            collect_trees(
-                student, config, fresh_questions(config), args.out / "journal.jsonl", stop, progress
-            )
-            if stop():
+            job = SampleJob(config, fresh_questions(config), student=student)
+            summary = run_sample(job, args.out, resume=True, stop=stop, progress=progress)
+            spent = summary.cost.sampled_tokens
+            if summary.status == "stopped":
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED
-        from ..report.folder import write_report
-        from ..training.critic_run import train_folder
-
-        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        try:
-            card = train_folder(kind, student, config, args.data, args.out, command, progress, stop)
-        except KeyboardInterrupt:
-            if not stop():
-                raise
-            progress.say(
-                "stopped while training, nothing was kept of it; the same command trains on the "
-                "same trees"
-            )
-            return EXIT_STOPPED
-        write_report(args.out)
+        with FolderLock(args.out):
+            data = args.data or [args.out]
+            try:
+                critic, card = train_critic(kind, student, config, data, args.out, progress, stop)
+            except KeyboardInterrupt:
+                if not stop():
+                    raise
+                progress.say(
+                    "stopped while training, nothing was kept of it; the same command trains on "
+                    "the same trees"
+                )
+                return EXIT_STOPPED
+            command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+            card |= {"command": command, "sampled_tokens": spent}
+            card = save_critic(args.out, critic, card, student, config)
+            write_report(args.out)
     if args.json:
         print_json(card)
     else:

@@ -35,6 +35,7 @@ class SampleJob:
         split: where they come from, for the manifest and the records.
         start: number of the first of them within the split.
         student_path: a folder with the student's weights, or None for the configured ones.
+        student: one that is loaded already, for one worker.
         workers: 1 searches in this process; more start Ray with so many workers.
         address: an existing Ray cluster, or None for one on this machine.
         seconds: wall-clock of one tree, shared with the trees beside it.
@@ -50,6 +51,7 @@ class SampleJob:
     address: str | None = None
     seconds: float = 3_600.0
     make_collector: Callable[..., Collector] = Collector
+    student: Any = None
 
 
 class Worker:
@@ -78,7 +80,7 @@ class Worker:
         from ..problems.load import opening
 
         config = self.config
-        student = load_student(
+        student = self.job.student or load_student(
             config,
             path=self.job.student_path,
             opening=opening(config),

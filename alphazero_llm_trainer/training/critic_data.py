@@ -5,72 +5,28 @@ sibling steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from ..config.load import Config
 from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import Pairs, States
-from ..live import Progress, StoppedError, run_until
 from ..mcts.extract import graded, step_preferences, value_targets
-from ..mcts.journal import Journal, journal_of, placed, record_at
+from ..mcts.journal import journal_of, placed, record_at
 from ..mcts.tree import Tree
-from ..policy.adapters import fingerprint
 from ..policy.student import Student
 from ..problems.load import check_train_split
 from ..problems.source import split_of
-from ..rollouts import Collector
-from ..types import Task
 from .preferences import Preference, has_preferences, read_preferences
-from .progress import show_tree
 
 Ids = tuple[int, ...]
 
 
-# -- questions -> trees
+# -- journals -> questions
 # ------------------------------------------------------------------------------------------------
-
-
-def collect_trees(
-    student: Student,
-    config: Config,
-    tasks: Sequence[Task],
-    path: Path,
-    stop: Callable[[], bool],
-    progress: Progress,
-) -> None:
-    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not
-    searched again.
-
-    Trees are graded by correctness, and by the user's own reward where there is one.
-    """
-    journal, policy = Journal(path), fingerprint(student.model)
-    if any(record.get("policy") != policy for record in journal.values()):
-        raise DataError(
-            f"journal {path} was searched by another policy than student {student.title}: name "
-            "another folder"
-        )
-    missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
-
-    async def search() -> None:
-        async for tree in Collector(student, config, None, stop).collect(missing, config.seed):
-            if tree.ended_by != "stopped":
-                journal.append(tree.record(policy=policy))
-                show_tree(progress, tree, 1)
-
-    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
-    try:
-        if missing:
-            run_until(stop, search())
-    except StoppedError:
-        pass
-    finally:
-        progress.stop()
-        journal.close()
 
 
 @dataclass(slots=True)

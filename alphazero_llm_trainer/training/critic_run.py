@@ -39,7 +39,6 @@ from ..errors import ConfigError, DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
 from ..files import sync_all, write_json
 from ..live import Progress
-from ..mcts.journal import JOURNAL, read
 from ..policy.adapters import bind, fingerprint
 from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
 from ..policy.student import Student
@@ -55,7 +54,6 @@ from .critic_data import (
     state_rows,
     with_step_labels,
 )
-from .memory import rows_of_a_forward
 from .models import (
     MemoryOptions,
     check_full,
@@ -64,10 +62,8 @@ from .models import (
     save_adapter,
     trained_state,
 )
-from .progress import StepProgress
 
 Line = dict[str, float]
-Parts = tuple[Sequence[Question], Sequence[Question], Sequence[Question]]
 PARTS = ("training", "validation", "test")
 EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
@@ -219,29 +215,25 @@ def sequence_classifier(critic: Critic) -> Any:
 
 
 def arguments_of(
-    config: Config, critic: Critic, count: int, tokens: int, out: Path, autocast: bool
+    config: Config, critic: Critic, memory: MemoryOptions, count: int, tokens: int, out: Path
 ) -> dict[str, Any]:
     """The training arguments of transformers: `count` examples an epoch, of which the longest has
     so many tokens.
     """
-    settings, shape = config.train.optimizer, text_config(critic)
-    batch = settings.batch_size
-    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-    size = rows_of_a_forward(batch, tokens, shape.num_hidden_layers, shape.hidden_size, inner)
-    if config.train.micro_batch is not None:
-        size = max(rows for rows in range(1, config.train.micro_batch + 1) if batch % rows == 0)
+    settings, cuda = config.train.optimizer, torch.cuda.is_available()
+    batch, parameters = settings.batch_size, sum(p.numel() for p in critic.parameters())
+    rows = memory.rows(batch, tokens)
+    rows = max(size for size in range(1, rows + 1) if batch % size == 0)
     updates = settings.epochs * math.ceil(count / batch)
-    parameters = sum(p.numel() for p in critic.parameters())
-    cuda = torch.cuda.is_available()
     return {
         "output_dir": str(out),
         "num_train_epochs": settings.epochs,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": batch // size,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": batch // rows,
         "learning_rate": settings.rate("critic", parameters, "lora" if critic.shared else "full"),
         "lr_scheduler_type": "cosine",
         "warmup_steps": min(settings.warmup, updates // 4),
-        "bf16": autocast,
+        "bf16": memory.autocast,
         "fp16": cuda and critic.backbone.dtype == torch.float16,
         "use_cpu": not cuda,  # transformers refuses bf16 without a GPU that isn't declined
         "weight_decay": settings.weight_decay,
@@ -252,8 +244,7 @@ def arguments_of(
         "logging_nan_inf_filter": False,
         "report_to": "none",
         "disable_tqdm": True,
-        "dataloader_pin_memory": cuda,
-        "gradient_checkpointing": False,  # `new_critic` has seen to it
+        "gradient_checkpointing": False,  # TRL turns it on; `new_critic` has seen to it
     }
 
 
@@ -310,6 +301,7 @@ class Watch(TrainerCallback):
         critic: what is trained.
         measure: the validation questions' figures, `held_out_loss` among them.
         show: takes each line of the curve.
+        progress: shows the updates.
         stop: whether the user asked to stop.
     """
 
@@ -318,32 +310,32 @@ class Watch(TrainerCallback):
         critic: torch.nn.Module,
         measure: Callable[[], Line],
         show: Callable[[Line], None],
+        progress: Progress,
         stop: Callable[[], bool],
     ) -> None:
-        self.critic, self.measure, self.show, self.stop = critic, measure, show, stop
+        self.critic, self.measure, self.show = critic, measure, show
+        self.progress, self.stop = progress, stop
         self.best: Line = {}
         self.kept: dict[str, torch.Tensor] = {}
         self.worse = 0
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.start(
+            state.max_steps, unit="step", doing="training", held="after the step in hand"
+        )
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.at(state.global_step)
         control.should_log |= state.global_step >= state.max_steps
         control.should_training_stop |= self.stop()
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: Mapping[str, float] | None = None,
-        **rest: Any,
-    ) -> None:
-        if (
-            logs is None or "loss" not in logs or self.stop()
-        ):  # every `evaluate_every` updates, and after the last one
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        loss = (kwargs.get("logs") or {}).get("loss")
+        if loss is None or self.stop():  # every `evaluate_every` updates, and after the last one
             return
-        line = {"step": float(state.global_step), "loss": float(logs["loss"]), **self.measure()}
+        line = {"step": float(state.global_step), "loss": float(loss), **self.measure()}
         if not math.isfinite(line["loss"] + line["held_out_loss"]):
-            raise TrainingError(f"the loss is {line['loss']}: lower train.optimizer.learning_rate")
+            raise TrainingError(f"the loss is {loss}: lower train.optimizer.learning_rate")
         self.show(line)
         if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
             self.best, self.worse, self.kept = line, 0, trained_state(self.critic)
@@ -375,61 +367,79 @@ def train_critic(
     kind: Kind,
     student: Student,
     config: Config,
-    parts: Parts,
+    data: Sequence[Path],
     out: Path,
-    *,
-    watch: Callable[[Line], None] = lambda line: None,
-    progress: Progress | None = None,
+    progress: Progress,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Critic, dict[str, Any]]:
-    """Train a critic on the first part; see the module. Returns the calibrated network and what its
-    card says of it.
+    """Train a critic on the trees of `data`; see the module. Returns the calibrated network and
+    what its card says of it; `out` gets metrics.jsonl.
 
     Raises:
-        DataError: no question of one of a PRM's parts has a pair of steps.
+        DataError: the data are none for this kind, or too few.
         KeyboardInterrupt: the user asked to stop.
     """
-    progress = progress if progress is not None else Progress(quiet=True)
+    began, settings = time.perf_counter(), config.train.critic
+    questions = read_questions(data, text_config(student.model).vocab_size)
+    if kind == "value" and any(question.preferences for question in questions):
+        raise DataError(
+            "--data has step preferences, and a value learns from outcomes: name trees, or train a "
+            "prm"
+        )
+    parts = dict(zip(PARTS, split_by_question(questions), strict=True))
+    counts = {name: len(part) for name, part in parts.items()}
+    sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    progress.say(f"{kind} over student {student.title}: {sizes} questions")
+    progress.wait("rows for training")
     student.engine.sleep()  # nothing is searched from here on
-    autocast = MemoryOptions.of(config, student.spec, student.model).autocast
-    settings = config.train.critic
-    held = [examples_of(part, kind, student, settings) for part in parts[1:]]
+    memory = MemoryOptions.of(config, student.spec, student.model)
+    examples = {name: examples_of(parts[name], kind, student, settings) for name in PARTS[1:]}
     critic = new_critic(student, config, kind)
     trainer: Any
     if kind == "value":
         searched = (
-            example_of(question, student, settings, every_token=True) for question in parts[0]
+            example_of(question, student, settings, every_token=True)
+            for question in parts["training"]
         )
-        questions = [state_rows(example)[0] for example in searched]
-        tokens = max(sum(len(row.completion_ids) for row in rows) for rows in questions)
+        rows = [state_rows(example)[0] for example in searched]
+        tokens = max(sum(len(row.completion_ids) for row in group) for group in rows)
         trainer = value_trainer(
-            critic, questions, arguments_of(config, critic, len(questions), tokens, out, autocast)
+            critic, rows, arguments_of(config, critic, memory, len(rows), tokens, out)
         )
     else:
-        learned = examples_of(parts[0], kind, student, settings)
-        for name, examples in zip(PARTS, (learned, *held), strict=True):
-            if not any(example.pairs for example in examples):
+        examples["training"] = examples_of(parts["training"], kind, student, settings)
+        for name, some in examples.items():
+            if not any(example.pairs for example in some):
                 raise DataError(
                     f"no {name} question has a pair of steps: collect more trees, or lower "
                     "train.critic.margin"
                 )
-        pairs = [row for example in learned for row in pair_rows(example)]
+        pairs = [row for example in examples["training"] for row in pair_rows(example)]
         tokens = max(sum(map(len, row.values())) for row in pairs)
         trainer = prm_trainer(
-            critic, student, pairs, arguments_of(config, critic, len(pairs), tokens, out, autocast)
+            critic, student, pairs, arguments_of(config, critic, memory, len(pairs), tokens, out)
         )
-    validation, test = (HeldOut(examples, critic, autocast) for examples in held)
-    watcher = Watch(critic, lambda: validation.line(kind), watch, stop)
-    trainer.add_callback(StepProgress(progress, kind))
-    trainer.add_callback(watcher)
+    validation, test = (HeldOut(examples[name], critic, memory.autocast) for name in PARTS[1:])
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = out / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+
+    def show(line: Line) -> None:
+        with metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        progress.say(
+            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out "
+            f"{line['held_out_loss']:.4f}, AUC {line['held_out_auc']:.3f}"
+        )
+
+    watch = Watch(critic, lambda: validation.line(kind), show, progress, stop)
+    trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)
-    began = time.perf_counter()
     trainer.train()
     if stop():
         raise KeyboardInterrupt
-    load_trained_state(critic, watcher.kept)
-    seconds = round(time.perf_counter() - began, 1)
-
+    progress.wait("measuring")
+    load_trained_state(critic, watch.kept)
     scale, shift = platt(validation.logits(), validation.targets, validation.weights)
     with torch.no_grad():
         critic.score.weight.mul_(scale)
@@ -437,16 +447,12 @@ def train_critic(
     card = {
         "kind": kind,
         **figures_of(kind, validation, test, config.seed),
-        "best": watcher.best,
+        "best": watch.best,
         "calibration": {"scale": scale, "shift": shift},
-        "questions": dict(zip(PARTS, map(len, parts), strict=True)),
-        "pairs": {
-            name: len(part.pairs.question)
-            for name, part in (("validation", validation), ("test", test))
-        },
-        "training_seconds": seconds,
-        "settings": settings.model_dump(mode="json")
-        | config.train.optimizer.model_dump(mode="json"),
+        "questions": counts,
+        "pairs": {"validation": len(validation.pairs.better), "test": len(test.pairs.better)},
+        "settings": config.train.model_dump(mode="json", include={"critic", "optimizer"}),
+        "seconds": round(time.perf_counter() - began, 1),
     }
     return critic, card
 
@@ -517,51 +523,3 @@ def save_critic(
     sync_all(folder)
     write_json(folder / CARD, whole)
     return whole
-
-
-def train_folder(
-    kind: Kind,
-    student: Student,
-    config: Config,
-    data: Sequence[Path] | None,
-    out: Path,
-    command: str,
-    progress: Progress,
-    stop: Callable[[], bool],
-) -> dict[str, Any]:
-    """Train on the trees of `data` (None: those that are searched in `out`) and write the folder
-    `out`; its card.
-    """
-    questions = read_questions(data or [out], text_config(student.model).vocab_size)
-    if kind == "value" and any(question.preferences for question in questions):
-        raise DataError(
-            "--data has step preferences, and a value learns from outcomes: name trees, or train a "
-            "prm"
-        )
-    parts = split_by_question(questions)
-    sizes = ", ".join(f"{len(part):,} {name}" for name, part in zip(PARTS, parts, strict=True))
-    progress.say(f"{kind} over student {student.title}: {sizes} questions")
-    metrics = out / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    progress.wait("rows for training")
-
-    def watch(line: Line) -> None:
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        progress.say(
-            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out "
-            f"{line['held_out_loss']:.4f}, AUC"
-            f" {line['held_out_auc']:.3f}"
-        )
-
-    began = time.perf_counter()
-    critic, card = train_critic(
-        kind, student, config, parts, out, watch=watch, progress=progress, stop=stop
-    )
-    spent = 0 if data else sum(record["cost"]["sampled_tokens"] for record in read(out / JOURNAL))
-    facts = {
-        "command": command,
-        "seconds": round(time.perf_counter() - began, 1),
-        "sampled_tokens": spent,
-    }
-    return save_critic(out, critic, card | facts, student, config)

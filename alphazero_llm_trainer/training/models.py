@@ -49,15 +49,16 @@ PREFIX = "base_model.model."  # of the names in an adapter's file
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
     """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole
-    minibatch, or what `shape`, a model's tokens a row, layers, hidden and intermediate size, leaves
-    of it).
+    minibatch, or as many of `tokens` as a model of `shape`, its layers, hidden and intermediate
+    size, has room for).
     """
 
     micro_batch: int | None = None
     checkpointing: bool = False
     eight_bit: bool = False
     autocast: bool = False
-    shape: tuple[int, int, int, int] | None = None
+    tokens: int = 0
+    shape: tuple[int, int, int] | None = None
 
     @classmethod
     def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel) -> MemoryOptions:
@@ -68,25 +69,22 @@ class MemoryOptions:
         if not cuda:
             sizes = model.config.get_text_config()
             inner = getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size
-            shape = (
-                PROMPT + config.search.max_tokens,
-                sizes.num_hidden_layers,
-                sizes.hidden_size,
-                inner,
-            )
+            shape = sizes.num_hidden_layers, sizes.hidden_size, inner
         return cls(
             train.micro_batch,
             train.recomputes(cuda, quantised),
             train.in_eight_bits(cuda, quantised),
             computes_in_bfloat16(train.precision, spec, model),
+            PROMPT + config.search.max_tokens,
             shape,
         )
 
-    def rows(self, batch: int) -> int:
-        """Rows of one forward of a minibatch of `batch`."""
+    def rows(self, batch: int, tokens: int | None = None) -> int:
+        """Rows of one forward of a minibatch of `batch`, each of so many tokens at most."""
         if self.micro_batch is not None:
             return min(self.micro_batch, batch)
-        return batch if self.shape is None else rows_of_a_forward(batch, *self.shape)
+        length = self.tokens if tokens is None else tokens
+        return batch if self.shape is None else rows_of_a_forward(batch, length, *self.shape)
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:

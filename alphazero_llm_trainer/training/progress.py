@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import TrainerCallback
-
 from ..live import Progress, last_tree
 from ..rollouts import GradedTree
 
@@ -35,25 +33,3 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")
     progress.note("round", figures)
-
-
-class StepProgress(TrainerCallback):
-    """Shows the optimiser steps of a trainer, with its loss."""
-
-    def __init__(self, progress: Progress, doing: str = "training") -> None:
-        self.progress, self.doing = progress, doing
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.start(
-            state.max_steps, unit="step", doing=self.doing, held="after the step in hand"
-        )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.at(state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in (logs or {}):
-            self.progress.now(f"loss {float(logs['loss']):.4f}")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.wait("measuring")
