@@ -5,8 +5,8 @@ each node's tokens.
 without a file a few questions are searched first.
 
 An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was
-not tried there. `export --credit step` counts a step once for each response through it, as `train`
-does; here it is counted once.
+not tried there. `train.credit=step` counts a step once for each response through it; here it is
+counted once.
 """
 
 import json

@@ -612,7 +612,7 @@ def test_the_command_searches_trains_and_reports(
     )  # six validation questions say nothing
     assert "AUC" in printed.out and "pair accuracy" in printed.out
     assert ("lambda" in printed.out) == (kind == "value")
-    assert "60/60 trees" in printed.err and "held out " in printed.err
+    assert "60 of 60 questions have a tree" in printed.err and "held out " in printed.err
     assert {file.name for file in out.iterdir()} >= {
         "journal.jsonl", "metrics.jsonl", "report.html", "trees.html", "critic.json", "critic.safetensors",
         "config.json", "model.safetensors",

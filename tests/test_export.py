@@ -18,7 +18,6 @@ from verifiers.v1.episode import WireEpisode
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
-    Trajectory,
     outcomes,
     step_preferences,
     trajectories,
@@ -26,7 +25,6 @@ from alphazero_llm_trainer.mcts.extract import (
 )
 from alphazero_llm_trainer.mcts.journal import journal_of, read
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
-from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.training import export as export_module
 from alphazero_llm_trainer.training.export import COLUMNS, COMMON, SUFFIXES, export
@@ -115,109 +113,56 @@ def test_what_is_exported_is_loaded_again(
     assert list(tmp_path.glob("**/*.part")) == []
 
 
-def test_a_student_learns_from_the_right_answers_of_another(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table, out = tmp_path / "right.parquet", tmp_path / "student"
-    export(data, "sft", table)
-    rows = loaded(table, tmp_path)
-    assert all(row["completion"].split("####")[1].strip() == row["answer"] for row in rows)
-    words = [
-        "sft",
-        "--model",
-        str(PACKAGED),
-        "--source",
-        str(table),
-        "--set",
-        "train.sft_steps=2",
-        "--eval-size",
-        "1",
-    ]
-    assert main([*words, "--set", "train.validation_size=0", "--out", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] > 0 and (out / "model.safetensors").is_file()
-
-
 def opened(path: Path) -> list[WireEpisode]:
     """A file of rollouts, read by verifiers' own classes."""
     return [WireEpisode.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def credit_of(tree: Tree, found: list[Trajectory], credit: str) -> list[list[float]]:
-    """Each response's advantages `[T]`, by hand."""
-    if credit == "group":
-        rewards = [one.outcome for one in found for _ in range(one.samples)]
-        mean = sum(rewards) / len(rewards)
-        std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
-        clipped = [
-            one.samples * max(-3.0, min(3.0, (one.outcome - mean) / (std + 0.05))) for one in found
-        ]
-        return [[a] * len(one.token_ids) for a, one in zip(clipped, found, strict=True)]
-    counts, sums = outcomes(tree)
-    advantages = []
-    for one in found:
-        wanted, parent = [], 0
-        for node, length in zip(one.nodes, one.lengths, strict=True):
-            after = one.outcome if node == OUTSIDE else sums[node] / counts[node]
-            wanted += [after - sums[parent] / counts[parent]] * length
-            parent = node
-        advantages.append(wanted)
-    return advantages
+def through(trace: Any, leaf: int) -> list[int]:
+    """The nodes of a trace from a leaf up to the prompt, which is left out."""
+    nodes, at = [], leaf
+    while at:
+        nodes.append(at)
+        at = trace.nodes[at].parent
+    return nodes
 
 
-@pytest.mark.parametrize("credit", ["group", "step"])
-def test_a_tree_is_one_trace_of_verifiers_whose_branches_are_its_responses(
-    data: Path, tmp_path: Path, credit: str
-) -> None:
+def check_trace(trace: Any, record: dict[str, Any], tree: Tree) -> None:
+    """A trace's branches are the responses of the tree, and each node has the advantages of all
+    responses through it.
+    """
+    responses, prompt = trajectories(tree), tuple(record["prompt_ids"])
+    rewards = [r.outcome or 0.0 for r in responses for _ in range(r.samples)]
+    mean = sum(rewards) / len(rewards)
+    std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+    assert trace.reward == pytest.approx(mean) and len(trace.branches) == len(responses)
+    by_ids = {tuple(branch.token_ids): branch for branch in trace.branches}
+    credit = [0.0] * len(trace.nodes)
+    for response, said in zip(responses, trace.info["responses"], strict=True):
+        branch, count = by_ids[(*prompt, *response.token_ids)], len(response.token_ids)
+        assert branch.sampled_mask == [False] * len(prompt) + [True] * count and branch.trainable
+        assert branch.logprobs == [0.0] * len(prompt) + list(response.logprobs)  # to the last bit
+        assert "".join(node.message.content or "" for node in branch.nodes[1:]) == response.text
+        assert (said["outcome"], said["samples"]) == (response.outcome, response.samples)
+        advantage = max(-3.0, min(3.0, (response.outcome - mean) / (std + 0.05)))
+        for at in through(trace, said["leaf"]):
+            credit[at] += response.samples * advantage
+    for node, total in zip(trace.nodes[1:], credit[1:], strict=True):
+        assert node.advantages == pytest.approx([total] * len(node.token_ids), abs=1e-9)
+
+
+def test_a_tree_is_one_trace_of_verifiers(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "rollouts.jsonl"
-    count = export(data, "rollouts", out, credit=credit)
     trees = {record["key"]: record for record in records(data)}
-    shared = signals = 0
+    assert export(data, "rollouts", out) == len(trees)
+    signals = 0
     for episode in opened(out):
         [trace] = episode.traces
         record = trees[trace.id]
-        tree, prompt = Tree.from_dict(record["tree"]), record["prompt_ids"]
-        found = trajectories(tree)
-        assert (
-            trace.task.data.id == record["problem"]["id"]
-            and not trace.has_error
-            and trace.agent.trainable
-        )
-        assert trace.metrics == {
-            "responses": len(found),
-            "samples": sum(one.samples for one in found),
-        }
-        assert trace.reward == pytest.approx(
-            sum(one.samples * one.outcome for one in found) / sum(one.samples for one in found)
-        )
-        assert len(trace.branches) == len(found)
-        by_ids = {tuple(branch.token_ids): branch for branch in trace.branches}
-        for one, said in zip(found, trace.info["responses"], strict=True):
-            branch = by_ids[(*prompt, *one.token_ids)]
-            assert (
-                branch.sampled_mask == [False] * len(prompt) + [True] * len(one.token_ids)
-                and branch.trainable
-            )
-            assert branch.logprobs == [0.0] * len(prompt) + list(one.logprobs)  # to the last bit
-            assert "".join(node.message.content or "" for node in branch.nodes[1:]) == one.text
-            assert (said["outcome"], said["samples"]) == (one.outcome, one.samples)
-            assert trace.nodes[said["leaf"]].message == branch.nodes[-1].message
-        # What a node's tokens are credited with is what all responses through it give them, once.
-        whole: dict[int, list[float]] = {}
-        for one, advantages in zip(found, credit_of(tree, found, credit), strict=True):
-            start = 0
-            for node, length in zip(one.nodes, one.lengths, strict=True):
-                if node != OUTSIDE:
-                    given = advantages[start : start + length]
-                    shared += node in whole and length > 0
-                    whole[node] = [
-                        a + b for a, b in zip(whole.get(node, [0.0] * length), given, strict=True)
-                    ]
-                start += length
-        for node, place in zip(trace.nodes, trace.info["tree_nodes"], strict=True):
-            if place:
-                assert node.advantages == pytest.approx(whole[place], abs=1e-9)
-                signals += any(node.advantages)
-    assert count == len(trees) and signals > 0 and shared > 0
+        assert trace.task.data.id == record["problem"]["id"] and trace.agent.trainable
+        check_trace(trace, record, Tree.from_dict(record["tree"]))
+        signals += any(any(node.advantages or ()) for node in trace.nodes)
+    assert signals > 0
 
 
 def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_branches_too() -> None:
@@ -238,64 +183,31 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
     for node in (ROOT, first, second):
         tree.backup(node, 1.0)
     problem = {"id": "q", "question": "?", "source": "x"}
-    record = {
-        "key": "q",
-        "problem": problem,
-        "prompt_ids": [0],
-        "policy_version": 0,
-        "tree": tree.to_dict(),
-    }
-    [row] = export_module.episodes([(record, tree)], "group")
+    record = {"key": "q", "problem": problem, "prompt_ids": [0], "policy_version": 0}
+    [row] = export_module.episodes([(record, tree)])
     [trace] = WireEpisode.model_validate(row).traces
-    found = trajectories(tree)
-    assert len(found) == 5 and {one.token_ids for one in found} == {
-        (1, 2, 3),
-        (1, 2, 7, 8),
-        (1, 2, 9),
-        (5,),
-        (1, 2),
-    }
-    assert sorted(tuple(branch.token_ids[1:]) for branch in trace.branches) == sorted(
-        one.token_ids for one in found
-    )
-    assert [
-        "".join(node.message.content or "" for node in branch.nodes[1:])
-        for branch in trace.branches
-    ] == [
-        one.text
-        for one in sorted(found, key=lambda one: trace.info["responses"][found.index(one)]["leaf"])
-    ]
-    assert trace.info["tree_nodes"][:3] == [ROOT, first, second] and set(
-        trace.info["tree_nodes"][3:]
-    ) == {None}
-    given = credit_of(tree, found, "group")
-    total = sum(
-        advantages[0] for one, advantages in zip(found, given, strict=True) if one.token_ids[0] == 1
-    )
-    assert trace.nodes[1].advantages == pytest.approx([total] * 2)
+    check_trace(trace, record, tree)
+    replies = {tuple(branch.token_ids[1:]) for branch in trace.branches}
+    assert replies == {(1, 2, 3), (1, 2, 7, 8), (1, 2, 9), (5,), (1, 2)}
 
 
-def test_the_example_gives_a_trainer_the_credit_that_export_writes(
-    data: Path, tmp_path: Path
-) -> None:
+def test_the_example_gives_a_trainer_the_credit_of_steps(data: Path, tmp_path: Path) -> None:
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "tree_credit.py"))
-    plain, stepwise = tmp_path / "group.jsonl", tmp_path / "step.jsonl"
-    export(data, "rollouts", plain)
-    export(data, "rollouts", stepwise, credit="step")
-    for episode, wanted in zip(opened(plain), opened(stepwise), strict=True):
-        [trace], [other] = episode.traces, wanted.traces
+    export(data, "rollouts", tmp_path / "rollouts.jsonl")
+    for record, episode in zip(records(data), opened(tmp_path / "rollouts.jsonl"), strict=True):
+        [trace], tree = episode.traces, Tree.from_dict(record["tree"])
         example["assign_advantages"](trace)
-        through = [0] * len(
-            trace.nodes
-        )  # responses through a node: in the file each of them counts
-        for response in trace.info["responses"]:
-            at = response["leaf"]
-            while at is not None:
-                through[at], at = through[at] + 1, trace.nodes[at].parent
-        for node, same, count in zip(trace.nodes[1:], other.nodes[1:], through[1:], strict=True):
-            assert same.advantages == pytest.approx(
-                [count * a for a in node.advantages or []], abs=1e-9
-            )
+        counts, sums = outcomes(tree)
+        for response, said in zip(trajectories(tree), trace.info["responses"], strict=True):
+            nodes, parent = through(trace, said["leaf"])[::-1], ROOT
+            for node, at in zip(response.nodes, nodes, strict=False):
+                if node == OUTSIDE:
+                    break
+                wanted = sums[node] / counts[node] - sums[parent] / counts[parent]
+                assert trace.nodes[at].advantages == pytest.approx(
+                    [wanted] * len(tree.token_ids[node])
+                )
+                parent = node
 
 
 def test_rollouts_leave_teachers_out(data: Path, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
             job = SampleJob(config, fresh_questions(config), student=student)
             summary = run_sample(job, args.out, resume=True, stop=stop, progress=progress)
             spent = summary.cost.sampled_tokens
+            progress.say(summary.text(args.out))
             if summary.status == "stopped":
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED

@@ -32,8 +32,6 @@ def add_export(commands: Any) -> None:
     )
     about = "value: a row for every token prefix, not every node"
     parser.add_argument("--every-token", action="store_true", help=about)
-    about = "rollouts: advantages of whole responses, or of each step, Q(child) - V(parent) (default: group)"
-    parser.add_argument("--credit", choices=("group", "step"), help=about)
     about = "take trees of every split, to evaluate with: only train may be learned"
     parser.add_argument("--any-split", action="store_true", help=about)
     add_json(parser)
@@ -43,14 +41,10 @@ def add_export(commands: Any) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Write one kind, or all of them, and say how many rows there are."""
     whole = args.kind == "all"
-    for flag, kind, set_here in (
-        ("every-token", "value", args.every_token),
-        ("credit", ROLLOUTS, args.credit is not None),
-    ):
-        if set_here and args.kind not in (kind, "all"):
-            raise ConfigError(
-                f"--{flag} is of --kind {kind}, and --kind is {args.kind}: leave it out"
-            )
+    if args.every_token and args.kind not in ("value", "all"):
+        raise ConfigError(
+            f"--every-token is of --kind value, and --kind is {args.kind}: leave it out"
+        )
     if not args.data.is_dir():
         raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
     check_out(args.out, file=not whole)
@@ -61,15 +55,7 @@ def run_export(args: argparse.Namespace) -> int:
     )
     counts = {}
     for kind, out in files.items():
-        credit = args.credit or "group"
-        count = export(
-            args.data,
-            kind,
-            out,
-            every_token=args.every_token,
-            credit=credit,
-            any_split=args.any_split,
-        )
+        count = export(args.data, kind, out, every_token=args.every_token, any_split=args.any_split)
         counts[kind] = {"rows": count, "file": str(out)}
         if not args.json:
             print(f"{kind}: {count:,} rows in {out}")

@@ -20,16 +20,14 @@ from ..errors import DataError
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
-    outcomes,
     step_preferences,
-    step_values,
     trajectories,
     value_targets,
 )
 from ..mcts.journal import journal_of, read
 from ..mcts.tree import ROOT, Tree
 from ..problems.load import check_train_split
-from .credit import group_advantages, step_advantages, zero_variance
+from .credit import group_advantages, zero_variance
 
 BATCH_ROWS = 2000  # held as Python objects at once
 HARNESS = "alphazero-llm-trainer"
@@ -64,13 +62,7 @@ SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each
 
 
 def export(
-    data: Path,
-    kind: str,
-    out: Path,
-    *,
-    every_token: bool = False,
-    credit: str = "group",
-    any_split: bool = False,
+    data: Path, kind: str, out: Path, *, every_token: bool = False, any_split: bool = False
 ) -> int:
     """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows,
     or episodes, there are.
@@ -80,7 +72,6 @@ def export(
         kind: a key of `SUFFIXES`.
         out: the file.
         every_token: of `value`: a row for each token prefix, not for each node.
-        credit: of `rollouts`: "group" or "step", see `advantages`.
         any_split: take trees of other splits than train, too.
 
     Raises:
@@ -92,7 +83,7 @@ def export(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if kind == ROLLOUTS:
-            count = write_lines(episodes(records, credit), partial)
+            count = write_lines(episodes(records), partial)
         else:
             count = write_table(rows(kind, records, every_token), kind, partial)
         partial.replace(out)
@@ -199,9 +190,7 @@ def write_lines(episodes: Iterable[dict[str, Any]], path: Path) -> int:
     return count
 
 
-def episodes(
-    records: Iterable[tuple[dict[str, Any], Tree]], credit: str
-) -> Iterator[dict[str, Any]]:
+def episodes(records: Iterable[tuple[dict[str, Any], Tree]]) -> Iterator[dict[str, Any]]:
     """An episode for each tree with a response of the student's own.
 
     Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train`
@@ -210,28 +199,18 @@ def episodes(
     for record, tree in records:
         responses = [response for response in trajectories(tree) if response.student]
         if responses:
-            yield episode(record, tree, responses, advantages(tree, responses, credit))
+            yield episode(record, tree, responses)
 
 
-def advantages(tree: Tree, responses: list[Trajectory], credit: str) -> list[list[float]]:
-    """One advantage a token `[T]` of each response.
-
-    `group`: its reward against the others', over all samples (GRPO; a response sampled k times
-    counts k times). `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
+def advantages(responses: Sequence[Trajectory]) -> list[float]:
+    """Of a token of each response: its reward against the others', over all samples (GRPO; a
+    response sampled k times counts k times).
     """
-    if credit == "step":
-        counts, sums = outcomes(tree)
-        return [
-            step_advantages(
-                step_values(response, earned(response), counts, sums), response.lengths, scale=1.0
-            )
-            for response in responses
-        ]
     rewards = [earned(response) for response in responses]
     if zero_variance(rewards):
-        return [[0.0] * len(response.token_ids) for response in responses]
-    whole = group_advantages(rewards, [response.samples for response in responses])
-    return [[r.samples * a] * len(r.token_ids) for r, a in zip(responses, whole, strict=True)]
+        return [0.0] * len(responses)
+    samples = [response.samples for response in responses]
+    return [k * a for k, a in zip(samples, group_advantages(rewards, samples), strict=True)]
 
 
 def earned(response: Trajectory) -> float:
@@ -239,19 +218,13 @@ def earned(response: Trajectory) -> float:
     return response.reward if response.outcome is None else response.outcome
 
 
-def episode(
-    record: dict[str, Any],
-    tree: Tree,
-    responses: Sequence[Trajectory],
-    advantages: Sequence[Sequence[float]],
-) -> dict[str, Any]:
+def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory]) -> dict[str, Any]:
     """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a
     response, and a node for the tokens of each rollout outside of the tree. A branch of it is a
     response.
 
     Log-probabilities are nats at temperature 1. A token's advantage is the sum of what it has in
-    the responses through it (`advantages`, a list `[T]` each), so that a step that they share is
-    counted once.
+    the responses through it, so that a step that they share is counted once.
     """
     problem, prompt = record["problem"], record["prompt_ids"]
     question = {"role": "user", "content": problem["question"]}
@@ -272,44 +245,38 @@ def episode(
         return len(nodes) - 1
 
     ends = []
-    for response, credit in zip(responses, advantages, strict=True):
+    for response, advantage in zip(responses, advantages(responses), strict=True):
         at, start, text = 0, 0, response.text
         for node, length in zip(response.nodes, response.lengths, strict=True):
-            end = start + length
             if node == OUTSIDE:
                 at = add(at, text, response.token_ids[start:], response.logprobs[start:])
-            elif node in places:
-                at = places[node]
             else:
-                at = places[node] = add(
-                    at, tree.text[node], tree.token_ids[node], tree.logprobs[node]
-                )
+                if node not in places:
+                    step = tree.text[node], tree.token_ids[node], tree.logprobs[node]
+                    places[node] = add(at, *step)
+                at = places[node]
             text = text[len(tree.text[node]) :]  # what is left of the response
-            nodes[at]["advantages"] = [
-                a + b for a, b in zip(nodes[at]["advantages"], credit[start:end], strict=True)
-            ]
-            start = end
+            nodes[at]["advantages"] = [a + advantage for a in nodes[at]["advantages"]]
+            start += length
         ends.append(at)
     inner = {node.get("parent") for node in nodes}
     # A response that others go on from has a leaf of its own, without a token.
     leaves = [add(at, "", (), ()) if at in inner else at for at in ends]
-    tree_nodes = {at: node for node, at in places.items()}
     samples = sum(response.samples for response in responses)
     task = {
         "type": "AlphaZeroTask",
         "data": {"id": problem["id"], "prompt": problem["question"], "source": problem["source"]},
         "key": problem["id"],
     }
-    calls = [
+    said = [
         {
-            "node": leaf,
-            "finish_reason": "length" if response.verdict in ("length", "depth") else "stop",
-            "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(response.token_ids)},
+            "leaf": leaf,
+            "outcome": earned(response),
+            "samples": response.samples,
+            "end": response.verdict,
         }
         for leaf, response in zip(leaves, responses, strict=True)
     ]
-    # verifiers takes a trace for cut where its last call is: here where all responses are.
-    calls.sort(key=lambda call: call["finish_reason"] == "stop")
     trace = {
         "version": 1,
         "id": record["key"],
@@ -317,26 +284,9 @@ def episode(
         "task": task,
         "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
         "nodes": nodes,
-        "calls": calls,
         "rewards": {"outcome": {"score": sum(r.samples * earned(r) for r in responses) / samples}},
         "metrics": {"responses": len(responses), "samples": samples},
-        "info": {
-            "tree": record["key"],
-            "policy_version": record["policy_version"],
-            "tree_nodes": [
-                tree_nodes.get(at) for at in range(len(nodes))
-            ],  # None: tokens outside of the tree
-            "responses": [
-                {
-                    "leaf": leaf,
-                    "outcome": earned(response),
-                    "search_reward": response.reward,
-                    "samples": response.samples,
-                    "end": response.verdict,
-                }
-                for leaf, response in zip(leaves, responses, strict=True)
-            ],
-        },
+        "info": {"policy_version": record["policy_version"], "responses": said},
         "is_completed": True,
         "ok": True,
     }
