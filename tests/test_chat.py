@@ -676,7 +676,7 @@ def test_commands_show_and_use_them(
     assert "stated no answer: raise" in capsys.readouterr().out
     facts = json.loads((out / "results.json").read_text())["benchmarks"][rows]
     assert (facts["system_prompt"], facts["shots"]) == (SYSTEM_PROMPTS["numbers"], 2)
-    assert "Worked solutions before each question: 2." in (out / "results.md").read_text()
+    assert "Worked solutions before each question: 2." in (out / "report.html").read_text()
 
 
 def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:

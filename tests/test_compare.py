@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.report.evaluation import result_text, results_markdown
+from alphazero_llm_trainer.report.evaluation import evaluation_parts, result_text
 
 
 def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
@@ -129,10 +130,13 @@ def test_what_came_of_it_is_said_in_a_sentence(cells: tuple[Cell, ...], said: st
 
 def test_the_tables_hold_every_row_the_best_first() -> None:
     cells = [cell(*one) for one in (("greedy", "0101"), ("mcts", "0111"), ("mcts", "1111", 200))]
-    text = results_markdown(results_of(*cells))
-    table = [line for line in text.splitlines() if line.startswith(("| 100", "| 200"))]
-    assert [line.split(" | ")[1].strip() for line in table] == ["mcts", "greedy", "mcts"]
-    assert "+0.250" in table[0] and "pass@k" in text
+    results = results_of(*cells)
+    [every] = [
+        part for part in evaluation_parts(results) if "over greedy" in part and "<td" in part
+    ]
+    methods = [name for name in re.findall(r"<td[^>]*>([^<]*)</td>", every) if name.isalpha()]
+    assert methods == ["mcts", "greedy", "mcts"] and "+0.250" in every
+    assert "pass@k" in result_text(results)
 
 
 # -- the folder

@@ -44,21 +44,10 @@ def test_group_advantages_equal_a_hand_loop_over_all_samples(
         )
 
 
-def test_group_advantages_by_hand_are_clipped_on_both_sides() -> None:
-    # 1 right of 4: mean 1/4, deviation sqrt(3)/4 = 0.4330127.
-    right, wrong = group_advantages([1.0, 0.0], [1, 3])
-    assert right == pytest.approx(0.75 / (0.4330127 + 0.05)) == pytest.approx(1.552755, abs=1e-6)
-    assert wrong == pytest.approx(-0.25 / 0.4830127)
+def test_group_advantages_are_clipped_on_both_sides() -> None:
     rewards, counts = [1.0, *[0.0] * 30], [1] * 31
     assert max(group_advantages(rewards, counts)) == 3.0
     assert min(group_advantages([1 - reward for reward in rewards], counts)) == -3.0
-    assert [clamp(value, 2.0) for value in (-5.0, -2.0, 0.5, 2.0, 5.0)] == [
-        -2.0,
-        -2.0,
-        0.5,
-        2.0,
-        2.0,
-    ]
 
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.3, 0.3], [0.3, 0.3 + 1e-12]])
@@ -123,12 +112,6 @@ def test_process_advantages_equal_a_hand_loop(
             to_go = sum((score - mean) / (std + EPSILON) for score in row[i:]) if teaches else 0.0
             expected += [clamp(to_go, ADVANTAGE_CLIP)] * length
         assert got == pytest.approx(expected, abs=1e-4)
-
-
-def test_process_advantages_are_clipped() -> None:
-    [good, bad] = process_advantages([[1.0] * 5, [0.0] * 5], [[1] * 5, [2] * 5], [1, 1])
-    assert max(good) == 3.0 and min(bad) == -3.0 and len(bad) == 10
-    assert good[-1] == pytest.approx(0.5 / (0.5 + EPSILON))
 
 
 @given(

@@ -35,7 +35,6 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.errors import (
     CheckpointError,
-    ConfigError,
     DataError,
     RequestError,
     TrainingError,
@@ -47,7 +46,6 @@ from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_data import (
     Example,
@@ -73,7 +71,7 @@ from alphazero_llm_trainer.training.critic_run import (
     train_critic,
 )
 from alphazero_llm_trainer.training.models import MemoryOptions
-from alphazero_llm_trainer.training.size import fresh_questions, used_questions
+from alphazero_llm_trainer.training.size import used_questions
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)
@@ -511,20 +509,6 @@ def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(
     )
 
 
-def test_in_bfloat16_the_products_are_rounded_and_the_weights_are_not(tmp_path: Path) -> None:
-    student, config = (
-        a_student(),
-        load_config(overrides=[settings().model_dump(), "train.precision=bfloat16"]),
-    )
-    dtypes: set[torch.dtype] = set()
-    student.model.model.layers[0].mlp.gate_proj.register_forward_hook(
-        lambda module, inputs, output: dtypes.add(output.dtype)
-    )
-    critic, _ = trained("value", student, config, tmp_path)
-    assert dtypes == {torch.bfloat16}  # of updates and of measurements
-    assert {p.dtype for p in critic.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("kind", ["value", "prm"])
 def test_an_update_in_several_forwards_is_the_update_in_one(kind: Any, tmp_path: Path) -> None:
     def weights(micro_batch: int | None) -> dict[str, torch.Tensor]:
@@ -676,33 +660,6 @@ def test_a_stopped_command_goes_on(
     )
     monkeypatch.undo()
     assert main(command) == 0
-
-
-def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path) -> None:
-    rows = [
-        json.dumps({"question": task.problem.question, "answer": task.solution})
-        for task in load_tasks("embedded", "train", 100)
-    ]
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    problems = ["problems.source=gsm8k", f"problems.path={tmp_path}", "train.demonstrations=0"]
-    took = ["train.num_examples=65"]
-
-    def names(*overrides: str) -> list[str]:
-        return [
-            task.problem.id
-            for task in fresh_questions(
-                load_config(overrides=["student=embedded", *problems, *overrides])
-            )
-        ]
-
-    ids = [task.problem.id for task in load_tasks("gsm8k", "train", 100, path=str(tmp_path))]
-    left = len(ids) - 65
-    assert names(*took, "train.critic.questions=12") == ids[65:77]
-    with pytest.raises(
-        ConfigError, match=f"has {left} training questions beyond the 65 that warm-up"
-    ):
-        names(*took, f"train.critic.questions={left + 1}")
 
 
 @pytest.mark.parametrize(

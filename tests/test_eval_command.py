@@ -43,7 +43,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
         assert len(row["outcomes"]) == 12 and row["most_tokens"] <= row["budget"]
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
     names = {path.name for path in out.iterdir()}
-    assert names == {"cells", "results.json", "results.md", "report.html"}
+    assert names == {"cells", "results.json", "report.html"}
 
 
 def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> None:

@@ -42,16 +42,12 @@ def preference(**changed: Any) -> Preference:
         (ROW["chosen"], ROW["rejected"]),
         ("3 * 4 = 12\n#### 12", "3 * 4 = 12\n#### 1"),
         (ROW["chosen"], "3 * 4 = 12\n#### 1\n"),
-        ([{"role": "assistant", "content": "3 * 4 = 12\n#### 12"}], ROW["rejected"]),
     ],
 )
 def test_lists_and_texts_make_the_same_pair_of_steps(
     chosen: Any, rejected: Any, student: Student
 ) -> None:
-    row = preference(
-        chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}]
-    )
-    assert row.prompt == "How many?"
+    row = preference(chosen=chosen, rejected=rejected)
     line, eos = student.encode("3 * 4 = 12\n"), student.engine.eos_id
     better, worse = ((*line, *student.encode(text), eos) for text in ("#### 12", "#### 1"))
     assert set(row.pairs(student)) == {(better, worse)}
@@ -72,10 +68,8 @@ def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student)
         (b"{", "JSON"),
         (b"[1]", "object"),
         (json.dumps({"prompt": "q", "chosen": ["a"]}).encode(), "rejected: "),
-        (row_of(prompt=["a", "b"]), "prompt: "),
         (row_of(prompt=""), "prompt: "),
         (row_of(chosen=[]), "chosen: "),
-        (row_of(chosen=["a", 3]), "chosen: "),
         (row_of(chosen=["a", " "]), "chosen: "),
         (row_of(rejected=None), "rejected: "),
         (row_of(rejected=ROW["chosen"]), "differ in no step"),

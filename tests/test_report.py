@@ -117,14 +117,6 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     )
 
 
-def test_view_refreshes_the_page_that_the_run_has(runs: list[Path]) -> None:
-    before = {path.name: path.read_bytes() for path in runs[0].glob("*.html")}
-    assert set(before) == {"report.html", "trees.html"}
-    (runs[0] / "trees.html").write_text("old")
-    assert cli.main(["view", str(runs[0])]) == 0
-    assert {path.name: path.read_bytes() for path in runs[0].glob("*.html")} == before
-
-
 def test_a_run_that_is_not_finished_is_reported_too(
     runs: list[Path], tmp_path: Path, capsys: Any
 ) -> None:

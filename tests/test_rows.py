@@ -224,22 +224,6 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
     assert rejected and wrong and stats.solved and not stats.failed
 
 
-def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_path: Path) -> None:
-    source, _ = searched(
-        tmp_path,
-        *VERIFIED,
-        "search.simulations=4000",
-        "search.budget_tokens=120",
-        "search.enough_correct=1",
-    )
-    ended = {}
-    for found in source.trees():
-        right = sum(one.right for one in trajectories(found.tree))
-        assert right == (found.ended_by == "enough") and found.cost.sampled_tokens <= 120
-        ended[found.ended_by] = found
-    assert set(ended) == {"enough", "tokens"}
-
-
 def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     """The source after its first round's search."""
     source = source_of(folder, *overrides)
@@ -291,17 +275,3 @@ def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path: Path, keep: bool) 
     # What has nothing to learn from goes by the responses that are learned from: teachers' wrong
     # steps make the difference.
     assert stats.flat == alike and (keep or alike > alike_with_teachers)
-
-
-@pytest.mark.parametrize(("method", "keep"), [("ppo", False), ("ppo", True), ("legacy", False)])
-def test_the_same_switch_holds_for_ppo_and_none_for_supervised_training(
-    tmp_path: Path, method: str, keep: bool
-) -> None:
-    groups = ["train.groups=chain"] if method == "ppo" else []
-    source = source_of(
-        tmp_path, *TAUGHT, f"train.teacher_rows={keep}", f"train.method={method}", *groups
-    )
-    both = keep or method == "legacy"
-    assert {row.source for row in source.rows()} == (
-        {STUDENT, "teacher:scripted"} if both else {STUDENT}
-    )

@@ -18,17 +18,10 @@ import pytest
 from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_counts
 from faults import workers as workers_below
 
-from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.scale import sample
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.worker import Worker
-from alphazero_llm_trainer.training.models import make_trainable, save_adapter
-
-from completion_server import CONFIG as SERVED  # isort: skip
-from completion_server import CompletionServer  # isort: skip
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,58 +133,3 @@ def test_poison_over_ray_is_isolated(
     assert summary.status == "complete"
     assert {one["key"] for one in summary.set_aside} == set(poison)
     assert set(trees_in(tmp_path)) == set(keys) - set(poison)
-
-
-def test_workers_sample_through_a_vllm_server(tmp_path: Path, cluster: tuple[str, int]) -> None:
-    server = CompletionServer()
-    flags = [*SERVED, "engine.backend=vllm-server", f"engine.vllm.base_url={server.url}"]
-    command = [
-        "sample",
-        "-n",
-        "8",
-        "--quiet",
-        *(word for flag in flags for word in ("--set", flag)),
-    ]
-    try:
-        assert main([*command, "--out", str(tmp_path / "alone")]) == 0
-        assert (
-            main(
-                [
-                    *command,
-                    "--out",
-                    str(tmp_path / "fleet"),
-                    "--workers",
-                    "2",
-                    "--address",
-                    cluster[0],
-                ]
-            )
-            == 0
-        )
-        # An adapter is unloaded at the end, although workers are killed.
-        student = load_student(load_config(overrides=SERVED))
-        make_trainable(student.model, student.spec, "lora")
-        save_adapter(student.model, tmp_path / "adapter")
-        adapted = [*command, "--model", str(tmp_path / "adapter"), "--set", "train.adapter=lora"]
-        assert (
-            main(
-                [
-                    *adapted,
-                    "--out",
-                    str(tmp_path / "own"),
-                    "--workers",
-                    "2",
-                    "--address",
-                    cluster[0],
-                ]
-            )
-            == 0
-        )
-        assert set(server.students) == {"student"} and len(server.answered) > 1
-    finally:
-        server.close()
-    trees = [
-        {key: what_counts(record)["tree"] for key, record in trees_in(tmp_path / name).items()}
-        for name in ("alone", "fleet")
-    ]
-    assert trees[0] == trees[1] and len(trees[0]) == 8

@@ -102,24 +102,6 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
     )  # what wasn't asked for isn't named
 
 
-@NO_CUDA
-def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> None:
-    # An adapter's base is fetched like any other, and asks for the same device and token.
-    adapter = nowhere / "adapter"
-    adapter.mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (adapter / name).write_text("{}")
-    for flags, word in (([], "CUDA"), (["--set", "models.llama-3.2-3b.cpu=true"], "HF_TOKEN")):
-        assert (
-            train_main(
-                ["--set", "student=llama-3.2-3b", "--model", str(adapter), "--dry-run", *flags]
-            )
-            == 2
-        )
-        said = capsys.readouterr()
-        assert "6.4 GB" in said.out and word in one_sentence(said.err)
-
-
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

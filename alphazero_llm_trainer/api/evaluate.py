@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config, load_answering
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
-from ..eval.results import RESULTS, TABLES, folder_in
-from ..files import FolderLock, write_json, write_whole
+from ..eval.results import RESULTS, folder_in
+from ..files import FolderLock, write_json
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import Source
-from ..report.evaluation import result_text, results_markdown, silent
+from ..report.evaluation import result_text, silent
 from ..report.folder import write_report
 from ..report.page import framed
 from .settings import (
@@ -45,10 +45,6 @@ class Table:
         outcomes of its problems.
         """
         return list(self.facts["rows"])
-
-    def to_markdown(self) -> str:
-        """Every figure, as results.md has it."""
-        return results_markdown(self.facts)
 
     def plot(self) -> str:
         """The charts of accuracy as one HTML page, report.html; a notebook shows it where a cell
@@ -167,6 +163,5 @@ def execute(
         except StoppedError as error:
             raise StoppedError(str(out)) from error
         write_json(out / RESULTS, facts)
-        write_whole(out / TABLES, results_markdown(facts))
         write_report(out)
     return Table(facts, out)

@@ -34,7 +34,7 @@ settings search.verify.*; adaptive methods and mcts end as soon as a response pa
 --verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true; needs no gold); prm;
 value; or a product such as calculator+log-probability or calculator+prm. --prm and --value alone are verifiers themselves.
 
-DIR gets cells/ (one finished method and budget each, written whole), results.json, results.md and
+DIR gets cells/ (one finished method and budget each, written whole), results.json and
 report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
 
 
@@ -114,5 +114,5 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         print_json(table.facts)
         return 0
     print(table)
-    print(f"results.json, results.md and report.html are in {table.folder}")
+    print(f"results.json and report.html are in {table.folder}")
     return 0

@@ -21,7 +21,7 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
-RESULTS, TABLES = "results.json", "results.md"
+RESULTS = "results.json"
 
 
 class EvalFolder:

@@ -14,7 +14,7 @@ from ..eval.results import KS, UNGRADED
 from ..mcts.extract import MUCH
 from .charts import row_chart
 from .page import figures, heading, hero, paragraph, table
-from .tables import columns, markdown, table_of
+from .tables import columns, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
@@ -108,14 +108,6 @@ def cells(results: Results, row: Results) -> dict[str, str]:
     return shown | {name: f"{gain:+}" for name, gain in gains(results, row).items()}
 
 
-def blocks(results: Results, benchmark: str) -> list[Block]:
-    """A headline and a short sorted table for each budget, then pass@k."""
-    return [
-        (headline(results, rows)[0], table_of([cells(results, row) for row in rows], SHORT))
-        for rows in by_budget(results, benchmark).values()
-    ] + at_k(results, benchmark)
-
-
 def at_k(results: Results, benchmark: str) -> list[Block]:
     """pass@k."""
     tables = []
@@ -153,10 +145,14 @@ def remarks(results: Results, benchmark: str) -> list[str]:
 
 
 def result_text(results: Results) -> str:
-    """What the terminal shows."""
+    """What the terminal shows: a headline and a short sorted table for each budget, then pass@k."""
     parts = []
     for name in results["benchmarks"]:
-        parts += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)]
+        shown = [
+            (headline(results, rows)[0], table_of([cells(results, row) for row in rows], SHORT))
+            for rows in by_budget(results, name).values()
+        ]
+        parts += [f"{said}\n{columns(rows)}" for said, rows in shown + at_k(results, name)]
         parts += remarks(results, name)
     return "\n\n".join(parts)
 
@@ -180,30 +176,6 @@ def asked(facts: Results) -> list[str]:
     prompt, shots = facts.get("system_prompt"), facts.get("shots")
     said = [] if prompt is None else [f"System prompt: {prompt}"]
     return [*said, f"Worked solutions before each question: {shots}."] if shots else said
-
-
-def results_markdown(results: Results) -> str:
-    """results.md: the same, then every figure."""
-    parts = [
-        f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}",
-        f"`{results['command']}`",
-        f"{NOTE} Accuracies have Wilson 95% intervals, differences paired bootstrap ones.",
-    ]
-    for name, facts in results["benchmarks"].items():
-        parts.append(f"## {name}: {facts['problems']:,} problems")
-        parts += [
-            part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))
-        ]
-        parts += [*remarks(results, name), *asked(facts)]
-        parts += ["Every figure, as means a problem:", markdown(full_table(results, name))]
-    return "\n\n".join(parts) + "\n"
-
-
-def full_table(results: Results, benchmark: str) -> list[list[str]]:
-    """Every figure of a benchmark's rows, with the gains over the baselines and the control; the
-    head first.
-    """
-    return table_of([cells(results, row) for row in rows_of(results, benchmark)])
 
 
 def evaluation_parts(results: Results) -> list[str]:
@@ -233,5 +205,6 @@ def evaluation_parts(results: Results) -> list[str]:
         parts += [
             part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))
         ]
-        parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
+        every = table_of([cells(results, row) for row in rows_of(results, name)])
+        parts += [heading(f"{name}: every figure"), table(every)]
     return parts

@@ -19,16 +19,6 @@ def columns(rows: Rows, left: int = 1) -> str:
     )
 
 
-def markdown(rows: Rows) -> str:
-    """A Markdown table, aligned too."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"| {' | '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True))} |"
-        for row in rows
-    ]
-    return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]])
-
-
 def table_of(rows: Sequence[Mapping[str, str]], named: Sequence[str] = ()) -> list[list[str]]:
     """A table of `rows` with the columns `named`, or all, as far as a row has them; the head
     first.

@@ -4,6 +4,7 @@ and configuration.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import accumulate
@@ -13,7 +14,6 @@ import yaml
 
 from ..eval.metrics import Interval, wilson
 from ..mcts.extract import shortfall
-from ..policy.folders import SMALL
 from .charts import exact, line_chart, number
 from .page import figures, folded, heading, hero, paragraph, table
 from .tables import columns, table_of
@@ -114,20 +114,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
             lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
         lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
     lines.append(("questions", f"{card['questions']:,}"))
-    if (
-        card.get("system_prompt") is not None
-        and card["config"]["models"][card["student"]]["path"] not in SMALL
-    ):
-        lines.append(("prompt", card["system_prompt"]))
-    if card.get("shots"):
-        lines.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
-        lines.append(
-            (
-                "left out, since the reward failed for one of its responses",
-                f"{card['failed_rewards']:,}",
-            )
-        )
+        lines.append(("left out, since a reward failed", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
         lines += [
@@ -265,10 +253,10 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     """Tokens and dollars of the search, and of each teacher with its calls and failures."""
-    total = card.get("search_cost") or {}
-    if not total and rounds:
-        total = {key: sum(line["cost"][key] for line in rounds) for key in rounds[0]["cost"]}
-    rows = [{"": "search", "failures": "none", **texts(total)}] if total else []
+    spent = Counter[str]()
+    for line in rounds:
+        spent.update(line["cost"])
+    rows = [{"": "search", "failures": "none", **texts(spent)}] if rounds else []
     for name, teacher in (card.get("teachers") or {}).items():
         failures = (
             ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items())

@@ -123,7 +123,3 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
             result = error
         return key, result, self.process, self.collector.spent() if self.policy else {}
-
-    async def close(self) -> None:
-        """Let go of what a server keeps for the engine; no call may follow."""
-        self.student.engine.close()

@@ -17,7 +17,6 @@ from ..types import Task
 from .worker import Outcome, SampleJob, Worker
 
 START_SECONDS = 300.0  # how long workers may take to load
-LEAVE_SECONDS = 10.0  # how long they may take to unload adapters from a server
 POLL_SECONDS = 0.25  # between two looks at `stop`
 
 Stop = Callable[[], bool]
@@ -110,13 +109,9 @@ class OnRay:
                 yield pool.get_next_unordered(timeout=POLL_SECONDS)
 
     def close(self) -> None:
-        """Unload adapters, which a killed process can't, and end the workers, with Ray where it was
-        started here.
-        """
+        """End the workers, and Ray where it was started here."""
         import ray
 
-        leaving = [actor.close.remote() for actor in self.actors]
-        ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_SECONDS)
         ray.shutdown()
 
 

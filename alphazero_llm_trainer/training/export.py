@@ -32,16 +32,11 @@ from .credit import group_advantages, zero_variance
 BATCH_ROWS = 2000  # held as Python objects at once
 HARNESS = "alphazero-llm-trainer"
 ROLLOUTS = "rollouts"
+IDS = "a list of int32"
 # Column -> its type; docs/guides/sample-and-export.md says what they are.
-IDS = ["int32"]
-COMMON: dict[str, Any] = {
-    "question_id": "string",
-    "question": "string",
-    "source": "string",
-    "policy_version": "int64",
-    "prompt_ids": IDS,
-}
-COLUMNS: dict[str, dict[str, Any]] = {
+COMMON = {"question_id": "string", "question": "string", "source": "string"}
+COMMON |= {"policy_version": "int64", "prompt_ids": IDS}
+COLUMNS = {
     "value": {"token_ids": IDS, "target": "float32", "weight": "int64", "node": "int64"},
     "preferences": {
         "prefix_ids": IDS,
@@ -154,25 +149,16 @@ def right_response(response: Trajectory) -> dict[str, Any]:
 
 def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
     """Write rows to a Parquet file; returns how many there are."""
-    import datasets
+    import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    def feature(named: Any) -> Any:
-        return (
-            datasets.List(feature(named[0])) if isinstance(named, list) else datasets.Value(named)
-        )
-
-    features = datasets.Features(
-        {name: feature(named) for name, named in (COMMON | COLUMNS[kind]).items()}
+    columns, count = COMMON | COLUMNS[kind], 0
+    schema = pa.schema(
+        [(name, pa.list_(pa.int32()) if of is IDS else of) for name, of in columns.items()]
     )
-    count = 0
-    with ParquetWriter(
-        path, features.arrow_schema
-    ) as writer:  # a table may be larger than the memory
+    with ParquetWriter(path, schema) as writer:  # a table may be larger than the memory
         while batch := list(islice(rows, BATCH_ROWS)):
-            writer.write_table(
-                datasets.Dataset.from_list(batch, features=features).with_format("arrow")[:]
-            )
+            writer.write_table(pa.Table.from_pylist(batch, schema))
             count += len(batch)
     return count
 

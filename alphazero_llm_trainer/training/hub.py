@@ -4,26 +4,24 @@ a student's model card.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
 
 from ..errors import CheckpointError, ConfigError
-
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def check_hub(repository: str) -> None:
     """Raise ConfigError unless `repository` is an OWNER/NAME and there is a token to write with."""
-    if REPOSITORY.fullmatch(repository) is None or "--" in repository or ".." in repository:
-        raise ConfigError(
-            f"--push-to-hub is {repository!r}: give OWNER/NAME, of letters, digits, '-', '_' and "
-            "'.'"
-        )
+    try:
+        validate_repo_id(repository)
+        repository.index("/")
+    except ValueError as error:
+        raise ConfigError(f"--push-to-hub is {repository!r}: give OWNER/NAME ({error})") from error
     if get_token() is None:
         raise ConfigError("--push-to-hub needs a token: set HF_TOKEN to one that may write")
 
@@ -76,14 +74,10 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     text = f"""
 # {run["student"]}, trained by search
 
-{"An adapter for" if adapter else "A model trained from"} {named}, written by alphazero-llm-trainer.
-
-- **Data:** {run["questions"]:,} questions of `{run["config"]["problems"]["source"]}` (train split), answered by the student's
-  own search; {run["demonstrations"]:,} worked solutions were replayed.
-- **Method:** `{run["method"]}` over {run["rounds"]} rounds, seed {run["seed"]}. Kept: {run["kept"]}.
-- **Cost:** {run["search_cost"]["sampled_tokens"]:,} tokens sampled by the search.
-- **Held-out test problems:** {results(run)}.
-- **Licence:** {"Apache-2.0" if ours else f"that of {named}"}.
+{"An adapter for" if adapter else "A model trained from"} {named}, written by alphazero-llm-trainer:
+`{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of `{run["config"]["problems"]["source"]}`,
+seed {run["seed"]}. Kept: {run["kept"]}. Held-out test problems: {results(run)}.
+Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 """
     ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")
 

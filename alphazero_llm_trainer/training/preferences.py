@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Len
-from pydantic import BaseModel, BeforeValidator, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, StringConstraints, ValidationError, model_validator
 
 from ..answers import is_final
 from ..errors import DataError
@@ -20,14 +20,8 @@ Ids = tuple[int, ...]
 WANTED = "a row has prompt, chosen and rejected; the last two are lists of steps, or texts"
 
 
-def content(value: Any) -> Any:
-    """Of a list with a single chat message its text; else `value` itself."""
-    alone = isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)
-    return value[0].get("content") if alone else value
-
-
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
-Response = Annotated[Text | Annotated[list[Text], Len(1)], BeforeValidator(content)]
+Response = Text | Annotated[list[Text], Len(1)]
 
 
 class Preference(BaseModel):
@@ -35,7 +29,7 @@ class Preference(BaseModel):
     cut into steps.
     """
 
-    prompt: Annotated[Text, BeforeValidator(content)]
+    prompt: Text
     chosen: Response
     rejected: Response
 

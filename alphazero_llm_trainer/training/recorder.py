@@ -30,7 +30,7 @@ from .hub import upload, write_model_card
 from .learner import Learner
 from .models import learning_rate, load_trained_state, save_student, trained_state
 from .progress import show_round, show_tree
-from .ranks import Ranks, uses_fsdp
+from .ranks import Ranks
 from .rounds import RoundStats
 from .run import RunFolder, write_manifest
 from .start import Prepared
@@ -96,16 +96,7 @@ class Recorder:
         checkpoint, facts = (
             self.folder.newest_checkpoint(self.progress.say) if resume else (None, {})
         )
-        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
-            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
-            raise ConfigError(
-                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, "
-                "which can't read its"
-                f" optimiser: launch {before} FSDP"
-            )
         start = int(facts.get("rounds_done", 0))
-        if facts.get("best") is not None and facts["best"][1] != start:
-            load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         if not self.folder.card.exists():
             self.folder.write_card(
                 self.new_card()
@@ -224,7 +215,6 @@ class Recorder:
             facts = {
                 "rounds_done": rounds_done,
                 "update": learner.updates,
-                "fsdp": learner.sharded,
                 "best": self.best,
                 "training_seconds": self.train_seconds,
                 "total_seconds": time.perf_counter() - self.began,

@@ -320,24 +320,28 @@ class RowBuilder:
         # As many at once as trees are searched at once: the model's cache holds no more.
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
-        async def read(problem: Problem, steps: Sequence[Step]) -> list[float]:
+        async def score(problem: Problem, steps: Sequence[Step]) -> list[float]:
             async with gate:
                 return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
 
-        async def scored(problem: Problem, responses: Sequence[Trajectory]) -> list[list[float]]:
-            steps = [cutter.lines(response.token_ids, response.logprobs) for response in responses]
-            scores = await asyncio.gather(*(read(problem, lines) for lines in steps))
-            lengths = [[len(step.token_ids) for step in lines] for lines in steps]
-            return process_advantages(scores, lengths, [response.samples for response in responses])
+        steps = [[cutter.lines(r.token_ids, r.logprobs) for r in group] for _, group in groups]
 
-        async def every() -> list[list[list[float]]]:
+        async def every() -> list[list[float]]:
+            pairs = zip(groups, steps, strict=True)
             return await asyncio.gather(
-                *(scored(tree.task.problem, responses) for tree, responses in groups)
+                *(score(tree.task.problem, lines) for (tree, _), group in pairs for lines in group)
             )
 
-        made = asyncio.run(every())
+        scores = iter(asyncio.run(every()))
         stats.cost.scored_tokens += verifier.scored_tokens - before
-        return made
+        return [
+            process_advantages(
+                [next(scores) for _ in group],
+                [[len(step.token_ids) for step in lines] for lines in group],
+                [response.samples for response in responses],
+            )
+            for (_, responses), group in zip(groups, steps, strict=True)
+        ]
 
     # -- single rows
     # ----------------------------------------------------------------------------------------------
