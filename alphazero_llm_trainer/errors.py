@@ -10,6 +10,20 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 
+# What a model that is here, training and serving need: the extra `train`.
+TRAINING = ("accelerate", "fastapi", "matplotlib", "peft", "torch", "trl", "uvicorn")
+
+
+def needs_training(error: ModuleNotFoundError) -> str | None:
+    """The sentence for a library of the extra `train` that isn't installed; None for another."""
+    if error.name not in TRAINING:
+        return None
+    return (
+        f"a model that is here needs {error.name}, which isn't installed: pip install "
+        "'alphazero-llm-trainer[train]', or name a model behind a server (--base-url)"
+    )
+
+
 class AlphaZeroError(Exception):
     """Base of every error that a user can fix. Its text is one sentence naming the field, the value
     and the fix.

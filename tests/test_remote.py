@@ -172,6 +172,30 @@ def test_search_prints_the_first_chain_and_the_tree(
     assert "<svg" in found._repr_html_() or "tree" in found._repr_html_()
 
 
+def test_it_needs_no_torch(url: str, tmp_path: Path) -> None:
+    """As in an environment without the extra `train`."""
+    script = f"""
+import sys
+from alphazero_llm_trainer.errors import TRAINING
+sys.modules |= dict.fromkeys(TRAINING)
+from alphazero_llm_trainer.cli.main import main
+import alphazero_llm_trainer.environment.env
+server = ["--base-url", {url!r}, "--model", "student", "-q"]
+assert main(["search", *server, "--simulations", "1"]) == 0
+assert main(["eval", *server, "-n", "2", "--methods", "greedy", "mcts", "--out", "out"]) == 0
+assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("alphazero-llm-trainer[train]") == 3
+
+
 def test_eval_compares_methods_over_a_server(url: str, tmp_path: Path) -> None:
     methods = ["greedy", "majority", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
     argv = ["eval", "-n", "12", "--start", "340", "--methods", *methods, "--budget-tokens", "120"]

@@ -21,7 +21,14 @@ import yaml
 
 from ..config.load import Config, load_config, nested
 from ..config.shipped import shipped_section
-from ..errors import EXIT_FAILED, EXIT_USER_ERROR, AlphaZeroError, ConfigError, StorageError
+from ..errors import (
+    EXIT_FAILED,
+    EXIT_USER_ERROR,
+    AlphaZeroError,
+    ConfigError,
+    StorageError,
+    needs_training,
+)
 from ..files import storage_failure
 from ..live import Progress
 from ..policy.folders import check_critic, with_model
@@ -267,6 +274,12 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         # at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_STOPPED
+    except ModuleNotFoundError as error:
+        said = needs_training(error)
+        if said is None:
+            raise
+        sys.stderr.write(f"error: {said}\n")
+        return EXIT_USER_ERROR
     except (AlphaZeroError, StorageError, OSError) as error:
         said = storage_failure(error) if isinstance(error, OSError) else str(error)
         if said is None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import verifiers.v1 as vf
 from pydantic import model_validator
 
-from ..serve.answering import Answerer
-from ..serve.app import make_app
-from ..serve.requests import Models
-from ..serve.server import Inner, listen, start
-from ..serve.service import Service
 from .argv import OUR_ID
 from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, frozen_student
 from .harness import AlphaZeroHarnessConfig
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
 
+if TYPE_CHECKING:
+    from ..serve.server import Inner
+
 WAITING = 100_000  # verifiers bounds its rollouts itself
 
-Served = tuple[str, Inner, asyncio.Task[None]]  # a server's base URL, itself, and its running
+Served = tuple[str, "Inner", asyncio.Task[None]]  # a server's base URL, itself, and its running
 
 
 class AlphaZeroEnvConfig(vf.SingleAgentEnvConfig):
@@ -107,6 +105,12 @@ def serve(frozen: FrozenStudent) -> Served:
     """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop
     that it answers on.
     """
+    from ..serve.answering import Answerer
+    from ..serve.app import make_app
+    from ..serve.requests import Models
+    from ..serve.server import listen, start
+    from ..serve.service import Service
+
     settings = frozen.config.serve.model_copy(update={"queue": WAITING})
     models = Models(EMBEDDED_MODEL, judged=False)
     service = Service(Answerer(frozen.student, frozen.config), models, settings)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -135,8 +136,8 @@ def evaluate(argv: list[str]) -> int:
     Raises:
         AlphaZeroError: one sentence for the user.
     """
-    if "torch" not in sys.modules:
-        print("loading verifiers and PyTorch", file=sys.stderr, flush=True)
+    if "verifiers" not in sys.modules:
+        print("loading verifiers", file=sys.stderr, flush=True)
     from verifiers.v1.cli.output import output_path
 
     from . import rollouts
@@ -275,6 +276,11 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
     # Not from model_fields_set: verifiers assigns the field itself when it looks for a Prime login.
     reached = config.client.base_url != EvalClientConfig().base_url
     if not named and not reached:
+        if find_spec("torch") is None:
+            raise ConfigError(
+                "the embedded student needs torch, which isn't installed: pip install "
+                "'alphazero-llm-trainer[train]', or add -m MODEL --client.base-url URL"
+            )
         config.model = EMBEDDED_MODEL
         config.client = config.client.model_copy(update={"base_url": EMBEDDED_URL})
         if "run" not in config.model_fields_set:  # its name has the model's in it

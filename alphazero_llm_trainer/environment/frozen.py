@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..answers import is_final
 from ..config.load import Config, load_config
 from ..policy.engine_steps import EngineSteps
-from ..policy.student import Student, load_student
 from ..rewards.perplexity import Perplexity
 from ..types import Problem, Step
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
 
 EMBEDDED_MODEL = "embedded-student"
 # A name, not an address: records and `--resume` stay the same from run to run while the server's
@@ -73,6 +76,8 @@ def frozen_student() -> FrozenStudent:
     loop = asyncio.get_running_loop()
     student = _students.get(loop)
     if student is None:
+        from ..policy.student import load_student  # torch, which other people's models do without
+
         config = load_config(overrides=[{"student": "embedded"}])
         student = _students[loop] = FrozenStudent(load_student(config, inference=True), config)
     return student

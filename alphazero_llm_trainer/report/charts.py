@@ -37,8 +37,11 @@ Points = Sequence[tuple[float, Interval]]
 
 def chart(title: str, height: float, draw: Callable[[Any], None]) -> str:
     """A `<figure>` with what `draw` puts on the axes."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return f"<p>{escape(title)}: pip install matplotlib, and make the report again</p>"
 
     text = StringIO()
     with mpl.rc_context(STYLE):
