@@ -112,10 +112,6 @@ REFUSED = {
         ["--address", "--workers 2"],
     ),
     "tokens of another kind": ([*EXPORT, "--every-token"], ["--every-token is of --kind value"]),
-    "a credit of another kind": (
-        [*EXPORT, "--credit", "group"],
-        ["--credit is of --kind rollouts"],
-    ),
     "questions beside data": (["prm", "--num", "20", "--data", "CRITIC"], ["--num", "--data"]),
     "a credit of another method": (
         ["train", "--set", "train.credit=step"],
