@@ -187,6 +187,7 @@ assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
+        check=False,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
