@@ -20,7 +20,7 @@ from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, Limits
+from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError
 from alphazero_llm_trainer.mcts.extract import shortfall
@@ -162,31 +162,6 @@ def test_a_template_that_takes_no_question_is_one_sentence(
     with pytest.raises(RequestError, match=said) as caught:
         with_template(student, template, SHOTS).prompt_ids(QUESTION)
     assert "\n" not in str(caught.value)
-
-
-def test_a_command_says_so_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tiny_chat(tmp_path / "chat")
-    (folder / "chat_template.jinja").write_text("{{ raise_exception('This model needs tools.') }}")
-    assert (
-        main(
-            [
-                "eval",
-                "--model",
-                str(folder),
-                "--methods",
-                "greedy",
-                "--budget-tokens",
-                "8",
-                "-n",
-                "2",
-            ]
-        )
-        == 2
-    )
-    error = capsys.readouterr().err
-    assert "This model needs tools." in error and error.count("\n") == 1
 
 
 # -- thinking
@@ -394,26 +369,6 @@ def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-@pytest.mark.parametrize(
-    ("place", "known", "name"),
-    [
-        ("Qwen2.5-0.5B", None, "qwen2.5-0.5b"),
-        ("here", "Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b-instruct"),
-        ("models--Qwen--Qwen3-0.6B/snapshots/abc", None, "qwen3-0.6b"),
-        ("embedded", None, "embedded-folder"),
-    ],
-)
-def test_a_folders_name_is_the_hubs_or_its_own(
-    tmp_path: Path, place: str, known: str | None, name: str
-) -> None:
-    folder = tmp_path / place
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(
-        json.dumps({"hidden_size": 8} | ({} if known is None else {"_name_or_path": known}))
-    )
-    assert find_model(str(folder), load_config())[0]["student"] == name
-
-
 def test_folders_of_the_embedded_kind_and_of_a_named_student_stay_what_they_are(chat: Path) -> None:
     assert find_model(str(PACKAGED), load_config()) == ({"student": "embedded"}, PACKAGED)
     assert find_model(str(chat), load_config(overrides=["student=smollm2-135m"])) == ({}, chat)
@@ -516,30 +471,6 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
 
 
-def test_an_evaluation_goes_on_only_with_what_its_student_was_told(
-    chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "eval",
-        "--model",
-        str(chat),
-        "--source",
-        rows,
-        "--methods",
-        "greedy",
-        "--budget-tokens",
-        "8",
-        "-n",
-        "2",
-    ]
-    command += ["--out", str(tmp_path / "eval")]
-    assert main(command) == 0
-    assert main([*command, "--resume"]) == 0
-    capsys.readouterr()
-    assert main([*command, "--resume", "--set", "problems.system_prompt=Be brief."]) == 2
-    assert "error: " in capsys.readouterr().err
-
-
 # -- what a chat says before a question
 # --------------------------------------------------------------------------------
 
@@ -582,12 +513,6 @@ def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -
     assert told(folder, "embedded")[0].opening.system_prompt == SYSTEM_PROMPTS["numbers"]
 
 
-def test_the_embedded_student_reads_no_system_prompt() -> None:
-    config = load_config(overrides=["student=embedded", "problems.system_prompt=Be brief."])
-    student, question = load_student(config, opening=opening(config)), "Ana has 2 pens."
-    assert student.decode(student.prompt_ids(question)) == question + "\n"
-
-
 def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(
     chat: Path, rows: str
 ) -> None:
@@ -616,24 +541,6 @@ def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(
     assert not held_out & {pair[0] for pair in student.opening.worked}
 
 
-def test_the_prefix_that_questions_share_is_computed_and_counted_once(
-    chat: Path, rows: str
-) -> None:
-    student, config = told(chat, rows, "problems.shots=3")
-    prompts = [student.prompt_ids(task.problem.question) for task in tasks_of(config, "test", 4)]
-    shared = next(
-        at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1
-    )
-    own = [len(prompt) - shared for prompt in prompts]
-    assert shared > 3 * max(own)
-    asyncio.run(
-        student.engine.generate([GenerateRequest(prompt, max_new_tokens=1) for prompt in prompts])
-    )
-    cost = student.engine.cost
-    assert cost.prompt_tokens + cost.cached_tokens == sum(map(len, prompts))
-    assert cost.prompt_tokens <= shared + sum(own) and cost.cached_tokens >= 3 * shared
-
-
 def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None:
     file = tmp_path / "bare.jsonl"
     file.write_text(
@@ -647,36 +554,6 @@ def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None
     )
     with pytest.raises(DataError, match=r"problems\.shots is 2"):
         opening(config)
-
-
-def test_commands_show_and_use_them(
-    chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--model", str(chat), "--source", rows, "--set", "problems.shots=2"]
-    facts = printed(capsys, "info", *asked)
-    assert facts["student"]["system prompt"] == SYSTEM_PROMPTS["numbers"]
-    short = ["--set", "search.max_tokens=12"]
-    assert main(["search", *asked, *short, "--simulations", "2"]) == 0
-    assert "raise search.max_tokens" in capsys.readouterr().out
-    out = tmp_path / "eval"
-    command = [
-        "eval",
-        *asked,
-        *short,
-        "--methods",
-        "greedy",
-        "--budget-tokens",
-        "12",
-        "-n",
-        "3",
-        "--out",
-        str(out),
-    ]
-    assert main([*command, "--quiet"]) == 0
-    assert "stated no answer: raise" in capsys.readouterr().out
-    facts = json.loads((out / "results.json").read_text())["benchmarks"][rows]
-    assert (facts["system_prompt"], facts["shots"]) == (SYSTEM_PROMPTS["numbers"], 2)
-    assert "Worked solutions before each question: 2." in (out / "report.html").read_text()
 
 
 def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:

@@ -367,27 +367,6 @@ def tiny_engine_result(request: GenerateRequest) -> list[tuple[tuple[int, ...], 
     return group
 
 
-def test_a_small_batch_draws_the_same() -> None:
-    requests = random_requests(5, 24)
-    assert sequences(generate(tiny_engine(MODEL, max_batch=3), *requests)) == list(
-        map(tiny_engine_result, requests)
-    )
-
-
-def test_a_long_response_is_exact(engine: InProcessEngine) -> None:
-    requests = [GenerateRequest(PROMPT, max_new_tokens=200, seed=seed) for seed in range(200)]
-    one = next(
-        one
-        for request in requests
-        for [one] in generate(engine, request)
-        if len(one.token_ids) == 200
-    )
-    assert one.logprobs == pytest.approx(library_scores(MODEL, PROMPT, one.token_ids), abs=1e-4)
-    pair = (PROMPT + one.token_ids[:150], (9, 10, 11))
-    assert score(engine, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=1e-4)
-    assert_idle(engine)
-
-
 def test_samples_share_their_prefix(engine: InProcessEngine) -> None:
     """Each distinct token that something follows is computed exactly once; a sample's last token
     never is.
@@ -498,18 +477,6 @@ def values(engine: InProcessEngine, *sequences: tuple[int, ...]) -> list[float]:
     return run(lambda: engine.values(sequences))
 
 
-def test_values_equal_the_librarys_hidden_state(engine: InProcessEngine) -> None:
-    engine.set_value(*HEAD)
-    rng = Random(30)
-    asked = [random_prompt(rng, 1, 12) for _ in range(20)]
-    asked += asked[:3]
-    assert values(engine, *asked) == pytest.approx(
-        [library_value(tokens) for tokens in asked], abs=CLOSE
-    )
-    assert values(engine) == []
-    assert_idle(engine)
-
-
 def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
     engine.set_value(*HEAD)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
@@ -586,24 +553,6 @@ def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
             float(at(0.7, *told.token_ids[:i])[token]) for i, token in enumerate(told.token_ids)
         ]
         assert told.tempered == pytest.approx(expected, abs=1e-4)
-    assert_idle(engine)
-
-
-def test_without_repetition_every_sequence_comes_up_once(engine: InProcessEngine) -> None:
-    """Drawn one after the other, each request without what came before, until nothing to speak of
-    is left.
-    """
-    seen: dict[tuple[int, ...], tuple[float, ...]] = {}
-    for seed in range(60):
-        request = GenerateRequest(
-            PROMPT, max_new_tokens=2, temperature=0.7, seed=seed, without=tuple(seen.items())
-        )
-        [[found]] = generate(engine, request)
-        assert found.token_ids not in seen
-        assert found.logprobs == pytest.approx(
-            score(engine, (PROMPT, found.token_ids))[0], abs=CLOSE
-        )
-        seen[found.token_ids] = found.logprobs
     assert_idle(engine)
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,22 +111,8 @@ def test_where_others_could_write_nothing_is_kept_or_loaded(
     else:
         cache.write_text("a file where the folder would be")
     assert [result(), result()] == [2, 2] and len(compilations) == 2
-    assert "for this process alone: " in load_kernels().status
+    assert "for this process alone" in load_kernels().status
     assert harm == "no folder" or list(cache.iterdir()) == []
-
-
-def test_many_processes_at_once(cache: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib\n"
-        "from alphazero_llm_trainer.engine import kernel_build\n"
-        "kernel_build.SOURCES = pathlib.Path(sys.argv[1])\n"
-        "assert kernel_build.load_kernels().library.f(1) == 2\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "sources")]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(8)]
-    assert [process.communicate(timeout=120)[1] for process in processes] == [""] * 8
-    assert len(list(cache.iterdir())) == 1
 
 
 def test_the_folder_is_where_the_environment_says(

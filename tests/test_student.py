@@ -16,7 +16,6 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import run
 from transformers import (
     AutoTokenizer,
     GPT2Config,
@@ -31,7 +30,7 @@ from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
-from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.files import read_object, write_json
 from alphazero_llm_trainer.policy import fetch
@@ -40,17 +39,14 @@ from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_pa
 from alphazero_llm_trainer.policy.folders import find_model, with_model
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
-    PADS,
     Student,
-    give_pad,
     load_student,
     load_tokenizer,
     make_student,
 )
-from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.tokenizer import EOS, PAD, UNK, build_tokenizer
+from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows
 from alphazero_llm_trainer.types import Opening
@@ -92,30 +88,6 @@ def test_its_tokenizer_is_the_generators_own():
 # --------------------------------------------------------------------------------------------------
 
 
-def test_every_named_student_is_trained_by_lora_on_seven_projections_and_over_4_bits_where_it_needs_a_gpu():
-    models = load_config().models
-    assert {
-        "llama-3.2-3b",
-        "llama-3.2-1b",
-        "llama-3.1-8b",
-        "qwen2.5-0.5b",
-        "qwen3-4b",
-        "mistral-7b",
-    } < models.keys()
-    for name, spec in models.items():
-        if name in (
-            "embedded",
-            "small",
-            "smollm2-135m",
-            "smollm2-360m",
-        ):  # small enough to be trained whole
-            continue
-        bits = "none" if name.endswith("-0.5b") else "nf4"
-        assert (spec.quantization, spec.adapter, spec.dtype) == (bits, "lora", "bfloat16"), name
-        assert spec.lora.rank == 32 and len(spec.lora.targets) == 7
-        assert spec.gated == (spec.mirror is not None) and spec.path.count("/") == 1, name
-
-
 def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
     """Llama 3 has three. A token that the student samples often is made the second one."""
     student = load_student(load_config(overrides=["student=embedded"]))
@@ -132,21 +104,6 @@ def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
     assert again.engine.eos_ids == {student.tokenizer.eos_token_id, second}
     [[cut]] = asyncio.run(again.engine.generate([request]))
     assert (cut.finish, cut.token_ids) == ("eos", whole.token_ids[: first_at + 1])
-
-
-def test_a_tokenizer_without_padding_gets_a_token_that_is_not_the_end():
-    tokenizer = build_tokenizer()
-    tokenizer.pad_token = None
-    give_pad(tokenizer)  # nothing of its vocabulary is for padding: only then it is the end
-    known = tokenizer.get_vocab()
-    assert tokenizer.pad_token_id == next(
-        (known[t] for t in PADS if t in known), tokenizer.eos_token_id
-    )
-    tokenizer = build_tokenizer()
-    tokenizer.add_tokens(["<|finetune_right_pad_id|>"], special_tokens=True)
-    tokenizer.pad_token = None
-    give_pad(tokenizer)
-    assert tokenizer.pad_token == "<|finetune_right_pad_id|>"
 
 
 def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
@@ -187,75 +144,6 @@ def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
         if "####" not in texts[i] and extract(texts[i]) == task.gold
     ]
     assert lucky and not any(found.first[i] for i in lucky)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer()
-
-
-def test_round_trip_is_exact_and_nothing_is_unknown(tokenizer):
-    for split in embedded.SPLITS:
-        for task in embedded.load(split, 1000, (1, 2, 3, 4)):
-            text = f"{task.problem.question}\n{task.solution}"
-            ids = tokenizer(text)["input_ids"]
-            assert tokenizer.unk_token_id not in ids, text
-            assert tokenizer.decode(ids) == text
-
-
-def test_a_step_is_eight_tokens_and_pieces_join_at_line_ends(tokenizer):
-    assert tokenizer.tokenize("12 + 7 = 19\n") == ["1", "2", " + ", "7", " = ", "1", "9", "\n"]
-    task = embedded.build("train", 3, 2)
-    parts = [task.problem.question + "\n", *(line + "\n" for line in task.solution.split("\n"))]
-    together = tokenizer("".join(parts))["input_ids"]
-    assert [i for part in parts for i in tokenizer(part)["input_ids"]] == together
-
-
-def test_it_is_small_the_same_every_time_and_has_no_hidden_tokens(tokenizer):
-    again = build_tokenizer()
-    assert again.get_vocab() == tokenizer.get_vocab()
-    assert len(tokenizer) <= 250
-    assert [tokenizer.convert_tokens_to_ids(t) for t in (PAD, EOS, UNK)] == [0, 1, 2]
-    assert tokenizer.pad_token == PAD and tokenizer.eos_token == EOS and tokenizer.bos_token is None
-    assert tokenizer("")["input_ids"] == []
-
-
-SYSTEM_MESSAGE = {"role": "system", "content": "Think."}
-USER_MESSAGE = {"role": "user", "content": "How many?"}
-
-
-@pytest.mark.parametrize(
-    ("messages", "generate", "text"),
-    [
-        ([USER_MESSAGE], True, "How many?\n"),
-        (
-            [SYSTEM_MESSAGE, USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3"}],
-            True,
-            "How many?\n1 + 2 = 3\n",
-        ),
-        (
-            [USER_MESSAGE, {"role": "assistant", "content": "1 + 2 = 3\n"}],
-            True,
-            "How many?\n1 + 2 = 3\n",
-        ),
-        (
-            [
-                USER_MESSAGE,
-                {"role": "assistant", "content": "1 + 2 = 3"},
-                {"role": "assistant", "content": "#### 3"},
-            ],
-            False,
-            "How many?\n1 + 2 = 3\n#### 3",
-        ),
-    ],
-)
-def test_chat_template(tokenizer, messages, generate, text):
-    assert (
-        tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False)
-        == text
-    )
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=generate, return_dict=False)
-    assert ids == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -452,18 +340,6 @@ def change_weights(folder: Path, change: Callable[[Weights], Any]) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def change_json(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-
-
-def add_token(folder: Path, token_id: int, token: str = "<new>", special: bool = False) -> None:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    entry = {"id": token_id, "content": token, "special": special, **plain}
-    change_json(folder / "tokenizer.json", lambda content: content["added_tokens"].append(entry))
-
-
 def whole(folder: Path) -> Student:
     return load_student(load_config(overrides=["student=embedded"]), path=folder)
 
@@ -503,35 +379,8 @@ def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
     refused(folder, words)
 
 
-def test_the_command_says_so_and_nothing_else(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    change_weights(folder, lambda weights: weights.pop("model.norm.weight"))
-    assert main(["search", "--set", "student=embedded", "--model", str(folder)]) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and err.startswith("error: model ") and err.count("\n") == 1
-
-
 # -- the tokenizer
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_placeholder_beyond_the_model_is_refused_where_a_prompt_has_it(folder: Path) -> None:
-    """Gemma 3's text models have such a token; a prompt without it is answered as ever."""
-    add_token(folder, EMBEDDED_ROWS, "<image>", special=True)
-    student, plain = whole(folder), whole(PACKAGED)
-    question = "Ana has 3 pens."
-    assert student.prompt_ids(question) == plain.prompt_ids(question)
-    request = GenerateRequest(student.prompt_ids(question), max_new_tokens=8, temperature=0.0)
-    assert run(lambda: student.engine.generate([request])) == run(
-        lambda: plain.engine.generate([request])
-    )
-    wrong = GenerateRequest(student.prompt_ids(f"{question} <image>"))
-    with pytest.raises(
-        EngineError,
-        match=f"token id {EMBEDDED_ROWS} is not one of the model's {EMBEDDED_ROWS} tokens",
-    ):
-        run(lambda: student.engine.generate([wrong]))
 
 
 def test_fetch_says_where_a_model_is_or_why_it_has_none(

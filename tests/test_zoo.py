@@ -333,12 +333,6 @@ def test_a_window_that_no_sequence_exceeds_is_no_reason() -> None:
     check_forward(model, CONTEXT)
 
 
-def test_known_kinds_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(miniature, "trial", None)
-    for name in ("llama", "qwen2", "qwen3"):
-        check_forward(made(name, RIGHT), CONTEXT)
-
-
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2"])
 def test_critics_see_states_past_the_window(name: str) -> None:
     """A network's numbers at states of a tree are those of each state's own forward."""

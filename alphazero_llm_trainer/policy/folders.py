@@ -104,7 +104,7 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     """The name and the entry of models.yaml of a folder with a model: what its config.json and its
     `facts` say.
 
-    The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM`
+    The name is what `facts` say, else the folder's. A model of `LORA_FROM`
     parameters or more gets LoRA over weights as they are; a smaller one is trained whole, in
     float32.
     """
@@ -123,20 +123,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
         "prompts": facts.get("prompts", {}),
         "thinking": facts.get("thinking"),
     }
-    return facts.get("name", called(folder, shape)), spec
-
-
-def called(folder: Path, shape: dict[str, Any]) -> str:
-    """What a model's folder is called: as the hub calls it where `given`, its config.json, or its
-    place say so.
-    """
-    known, place = shape.get("_name_or_path"), folder.resolve()
-    if isinstance(known, str) and HUB_ID.fullmatch(known) and not Path(known).exists():
-        return known.partition("/")[2].lower()
-    if place.parent.name == "snapshots":  # of the hub's cache
-        place = place.parent.parent
-    name = place.name.rpartition("--")[2].lower()
-    return f"{name}-folder" if name in ("auto", AUTO_SMALL) else name
+    name = folder.resolve().name.lower()
+    return facts.get("name", f"{name}-folder" if name in ("auto", AUTO_SMALL) else name), spec
 
 
 def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = False) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
 from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError
-from ..files import read_object
 from ..types import Problem, Step
 from .fetch import from_hub
 
@@ -154,7 +153,6 @@ class ClassifierPrm:
     name: str = "prm"
     computes: bool = True
     scored_tokens: int = 0
-    known: dict[tuple[int, ...], tuple[float, ...]] = field(default_factory=dict)
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -163,9 +161,7 @@ class ClassifierPrm:
         if not steps:
             return Judgement((), 1.0)
         prefixes = qwen_prefixes(self.tokenizer, problem.question, lines_of(steps))
-        scores = self.known.get(prefixes[-1])
-        if scores is None:
-            scores = self.known[prefixes[-1]] = self.compute(prefixes)
+        scores = self.compute(prefixes)
         return Judgement(scores, min(scores))
 
     @torch.inference_mode()
@@ -221,13 +217,9 @@ def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Ten
     """The score head's layers: `score.weight` alone, or `score.0.weight` and `score.2.weight` (a
     ReLU is number 1).
     """
-    index = folder / "model.safetensors.index.json"
-    files = {}
-    if index.is_file():
-        files = read_object(index)["weight_map"]
     tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(set(files.values()) or {"model.safetensors"}):
-        with safe_open(folder / file, "pt", device=device) as opened:
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt", device=device) as opened:
             keys = [key for key in opened.keys() if key.startswith("score.")]  # noqa: SIM118
             tensors |= {key: opened.get_tensor(key) for key in keys}
     names = sorted(key.removesuffix(".weight") for key in tensors if key.endswith(".weight"))

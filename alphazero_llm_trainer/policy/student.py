@@ -62,13 +62,6 @@ TEXTS = (
     "Äpfel für 3 €, 漢字\n",
 )
 QUESTION = "How many apples are in 3 boxes of 14 apples?"  # of the checks at the start
-PADS = (
-    "<|finetune_right_pad_id|>",
-    "<pad>",
-    "<|endoftext|>",
-    "[PAD]",
-    "<unk>",
-)  # tokens that no response needs
 
 
 @dataclass(slots=True, repr=False)
@@ -90,18 +83,8 @@ class Student(Chat):
     folder: Path | None = None
 
     def __repr__(self) -> str:
-        first, facts = next(self.model.parameters()), self.engine.facts
-        # Four bits: two weights a byte.
-        count = sum(
-            p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in self.model.parameters()
-        )
-        dtype = str(first.dtype).removeprefix("torch.")
-        packed = "" if self.spec.quantization == "none" else f" in {self.spec.quantization}"
-        forward = facts.get("forward")
-        products = (
-            "" if forward is None else f" ({forward['name']}, products in {forward['products']})"
-        )
-        return f"Student {self.title}: {count:,} parameters{packed}, {dtype}, engine {facts['backend']}{products}"
+        count, facts = self.model.num_parameters(), self.engine.facts
+        return f"Student {self.title}: {count:,} parameters, engine {facts['backend']}"
 
     @property
     def title(self) -> str:
@@ -175,7 +158,8 @@ def load_student(
     check_device(name, source, spec)
     model: Any = load_model(source, spec, name)
     tokenizer = load_tokenizer(source)
-    give_pad(tokenizer)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
     if adapter is not None:
@@ -294,17 +278,6 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
 def file_bytes(folder: Path) -> int:
     """What the weights in a folder take on disk; 0 where there are none, or no folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def give_pad(tokenizer: Any) -> None:
-    """Give a tokenizer without a padding token one that is not the end of a sequence, where its
-    vocabulary has one.
-    """
-    if tokenizer.pad_token_id is not None:
-        return
-    known = tokenizer.get_vocab()
-    others = [token for token in PADS if token in known and known[token] != tokenizer.eos_token_id]
-    tokenizer.pad_token = others[0] if others else tokenizer.eos_token
 
 
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
