@@ -199,44 +199,6 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
-def test_train_without_a_method_learns_from_the_right_responses_of_verified_trees(
-    tmp_path: Path,
-) -> None:
-    small = {
-        "train.validation_size": 4,
-        "train.demonstrations": 8,
-        "train.updates_per_round": 1,
-        "seed": 5,
-    }
-    run = az.train(
-        num_examples=12,
-        model="embedded",
-        eval_size=4,
-        out=tmp_path / "run",
-        config=small,
-        progress=False,
-    )
-    config = run.card["config"]["train"]
-    assert (run.card["method"], config["method"], config["groups"]) == (
-        "expert_iteration",
-        "expert_iteration",
-        "verified",
-    )
-    trees = list(az.read_trees(run.folder))
-    right = [sum(path.right * path.samples for path in saved.paths) for saved in trees]
-    assert max(right) == 1, "a tree ends at its first right response"
-    [line] = [
-        line
-        for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
-        if "rows" in line
-    ]
-    assert line["rows"] == line["solved"] == sum(right) > 0
-    # Chains that were rejected before the right one have no grade, and make no question a mixed
-    # one.
-    assert line["all_right"] + line["mixed"] == line["solved"]
-    assert line["simulations"] == sum(len(saved.tree.simulations) for saved in trees)
-
-
 def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(config: Any) -> None:
         raise ConfigError(
@@ -250,24 +212,6 @@ def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         with pytest.raises(ConfigError, match=words):
             az.train(model="embedded", config=recipe)
-
-
-def test_train_equals_the_command(tmp_path: Path) -> None:
-    flags = ["--model", "embedded", "-n", "12", "--eval-size", "4", "--seed", "5", "--use-grpo"]
-    sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    assert main(["train", *flags, *sets, "--out", str(tmp_path / "a"), "-q"]) == 0
-    run = az.train(
-        model="embedded",
-        method="grpo",
-        num_examples=12,
-        eval_size=4,
-        seed=5,
-        out=tmp_path / "b",
-        config=SMALL,
-        progress=False,
-    )
-    theirs = (tmp_path / "a" / "run-001" / "student" / "model.safetensors").read_bytes()
-    assert theirs == (run.student / "model.safetensors").read_bytes()
 
 
 def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:

@@ -356,36 +356,6 @@ def test_at_the_deadline_the_best_so_far_comes_back(client: openai.OpenAI, deadl
     assert deadline == 1 or answer.choices[0].message.content
 
 
-def test_a_seed_gives_the_same_alone_and_beside_others(served: Served) -> None:
-    models = [
-        "student",
-        "student@mcts",
-        "student@best-of-4",
-        "student@majority-4",
-        "student@step-rejection",
-    ]
-    wanted = [(models[i % 5], QUESTIONS[i % 10], i) for i in range(20)]
-
-    async def ask(
-        client: openai.AsyncOpenAI, model: str, question: str, seed: int
-    ) -> tuple[Any, ...]:
-        answer = await client.chat.completions.create(
-            model=model, messages=asked(question), seed=seed, temperature=1.5, max_tokens=60
-        )
-        assert answer.usage is not None
-        return answer.choices[0].message.content, answer.usage.completion_tokens
-
-    async def everything() -> tuple[list[Any], list[Any]]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key="x", max_retries=0
-        ) as client:
-            alone = [await ask(client, *one) for one in wanted]
-            return alone, await asyncio.gather(*(ask(client, *one) for one in wanted))
-
-    alone, together = asyncio.run(everything())
-    assert alone == together
-
-
 def test_vf_eval_answers_through_the_server(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

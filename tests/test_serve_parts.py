@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import Choice
 from alphazero_llm_trainer.mcts.tree import Tree
@@ -37,7 +36,7 @@ from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
-from tests.support import run, tiny_engine
+from tests.support import run
 
 # -- text
 # --------------------------------------------------------------------------------------------------
@@ -134,31 +133,6 @@ def test_models_say_how_an_answer_is_made() -> None:
 
 # -- a watched engine
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_watch_sees_the_samples_grow_and_changes_nothing() -> None:
-    request = GenerateRequest((5, 9, 11), n=3, max_new_tokens=20, seed=4, top_k=2)
-
-    async def main() -> None:
-        [alone] = await tiny_engine().generate([request])
-        engine, counts = tiny_engine(), []
-        watch = Watch()
-        watch.wake = lambda: counts.append([len(sample.tokens) for sample in watch.samples])
-        [watched], [other] = await asyncio.gather(
-            engine.generate([request], watch),
-            engine.generate([GenerateRequest((7, 8), max_new_tokens=30, seed=1)]),
-        )
-        assert [(one.token_ids, one.finish) for one in watched] == [
-            (one.token_ids, one.finish) for one in alone
-        ]
-        assert [tuple(sample.tokens) for sample in watch.samples] == [
-            one.token_ids for one in watched
-        ]
-        assert [tuple(sample.top) for sample in watch.samples] == [one.top for one in watched]
-        assert counts[0] == [1, 1, 1] and counts == sorted(counts)
-        assert other[0].token_ids and not engine._wakes
-
-    run(main)
 
 
 # -- answering

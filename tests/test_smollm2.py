@@ -13,10 +13,9 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Limits
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.types import Direction, Opening, Problem
+from alphazero_llm_trainer.types import Opening, Problem
 
 QUESTION = "Natalia sold 48 clips in April and half as many in May. How many did she sell in all?"
-TEXT = "In May she sold 48 / 2 = 24 clips.\n\n\nIn all 48 + 24 = 72 clips.\n\n#### 72"
 
 
 def student_of(folder: Path, *overrides: str, system_prompt: str | None = None) -> Student:
@@ -33,17 +32,6 @@ def test_its_chat_template_and_end_token(smollm2_cut: Path) -> None:
     told = student_of(smollm2_cut, system_prompt="Answer briefly.")
     asked = told.tokenizer.decode(told.prompt_ids(QUESTION))
     assert "Answer briefly." in asked and "SmolLM" not in asked
-
-
-def test_its_tokens_are_cut_at_lines_that_hold_something(smollm2_cut: Path) -> None:
-    student = student_of(smollm2_cut)
-    ids = student.encode(TEXT)
-    pieces, start = [], 0
-    for end in student.engine.step_ends.parts(ids):
-        pieces.append(student.decode(ids[start:end]))
-        start = end
-    assert "".join(pieces) == TEXT
-    assert [piece.strip() for piece in pieces] == [line for line in TEXT.split("\n") if line]
 
 
 @pytest.mark.parametrize("rule", ["line", "sentence", "thought"])
@@ -63,21 +51,6 @@ def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -
             [x for step in continuation.steps for x in step.logprobs], abs=1e-4
         )
     assert cost.sampled_tokens <= 6 * 48
-
-
-def test_a_teachers_line_becomes_its_tokens(smollm2_cut: Path) -> None:
-    student = student_of(smollm2_cut)
-    steps, problem = EngineSteps(student, 1.0), Problem("a/1", QUESTION, "gsm8k")
-    line = "In May she sold 48 / 2 = 24 clips."
-    taken, _ = asyncio.run(steps.adopt(problem, [], line, "teacher", Direction.RIGHT))
-    [step] = taken.steps
-    assert (
-        step.text == line + "\n"
-        and student.engine.step_ends.whole(step.token_ids)
-        and not taken.ended
-    )
-    final, _ = asyncio.run(steps.adopt(problem, taken.steps, "#### 72", "teacher", Direction.RIGHT))
-    assert final.ended and final.steps[0].token_ids[-1] == student.engine.eos_id
 
 
 @pytest.mark.slow

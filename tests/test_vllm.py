@@ -302,54 +302,6 @@ def test_samples_depend_on_seed_and_index_alone(
     note(name, "6 samples, alone and beside 36 others: different tokens", 0, 0, 0)
 
 
-def test_sampled_logprobs_are_those_of_temperature_1(
-    ours: Student, backend: tuple[str, Student]
-) -> None:
-    name, student = backend
-    prompt = prompts(ours, 1)[0]
-    [group] = generate(
-        student.engine, GenerateRequest(prompt, n=8, max_new_tokens=40, temperature=1.7, seed=2)
-    )
-    scores = asyncio.run(ours.engine.score([(prompt, one.token_ids) for one in group]))
-    most = max(gap(one.logprobs, own) for one, own in zip(group, scores, strict=True))
-    assert most < CLOSE
-    note(name, "8 samples at temperature 1.7: log-probabilities (nats)", None, None, most)
-
-
-def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> None:
-    _, student = backend
-    engine, prompt = student.engine, open_prompt
-    seen = set()
-    for limit in (None, 1, 2, 5):
-        request = GenerateRequest(
-            prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_steps=limit
-        )
-        [group] = generate(engine, request)
-        if limit is None:
-            free = group
-        for one, whole in zip(group, free, strict=True):
-            seen.add(one.finish)
-            ends = len(engine.step_ends.cut(one.token_ids))
-            # A sample with fewer lines is the beginning of the one with more.
-            assert whole.token_ids[: len(one.token_ids)] == one.token_ids
-            assert len(one.token_ids) == len(one.logprobs) <= 25
-            if one.finish == "eos":
-                assert one.token_ids[-1] in engine.eos_ids
-            elif one.finish == "stop":
-                assert ends == limit and engine.step_ends.whole(one.token_ids)
-            else:
-                assert len(one.token_ids) == 25 and (limit is None or ends < limit)
-    assert seen == {"eos", "stop", "length"}
-    stop = next(token for token in free[0].token_ids if token not in engine.eos_ids)
-    [[cut]] = generate(
-        engine,
-        GenerateRequest(
-            prompt, max_new_tokens=25, temperature=1.5, seed=5, stop_ids=frozenset({stop})
-        ),
-    )
-    assert (cut.token_ids[-1], cut.finish) == (stop, "stop") and stop not in cut.token_ids[:-1]
-
-
 def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     name, student = backend
     engine = student.engine
