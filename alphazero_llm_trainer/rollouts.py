@@ -214,9 +214,8 @@ class Collector:
         evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
         chain = self.config.train.groups == "chain" and self.config.search.mode == "step"
         search = self._search(evaluate, 1 if chain else self.config.search.simulations)
-        budget = self.config.search.budget_tokens or self.config.search.budget_seconds
         # A budget is a question's whole budget: nothing is added to it.
-        limit = 0 if budget else self.config.train.requeue_limit
+        limit = 0 if self.config.search.budget_tokens else self.config.train.requeue_limit
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
         async def guarded(key: str, task: Task) -> GradedTree:

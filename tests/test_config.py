@@ -99,7 +99,7 @@ def test_training_yaml_documents_every_key_and_no_other() -> None:
 
 
 def test_a_configuration_survives_json() -> None:
-    config = load_config(overrides=["search.budget_seconds=2.5", "problems.levels=[1,2]"])
+    config = load_config(overrides=["search.exploration=2.5", "problems.levels=[1,2]"])
     assert validate(config.model_dump(mode="json")) == config
 
 

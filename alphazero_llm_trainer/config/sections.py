@@ -182,7 +182,6 @@ class SearchConfig(Section):
     temperature: Temperature = 1.0
     choose: Literal["vote", "value", "visits"]
     budget_tokens: Positive | None
-    budget_seconds: PositiveFloat | None
     concurrent: Positive
     verify: VerifyConfig
     enough_correct: NonNegative

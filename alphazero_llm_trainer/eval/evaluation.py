@@ -214,7 +214,7 @@ class Evaluation(BaseModel):
             "rewards.custom": config.rewards.custom,
             "engine.max_context": config.engine.max_context,
             "search": config.search.model_dump(
-                mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"}
+                mode="json", exclude={"concurrent", "budget_tokens"}
             ),
             "prm": digest(self.prm),
             "value": digest(self.value),

@@ -221,7 +221,6 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     simulations = settings.simulations
     changes: dict[str, Any] = {
         "budget_tokens": attempt.budget,
-        "budget_seconds": None,
         "max_tokens": attempt.longest,
     }
     if context.judged:

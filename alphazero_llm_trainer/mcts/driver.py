@@ -32,7 +32,7 @@ class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what
     ended it.
 
-    `ended_by` is "simulations", "tokens", "seconds", "stopped", "accepted" (a response passed the
+    `ended_by` is "simulations", "tokens", "stopped", "accepted" (a response passed the
     verifier) or "enough" (right responses, data generation). `saved` counts the simulations that
     were not needed.
     """
@@ -146,7 +146,7 @@ class Search:
                 return SearchResult(problem, tree, None, cost, "tokens", seed)
             cost.add(opening)
         try:
-            ended_by = await self.simulate(mcts, expansion, cost, began)
+            ended_by = await self.simulate(mcts, expansion, cost)
             node = await expansion.close(most_visited(tree), self.left(cost))
         except RequestError as error:
             cost.seconds, error.cost = (
@@ -175,7 +175,7 @@ class Search:
             else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
         )
 
-    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
+    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost) -> str:
         """Run simulations until something ends the tree; returns what did."""
         settings = self.settings
         kept = 0
@@ -205,11 +205,6 @@ class Search:
                 expansion.least(leaf.node) for leaf in leaves
             ):
                 ended_by = "tokens"
-            elif (
-                settings.budget_seconds is not None
-                and time.perf_counter() - began >= settings.budget_seconds
-            ):
-                ended_by = "seconds"
             elif len(leaves) == 1:
                 mcts.tell(leaves[0], await expansion(leaves[0], left))
                 ended_by = self.decided(mcts)

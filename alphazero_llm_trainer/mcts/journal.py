@@ -29,7 +29,8 @@ class Journal(Mapping[str, dict[str, Any]]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.dropped_bytes = drop_half_line(path) if path.exists() else 0
+        if path.exists():
+            drop_half_line(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         # key -> where its line begins, in bytes
@@ -138,12 +139,7 @@ def journal_of(path: Path) -> Path:
     return file
 
 
-def drop_half_line(path: Path) -> int:
-    """Cut off a last line without its line end, which a crash left; returns how many bytes that
-    were.
-    """
-    size = path.stat().st_size
+def drop_half_line(path: Path) -> None:
+    """Cut off a last line without its line end, which a crash left."""
     with path.open("r+b") as file:
-        whole = sum(len(line) for line in file if line.endswith(b"\n"))
-        file.truncate(whole)
-    return size - whole
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
