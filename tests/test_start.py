@@ -65,22 +65,6 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(
     assert list(nowhere.iterdir()) == []
 
 
-def test_a_gate_is_opened_by_a_mirror_or_a_token(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    cpu = "models.llama-3.2-3b.cpu=true"
-    for flags in ([], ["--dry-run"]):
-        assert train_main([*HUB, "--set", cpu, *flags]) == 2
-        said = one_sentence(capsys.readouterr().err)
-        assert "gated" in said and "HF_TOKEN" in said and "unsloth/Llama-3.2-3B-Instruct" in said
-    assert list(nowhere.iterdir()) == []
-    monkeypatch.setattr(start, "device_memory", lambda: ("cuda", 80 << 30, 80 << 30))
-    mirror = "models.llama-3.2-3b.path=unsloth/Llama-3.2-3B-Instruct"
-    start.check_start(grpo_config(["student=llama-3.2-3b", cpu, mirror]))
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
-    start.check_start(grpo_config(["student=llama-3.2-3b", cpu]))
-
-
 def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -> None:
     flags = ["--model", "embedded", "--num-examples", "192", "--eval-size", "50"]
     assert train_main(["--resume", "--dry-run"]) == 2

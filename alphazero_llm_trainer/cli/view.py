@@ -40,9 +40,6 @@ def add_view(commands: Any) -> None:
     )
     about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
     parser.add_argument("--trees", type=int, metavar="N", help=about)
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text"
-    )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
 
@@ -52,7 +49,7 @@ def run_view(args: argparse.Namespace) -> int:
     check_least(1, trees=args.trees)
     check_out(args.out, file=True)
     path, question = journal_of(args.run_or_journal), args.question
-    reader, title = TreeReader(path, args.tokenizer), title_of(path)
+    reader, title = TreeReader(path), title_of(path)
     records: Iterable[dict[str, Any]] = records_of(path)
     if question is not None:
         records, title = chosen_records(path, question), f"{question} · {title}"

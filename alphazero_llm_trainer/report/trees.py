@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import SearchConfig
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..files import read_object
 from ..mcts.choose import Text, choose, most_visited
 from ..mcts.journal import JOURNAL, read
@@ -56,12 +56,12 @@ class TreeReader:
     record's own word wins.
     """
 
-    def __init__(self, path: Path, tokenizer: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         card = _card(path.parent)
         config = card.get("config") or {}
         self.settings = _search_settings(config.get("search") or {}, path.parent)
         self.judged = (config.get("train") or {}).get("groups") == "verified"
-        self.tokenizer = _tokenizer(path.parent, config, card, tokenizer)
+        self.tokenizer = _tokenizer(path.parent, config, card)
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -123,28 +123,19 @@ def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | No
         ) from error
 
 
-def _tokenizer(
-    home: Path, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None
-) -> Tokenizer | None:
-    """The student's tokenizer where a file of it is at hand: named, in the run's folder, or the
-    embedded student's.
+def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any]) -> Tokenizer | None:
+    """The student's tokenizer where a file of it is at hand: in the run's folder, in the one that
+    it started from, or the embedded student's.
     """
     student = (config.get("train") or {}).get("student") or config.get("student")
     places = [home / "student", *([Path(student)] if isinstance(student, str) else [])]
     if "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name")):
         places.append(EMBEDDED)
-    places = places if named is None else [named]
-    file = next(
-        (place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None
-    )
-    if file is not None:
-        from tokenizers import Tokenizer
+    for file in (place / "tokenizer.json" for place in places):
+        if file.is_file():
+            from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(file))
-    if named is not None:
-        raise ConfigError(
-            f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder"
-        )
+            return Tokenizer.from_file(str(file))
     return None
 
 

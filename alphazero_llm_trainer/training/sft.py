@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,9 +125,18 @@ def supervise(
         "test_greedy": share(greedy),
         "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
     }
+    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
+    last, evaluations = trained.pop("losses")[-50:], trained["evaluations"]
     manifest = {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": config.library_seed,
-        **manifest_of(settings, rows, trainable, trained),
+        "settings": settings.optimizer.model_dump(),
+        "rows": len(rows),
+        "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
+        "parameters": sum(p.numel() for p in trainable.parameters()),
+        "loss": sum(last) / len(last),
+        "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
+        **trained,
         **facts,
     }
     if before:
@@ -259,29 +268,6 @@ def train_student(
         "steps": len(losses),
         "seconds": round(seconds, 1),
         "losses": losses,
-        "evaluations": evaluations,
-    }
-
-
-def manifest_of(
-    settings: TrainConfig,
-    rows: Sequence[TrainRow],
-    model: torch.nn.Module,
-    trained: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What a student was trained by, for its manifest.json."""
-    evaluations, losses = trained["evaluations"], trained["losses"][-50:]
-    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
-    return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "settings": settings.optimizer.model_dump() | {"steps": settings.sft_steps},
-        "rows": len(rows),
-        "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": trained["steps"],
-        "seconds": trained["seconds"],
-        "loss": sum(losses) / len(losses),
-        "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
         "evaluations": evaluations,
     }
 

@@ -290,7 +290,7 @@ def check_memory(config: Config, path: Path | None = None) -> None:
 
 def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
     """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't
-    there, no device for the student, no token for a gated model, no memory for the weights alone. A
+    there, no device for the student, no memory for the weights alone. A
     run that will outgrow its memory is warned of on standard error. `loading` is called before
     PyTorch is loaded.
     """
@@ -300,18 +300,7 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
 
     name = resolve_name(config)
     spec = config.models[name]
-    source = start_of(config, spec)
-    check_device(name, source, spec)
-    if gated(spec) and source == spec.path and cached(spec.path) is None and not token_set():
-        mirror = (
-            ""
-            if spec.mirror is None
-            else f", or use its mirror with --set models.{name}.path={spec.mirror}"
-        )
-        raise ConfigError(
-            f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
-            f" https://huggingface.co/{spec.path} and set it{mirror}"
-        )
+    check_device(name, start_of(config, spec), spec)
     check_memory(config)
 
 
@@ -328,15 +317,3 @@ def check_libraries(config: Config) -> None:
             "engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]"
         )
     check_tracker(config.train.track)
-
-
-def gated(spec: StudentModel) -> bool:
-    """True where the hub asks for a licence; a mirror, or a folder, does not."""
-    return spec.gated and spec.path != spec.mirror and not Path(spec.path).is_dir()
-
-
-def token_set() -> bool:
-    """True where the hub's token is in the environment, or in its login's file."""
-    from huggingface_hub import get_token
-
-    return get_token() is not None
