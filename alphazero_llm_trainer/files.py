@@ -186,28 +186,14 @@ class FolderLock:
         self.release()
 
 
-# -- space
-# --------------------------------------------------------------------------------------------------
-
-
-RIGHTS, PLACE = "make it writable, or name another place", "name another place"
-FIXES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), PLACE),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "look at the disk"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
-    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
-    errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.ENOENT: "it was removed meanwhile: put it back, or name another place",
-}
-
-
 def storage_failure(error: OSError) -> str | None:
     """One sentence for what the operating system refused to read or write; None for another kind of
     failure.
     """
-    fix = FIXES.get(error.errno or 0)
-    if fix is None:
+    if error.errno is None or isinstance(error, ConnectionError | TimeoutError):
         return None
     name = "a file" if error.filename is None else str(error.filename)
-    return f"{name[:200]}: {error.strerror}: {fix}; what is finished is kept, and commands with --resume go on"
+    return (
+        f"{name[:200]}: {error.strerror}: free space or name another place; what is finished is "
+        "kept, and commands with --resume go on"
+    )

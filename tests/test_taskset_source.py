@@ -17,7 +17,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
+from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
@@ -28,7 +28,7 @@ from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Step, Task
 
 FOLDER = Path(__file__).parent / "tasksets" / "word_length"
-OWN, WORDS = f"verifiers:{OUR_ID}?source=embedded", "verifiers:word-length"
+WORDS = "verifiers:word-length"
 
 
 @pytest.fixture(autouse=True)
@@ -146,23 +146,31 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(
     assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
 
 
-def test_own_choices_of_a_split_are_taken() -> None:
-    config = vf.taskset_config_type(OUR_ID)()
-    assert own_splits(config) == {split: split for split in SPLITS}
-    source = open_taskset(f"{OWN}&train_size=7&eval_size=3")
-    native = open_problems(ProblemsConfig(source="embedded"))
-    for split, count in (("train", 7), ("validation", 3), ("arena", 3), ("test", 3)):
-        same = [
-            (t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)
-        ]
-        assert [
-            (t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)
-        ] == same
-    # Set by the address, it is one more option, and the splits are cut out of it.
-    assert (
-        sum(len(open_taskset(f"{OWN}&split=test&eval_size=40").load(split, 99)) for split in SPLITS)
-        == 40
+def test_own_choices_of_a_split_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halves.py").write_text(
+        "from typing import Literal\nimport verifiers.v1 as vf\n\n"
+        "class HalvesConfig(vf.TasksetConfig):\n"
+        "    split: Literal['train', 'eval'] | None = None\n\n"
+        "class HalvesTask(vf.Task):\n"
+        "    @vf.reward\n"
+        "    async def right(self, trace: vf.Trace) -> float:\n"
+        "        return 1.0\n\n"
+        "class Halves(vf.Taskset[HalvesTask, HalvesConfig]):\n"
+        "    def load(self):\n"
+        "        return [HalvesTask(vf.TaskData(prompt=f'{self.config.split} {i}?')) for i in "
+        "range(40)]\n\n"
+        "__all__ = ['Halves']\n"
     )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = open_taskset("verifiers:halves")
+    tasks = {split: source.load(split, 99) for split in SPLITS}
+    assert len(tasks["test"]) == 40 and sum(map(len, tasks.values())) == 80
+    for split, of_split in tasks.items():
+        own = "eval" if split == "test" else "train"
+        assert all(task.problem.question.startswith(own) for task in of_split)
+    # Set by the address, it is one more option, and the splits are cut out of it.
+    source = open_taskset("verifiers:halves?split=eval")
+    assert sum(len(source.load(split, 99)) for split in SPLITS) == 40
 
 
 # -- graded
@@ -319,6 +327,7 @@ REFUSED = {
     "word-length?needs=turns": "watches or rewrites",
     "word-length?needs=no rewards": "has no rewards",
     "word-length?needs=crash": "OSError: no such table",
+    OUR_ID: "name its own source",
 }
 
 
@@ -346,16 +355,13 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_taskset_is_searched_sampled_and_evaluated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path) -> None:
     small = ["--set", "search.simulations=4"]
-    assert main(["search", "--source", OWN, "--model", "embedded", *small]) == 0
-    assert "####" in capsys.readouterr().out
+    assert main(["search", "--source", WORDS, "--model", "embedded", *small]) == 0
     sample = [
         "sample",
         "--source",
-        OWN,
+        WORDS,
         "--model",
         "embedded",
         "-n",
@@ -368,7 +374,7 @@ def test_a_taskset_is_searched_sampled_and_evaluated(
     evaluate = [
         "eval",
         "--source",
-        OWN,
+        WORDS,
         "--model",
         "embedded",
         "-n",

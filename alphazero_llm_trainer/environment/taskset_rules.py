@@ -127,14 +127,11 @@ def of_data(data: vf.TaskData) -> str | None:
     for name in ("image", "workdir", "agent_user", "skills", "artifacts"):
         if getattr(data, name):
             return f"it has {name}, which needs a container, and rewards run in this process"
-    if isinstance(data.prompt, str):
-        return None if data.prompt.strip() else "its prompt is empty"
-    asked = [message for message in data.prompt or [] if not isinstance(message, SystemMessage)]
-    if [type(message) for message in asked] != [UserMessage] or not isinstance(
-        asked[0].content, str
-    ):
-        return "its prompt isn't one question in text"
-    return None
+    asked = [message for message in messages(data) if not isinstance(message, SystemMessage)]
+    texts = [message.content for message in asked if isinstance(message, UserMessage)]
+    if len(asked) == len(texts) == 1 and isinstance(texts[0], str) and texts[0].strip():
+        return None
+    return "its prompt isn't one question in text"
 
 
 def overridden(task: vf.Task, name: str) -> bool:

@@ -27,7 +27,6 @@ import verifiers.v1 as vf
 from verifiers.v1.types import SystemMessage, UserMessage, content_text
 
 from .. import answers
-from ..config.load import load_config
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import GRADERS, Grade, Verdict
@@ -38,6 +37,7 @@ from .taskset_rules import (
     RANGE,
     failure,
     load_environment,
+    messages,
     of_class,
     of_data,
     options_of,
@@ -82,6 +82,8 @@ class VerifiersTaskset(Source):
     def __init__(self, address: str, system_prompt: str | None = None) -> None:
         env_id, _, query = address.partition("?")
         self.name = f"verifiers:{address}"
+        if is_our_id(env_id):
+            raise ConfigError(f"problems.source is {self.name!r}: name its own source instead")
         options, (self.low, self.high) = options_of(self.name, query)
         config = load_environment(self.name, env_id, options)
         self.agent, self._override = config.agent, system_prompt
@@ -89,7 +91,7 @@ class VerifiersTaskset(Source):
         self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
         self._items: dict[str, vf.Task] = {}
         with own_code(self.name, "loading its tasks"):
-            self._read(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
+            self._read(config.taskset)
         self.prompt_tokens = max(
             len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values()
         )
@@ -233,17 +235,6 @@ class VerifiersTaskset(Source):
         return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
 
 
-def outcome_alone(config: Any) -> vf.TasksetConfig:
-    """This package's own taskset without what a response's steps cost: training takes that off
-    itself.
-    """
-    free = {"step_penalty": 0.0}
-    weights = (config.task.weights or load_config(config.config_file).rewards).model_copy(
-        update=free
-    )
-    return config.model_copy(update={"task": config.task.model_copy(update={"weights": weights})})
-
-
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
     """The choices of a taskset's option `split`, by what they are called here; {} where it has none
     that is known.
@@ -268,15 +259,10 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
     """A task's system prompt and question."""
-    prompt = (
-        [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt or []
-    )
     said = [
-        content_text(message.content) for message in prompt if isinstance(message, SystemMessage)
+        content_text(message.content)
+        for message in messages(data)
+        if isinstance(message, SystemMessage)
     ]
-    asked = [
-        content_text(message.content) for message in prompt if isinstance(message, UserMessage)
-    ]
-    return "\n\n".join(text for text in (data.system_prompt, *said) if text) or None, "\n\n".join(
-        asked
-    )
+    [question] = (m.content for m in messages(data) if isinstance(m, UserMessage))
+    return "\n\n".join(filter(None, said)) or None, content_text(question)

@@ -81,7 +81,7 @@ def _share(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | N
     divisors = [k for k in range(2, 7) if have % k == 0 and have > k]
     if not divisors:
         return None
-    k = divisors[int(rng.random() * len(divisors))]
+    k = _pick(rng, divisors)
     return [(have, "/", k)], {"k": k}
 
 
@@ -268,17 +268,15 @@ def vocabulary_texts() -> Iterator[str]:
     """Texts that hold, between them, every piece of text the generator can write (numbers, for one,
     digit by digit).
     """
-    openings = [p for kind in OPENINGS for p in kind.phrasings]
-    others = [p for kind in EVENTS + CLOSINGS for p in kind.phrasings] + list(DISTRACTORS)
-    for i in range(max(len(GIRLS), len(BOYS), len(THINGS), len(CONTAINERS)) * 2):
-        girls, boys = GIRLS[i // 2 % len(GIRLS)], BOYS[i // 2 % len(BOYS)]
-        people = [girls, boys, boys, boys] if i % 2 else [boys, girls, girls, girls]
-        fields = _fields(
-            people, THINGS[i // 2 % len(THINGS)], THINGS[0], CONTAINERS[i // 2 % len(CONTAINERS)]
-        )
-        fields.update(dict.fromkeys(("n", "k", "m", "a", "b", "have"), 1234567890))
-        yield from (p.format(**fields) for p in openings)
-        yield from (" " + p.format(**fields) for p in openings + others)
+    openings = [phrasing for kind in OPENINGS for phrasing in kind.phrasings]
+    others = [phrasing for kind in EVENTS + CLOSINGS for phrasing in kind.phrasings]
+    numbers: dict[str, Any] = dict.fromkeys(("n", "k", "m", "a", "b", "have"), 1234567890)
+    for i, things in enumerate(THINGS):
+        girl, boy = GIRLS[i % len(GIRLS)], BOYS[i % len(BOYS)]
+        for people in ([girl, boy, boy, boy], [boy, girl, girl, girl]):
+            fields = _fields(people, things, things, CONTAINERS[i % len(CONTAINERS)]) | numbers
+            yield from (p.format(**fields) for p in openings)
+            yield from (f" {p}".format(**fields) for p in (*openings, *others, *DISTRACTORS))
     yield "1 + 2 = 3\n1 - 2 = 3\n1 * 2 = 3\n1 / 2 = 3\n#### 3"
 
 

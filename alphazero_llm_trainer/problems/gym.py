@@ -135,13 +135,8 @@ def create(task: str) -> Any:
             "alphazero-llm-trainer[tasks]"
         ) from error
     if task not in DATASETS:
-        near = [name for name in DATASETS if task.split("_", maxsplit=1)[0] in name] or sorted(
-            DATASETS
-        )
         raise ConfigError(
-            f"problems.source is 'reasoning-gym:{task}', which is none of its {len(DATASETS)} "
-            "tasks: try"
-            f" {', '.join(near[:6])}"
+            f"problems.source is 'reasoning-gym:{task}': choose one of {', '.join(sorted(DATASETS))}"
         )
     try:
         return reasoning_gym.create_dataset(task, size=SHORTER.get(task, STREAM), seed=SEED)

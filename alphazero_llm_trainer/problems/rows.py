@@ -120,38 +120,33 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     columns, where = row
     known = {name.lower(): name for name in reversed(list(columns))}
 
-    def pick(named: str | None, usual: Iterable[str]) -> str | None:
+    def pick(what: str, usual: Iterable[str], needed: bool = False) -> str | None:
+        named = getattr(problems, f"{what}_column", None)
         for name in usual if named is None else (named,):
             outer, dot, inner = name.partition(".")
             column = name if name in columns else known.get(outer.lower(), outer) + dot + inner
             if column in columns or value_at(columns, column) is not None:
                 return column
-        return None
-
-    question, more = pick(problems.question_column, QUESTIONS), None
-    pair = next((pair for pair in PAIRS if all(name in known for name in pair)), None)
-    if problems.question_column is None and pair is not None:
-        question, more = (known[name] for name in pair)
-    answer = pick(problems.answer_column, (n for n in ANSWERS if n not in (question, more)))
-    solution = pick(problems.solution_column, (n for n in SOLUTIONS if n != answer))
-    for what, named, column in (
-        ("question", problems.question_column, question),
-        (
-            "answer",
-            problems.answer_column,
-            answer or solution if problems.answer_column is None else answer,
-        ),
-        ("solution", problems.solution_column, solution),
-    ):
-        if column is None and (named is not None or what != "solution"):
+        if needed or named is not None:
             raise DataError(
                 f"{where} has no column {named or what!r}, it has {', '.join(columns)}: name the"
                 f" right one with problems.{what}_column (--{what}-column)"
             )
-    choices = pick(None, CHOICES)
-    if choices is None:
-        choices = next((name for name in LETTERED if len(choices_at(columns, name)) > 1), None)
-    return Columns(question or "", answer, solution, choices, more)
+        return None
+
+    more = None
+    pair = next((pair for pair in PAIRS if all(name in known for name in pair)), None)
+    if problems.question_column is None and pair is not None:
+        question, more = (known[name] for name in pair)
+    else:
+        question = pick("question", QUESTIONS, needed=True) or ""
+    solution = pick("solution", (n for n in SOLUTIONS if n != problems.answer_column))
+    usual = (name for name in ANSWERS if name not in (question, more))
+    answer = pick("answer", usual, needed=solution is None)
+    choices = pick("choices", CHOICES) or next(
+        (name for name in LETTERED if len(choices_at(columns, name)) > 1), None
+    )
+    return Columns(question, answer, solution, choices, more)
 
 
 def as_task(row: Row, names: Columns, source: str) -> Task:
