@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from alphazero_llm_trainer.engine.protocol import (
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.training.learner import Learner
@@ -327,28 +325,6 @@ def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
         return await asyncio.wait_for(main(), seconds)
 
     return asyncio.run(limited())
-
-
-def check_solution(solution: str, question: str | None = None) -> bool:
-    """Whether every step is true, `#### N` repeats the last result, and (given the question)
-    operands have a source.
-
-    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text
-    spells as words.
-    """
-    *steps, last = solution.split("\n")
-    known = None if question is None else {2, 3, *map(int, re.findall(r"\d+", question))}
-    result = None
-    for step in steps:
-        match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
-        if match is None:
-            return False
-        a, op, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
-        if embedded.apply(a, op, b) != result or (known is not None and not {a, b} <= known):
-            return False
-        if known is not None:
-            known.add(result)
-    return result is not None and last == f"#### {result}"
 
 
 CHAT_TEMPLATE = (

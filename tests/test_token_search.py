@@ -228,23 +228,18 @@ def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
 
 
 def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> None:
-    tree = Tree()
-    mcts = Mcts(tree, closed(puct, 2.0), 50)
-    steps = [Step((i,), (-1.0,), str(i)) for i in range(4)]
+    mcts = Mcts(Tree(), closed(puct, 2.0), 50)
+    tree, steps = mcts.tree, [Step((i,), (-1.0,), str(i)) for i in range(4)]
     [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
     mcts.tell(root, Evaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))
     leaves = mcts.ask(8)
-    # In flight, each child counts as a lost visit, so that the next descent goes elsewhere.
-    assert [leaf.node for leaf in leaves] == [1, 2, 3, 4]
+    assert [leaf.node for leaf in leaves] == [1, 2, 3, 4] and mcts.ask(8) == leaves
     assert tree.virtual == [4, 1, 1, 1, 1] and tree.N == [1, 0, 0, 0, 0]
-    assert mcts.ask(8) == leaves
-    for leaf, value in zip(
-        reversed(leaves), (0.1, 0.2, 0.3, 0.4), strict=True
-    ):  # told in another order
-        mcts.tell(leaf, Evaluation(value=value))
-        mcts.tell(leaf, Evaluation(value=1.0))  # told again: nothing changes
+    for leaf in reversed(leaves):  # told in another order, and again
+        mcts.tell(leaf, Evaluation(value=leaf.node / 10))
+        mcts.tell(leaf, Evaluation(value=1.0))
     assert not any(tree.virtual) and tree.N == [5, 1, 1, 1, 1]
-    assert tree.W[1:] == [0.4, 0.3, 0.2, 0.1] and tree.W[ROOT] == pytest.approx(1.5)
+    assert pytest.approx([1.5, 0.1, 0.2, 0.3, 0.4]) == tree.W
 
 
 def test_virtual_loss_by_hand() -> None:
@@ -378,24 +373,21 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
     tree.expand(ROOT, [Step((1,), (-0.1,), "a"), Step((2,), (-0.2,), "b")], [0.5, 0.5])
     tree.expand(1, [Step((3,), (-0.3,), "c")], [1.0])
     tree.rollouts = [
-        Rollout(ROOT, (1, 3, 4), (-0.1, -0.3, -0.4), "", "ended", 1.0, 1.0, None),
-        Rollout(1, (3, 4), (-0.3, -0.4), "", "ended", 1.0, 1.0, None, count=2),
-        Rollout(ROOT, (5,), (-0.5,), "", "ended", 0.0, 0.0, None),
+        Rollout(node, ids, tuple(-token / 10 for token in ids), "", "ended", reward, reward, None)
+        for node, ids, reward in (
+            (ROOT, (1, 3, 4), 1.0),
+            (1, (3, 4), 1.0),
+            (ROOT, (5,), 0.0),
+        )
     ]
     tree.sink_rollouts(lambda ids: "".join(chr(96 + i) for i in ids))
     assert [(r.node, r.token_ids, r.logprobs, r.text, r.count) for r in tree.rollouts] == [
-        (3, (4,), (-0.4,), "d", 3),
+        (3, (4,), (-0.4,), "d", 2),
         (ROOT, (5,), (-0.5,), "e", 1),
     ]
-    tree.N[:] = [4, 3, 0, 3]
-    tree.W[:] = [3.0, 3.0, 0.0, 3.0]
+    tree.N[:], tree.W[:] = [4, 3, 0, 3], [3.0, 3.0, 0.0, 3.0]
     first, second = trajectories(tree)
-    assert (
-        first.token_ids == (1, 3, 4)
-        and first.nodes == (1, 3, OUTSIDE)
-        and first.lengths == (1, 1, 1)
-    )
-    assert first.samples == 2 and second.token_ids == (5,) and second.reward == 0.0
+    assert (first.token_ids, first.nodes, first.samples) == ((1, 3, 4), (1, 3, OUTSIDE), 2)
     assert step_values(first, 1.0, tree.N, tree.W) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
     assert step_values(second, 0.0, tree.N, tree.W) == [(0.0, 0.75)]
 

@@ -131,26 +131,16 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     tree = Tree()
     live = Live(tree, 2)
     mcts = Mcts(tree, opened(open_puct, 0.0, live), 100)
-    [leaf] = mcts.ask()
-    refuse(mcts, leaf, [step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)])
-    a, b, bad = tree.path(3)
-    assert (
-        tree.verdict[bad] == REJECTED
-        and tree.reward[bad] == 0.0
-        and tree.prm[bad] == 0.0
-        and tree.prm[a] == 1.0
-    )
-    assert tree.W[bad] == 0.0 and tree.W[b] == tree.W[a] == tree.W[ROOT] == 0.5
-    [leaf] = mcts.ask()
-    assert leaf.node == b
-    refuse(mcts, leaf, [step("worse\n", 0.1)])
-    [leaf] = mcts.ask()
-    assert b in live.dead and leaf.node == a  # b was drawn from twice in vain
-    refuse(mcts, leaf, [step("c\n", 0.1)])
-    assert mcts.ask()[0].node == ROOT and live.dead == {a, b}
-    assert Live(tree, 2).dead == live.dead, (
-        "a search that goes on with a tree knows what was rejected"
-    )
+    refused = ([step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)], [step("worse\n", 0.1)])
+    # b is drawn from twice in vain, then a.
+    for node, steps in zip((ROOT, 2, 1), (*refused, [step("c\n", 0.1)]), strict=True):
+        [leaf] = mcts.ask()
+        assert leaf.node == node
+        refuse(mcts, leaf, steps)
+    assert (tree.verdict[3], tree.reward[3], tree.prm[3], tree.prm[1]) == (REJECTED, 0.0, 0.0, 1.0)
+    assert tree.backups[:2] == [(3, 0.0, 2), (2, 0.5, -1)]  # what was good keeps what it earned
+    # A search that goes on with a tree knows what was rejected.
+    assert mcts.ask()[0].node == ROOT and live.dead == {1, 2} == Live(tree, 2).dead
 
 
 # -- golden trees

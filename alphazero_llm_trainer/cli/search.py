@@ -27,7 +27,7 @@ from .base import (
 EPILOG = """\
 Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
 
-STOPPED = {"simulations": "simulation limit", "tokens": "token budget", "seconds": "time budget"}
+STOPPED = {"simulations": "simulation limit", "tokens": "token budget"}
 
 
 def add_search(commands: Any) -> None:
