@@ -31,7 +31,12 @@ from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import SERVED, check_numerics, trainer_logprobs
+from alphazero_llm_trainer.policy.backend import (
+    SERVED,
+    check_numerics,
+    check_update,
+    trainer_logprobs,
+)
 from alphazero_llm_trainer.policy.student import QUESTION, load_student
 from alphazero_llm_trainer.training.models import make_trainable
 
@@ -298,6 +303,15 @@ def test_numerics_are_measured_and_refused() -> None:
             replace(SERVED, gap_mean=1e-12),
         )
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
+    check_update(student.engine, student.model, prompt, 1)  # the start had nothing to compare
+    assert "numerics" not in student.engine.facts
+    student.engine.facts["numerics"] = facts
+    check_update(student.engine, student.model, prompt, 2)
+    assert facts["after_updates"]["round"] == 2
+    with torch.no_grad():  # the engine keeps the weights that it had
+        student.model.get_input_embeddings().weight.mul_(1.5)
+    with pytest.raises(EngineError, match="after round 3's updates"):
+        check_update(student.engine, student.model, prompt, 3)
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0

@@ -65,15 +65,15 @@ class Gaps:
     """
 
     gap_mean: float
-    gap_max: float
+    gap_p99: float
     fix: str
 
 
 # SmolLM2-135M (30 layers), over 5,000 tokens of 13 prompts: .011 in the mean and .12 at most as it
 # comes, .018 and .69 after supervised training. A kernel that computes something else is nats away
-# in the mean.
-ROUNDED = Gaps(0.05, 2.0, "set engine.dtype=float32")
-SERVED = Gaps(0.05, 1.0, "serve the student's own weights in its own precision")  # by vLLM
+# in the mean. A single token may be far off where it is unlikely, so the 99th percentile counts.
+ROUNDED = Gaps(0.05, 0.5, "set engine.dtype=float32")
+SERVED = Gaps(0.05, 0.5, "serve the student's own weights in its own precision")  # by vLLM
 
 
 def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
@@ -88,8 +88,22 @@ def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
         engine.facts["numerics"] = check_numerics(engine, model, prompt, ROUNDED)
 
 
+def check_update(engine: Engine, model: Any, prompt: tuple[int, ...], number: int) -> None:
+    """`check_numerics` again with the weights of round `number`, where the start had it, into
+    `engine.facts`: an adapter that was zero then isn't now.
+    """
+    known = engine.facts.get("numerics")
+    if known is None:
+        return
+    limits = SERVED if isinstance(engine, CompletionEngine) else ROUNDED
+    known["after_updates"] = {
+        "round": number,
+        **check_numerics(engine, model, prompt, limits, f" after round {number}'s updates"),
+    }
+
+
 def check_numerics(
-    engine: Engine, model: Any, prompt: tuple[int, ...], limits: Gaps
+    engine: Engine, model: Any, prompt: tuple[int, ...], limits: Gaps, when: str = ""
 ) -> dict[str, Any]:
     """Differences (nats) between the engine's log-probabilities and the model's own forward, as
     run.json keeps them.
@@ -97,8 +111,8 @@ def check_numerics(
     `prompt` is the token ids of QUESTION. `sampled` is of the tokens as they were drawn after it,
     `scored` of the same tokens when the engine scores them.
 
-    Raises EngineError where a mean is above `limits.gap_mean` or a token's is above
-    `limits.gap_max`.
+    Raises EngineError where a mean is above `limits.gap_mean` or a 99th percentile above
+    `limits.gap_p99`; `when` is said there.
     """
 
     async def ask() -> tuple[list[Any], list[list[float]]]:
@@ -113,14 +127,14 @@ def check_numerics(
         scored_gaps += [abs(a - b) for a, b in zip(own, scores, strict=True)]
     facts: dict[str, Any] = {"tokens": len(sampled_gaps)}
     for name, gaps in (("sampled", sampled_gaps), ("scored", scored_gaps)):
-        mean, most = sum(gaps) / len(gaps), max(gaps)
-        facts |= {f"{name}_mean": mean, f"{name}_max": most}
+        mean, p99 = sum(gaps) / len(gaps), sorted(gaps)[int(0.99 * (len(gaps) - 1))]
+        facts |= {f"{name}_mean": mean, f"{name}_p99": p99, f"{name}_max": max(gaps)}
         # Written so that a NaN is refused too.
-        if not (mean <= limits.gap_mean and most <= limits.gap_max):
+        if not (mean <= limits.gap_mean and p99 <= limits.gap_p99):
             raise EngineError(
                 f"log-probabilities that {engine.facts['backend']} {name} differ from the "
-                f"trainer's forward by {mean:.3g}"
-                f" nats in the mean and {most:.3g} at most over {len(gaps)} tokens: {limits.fix}"
+                f"trainer's forward by {mean:.3g} nats in the mean and {p99:.3g} at the 99th "
+                f"percentile of {len(gaps)} tokens{when}: {limits.fix}"
             )
     return facts
 

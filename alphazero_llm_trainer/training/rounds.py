@@ -13,6 +13,8 @@ from ..errors import RewardError
 from ..live import StoppedError, run_until
 from ..mcts.extract import Trajectory
 from ..mcts.journal import Journal
+from ..policy.backend import check_update
+from ..policy.student import QUESTION
 from ..rollouts import FAILED_REWARD, Collector, GradedTree
 from ..types import Cost, Task
 from .ranks import ALONE, Ranks
@@ -154,7 +156,10 @@ class Rounds:
         RewardError where the reward of every question so far failed.
         """
         began = time.perf_counter()
-        self.student.engine.set_policy(None, number)
+        student = self.student
+        student.engine.set_policy(None, number)
+        if number and self.ranks.size == 1:
+            check_update(student.engine, student.model, student.prompt_ids(QUESTION), number)
         tasks, trees = (
             self.size.of_round(self.tasks, number),
             {tree.key: tree for tree in self.restored(number)},
