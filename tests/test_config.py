@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from alphazero_llm_trainer.config import load
 from alphazero_llm_trainer.config.load import (
     Config,
     load_config,
@@ -29,6 +30,7 @@ from alphazero_llm_trainer.config.sections import (
     TeachersConfig,
 )
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.training import plan
 
 
 def leaves(
@@ -410,3 +412,32 @@ def test_a_section_by_itself_has_the_shipped_values() -> None:
     config = load_config()
     assert SearchConfig(simulations=6) == config.search.model_copy(update={"simulations": 6})
     assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cuda", "vllm", "ranks", "backend"),
+    [
+        (["student=llama-3.2-3b"], True, True, "1", "vllm"),
+        (["student=llama-3.2-3b"], True, False, "1", "inprocess"),
+        (["student=llama-3.2-3b"], False, True, "1", "inprocess"),
+        (["student=llama-3.2-3b"], True, True, "2", "inprocess"),
+        (["student=embedded"], True, True, "1", "inprocess"),
+        (["student=llama-3.2-3b", "engine.backend=inprocess"], True, True, "1", "inprocess"),
+    ],
+)
+def test_the_engine_is_vllm_where_it_serves_best(
+    overrides: list[str],
+    cuda: bool,
+    vllm: bool,
+    ranks: str,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "cuda_here", lambda: cuda)
+    for module in (load, plan):
+        monkeypatch.setattr(module, "vllm_here", lambda: vllm)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    config = load_config(overrides=overrides)
+    assert config.engine.backend == backend
+    told = plan.engine(config)
+    assert ("alphazero-llm-trainer[gpu]" in told) == (cuda and not vllm)

@@ -303,15 +303,15 @@ def test_numerics_are_measured_and_refused() -> None:
             replace(SERVED, gap_mean=1e-12),
         )
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
-    check_update(student.engine, student.model, prompt, 1)  # the start had nothing to compare
+    check_update(student.engine, student.model, prompt)  # the start had nothing to compare
     assert "numerics" not in student.engine.facts
     student.engine.facts["numerics"] = facts
-    check_update(student.engine, student.model, prompt, 2)
-    assert facts["after_updates"]["round"] == 2
+    check_update(student.engine, student.model, prompt)
+    assert facts["after_updates"]["tokens"] == facts["tokens"]
     with torch.no_grad():  # the engine keeps the weights that it had
         student.model.get_input_embeddings().weight.mul_(1.5)
-    with pytest.raises(EngineError, match="after round 3's updates"):
-        check_update(student.engine, student.model, prompt, 3)
+    with pytest.raises(EngineError, match="with the weights of round 0"):
+        check_update(student.engine, student.model, prompt)
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -212,7 +213,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
-    config = with_tier(with_limits(config, raw.get("search", {})))
+    config = with_backend(with_tier(with_limits(config, raw.get("search", {}))))
     rewards = config.rewards
     if not (
         rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
@@ -283,6 +284,28 @@ def with_tier(config: Config) -> Config:
     return config.model_copy(update={"teachers": config.teachers.model_copy(update={"tier": tier})})
 
 
+def with_backend(config: Config) -> Config:
+    """`config` with `engine.backend: auto` resolved: vLLM on CUDA, where it is installed, the
+    weights are a folder's or the hub's and one process trains; else the in-process engine.
+    """
+    if config.engine.backend != "auto":
+        return config
+    fits = wants_vllm(config) and vllm_here()
+    engine = config.engine.model_copy(update={"backend": "vllm" if fits else "inprocess"})
+    return config.model_copy(update={"engine": engine})
+
+
+def wants_vllm(config: Config) -> bool:
+    """Whether vLLM would serve the configured student best."""
+    path, alone = config.models[resolve_name(config)].path, os.environ.get("WORLD_SIZE", "1") == "1"
+    return alone and cuda_here() and path not in ("package", "scratch") and path[-5:] != ".gguf"
+
+
+def vllm_here() -> bool:
+    """Whether vLLM is installed."""
+    return find_spec("vllm") is not None
+
+
 def missing_key(config: Config, tier: str) -> str | None:
     """The environment variable that a tier's teachers need and that isn't set, or None."""
     variable = config.teacher_tiers[tier].key_variable
@@ -311,7 +334,7 @@ def cuda_here() -> bool:
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
-    if hidden or not driver or version("torch").endswith("+cpu"):
+    if hidden or not driver or find_spec("torch") is None or version("torch").endswith("+cpu"):
         return False
     return import_module("torch").cuda.is_available()
 

@@ -97,6 +97,7 @@ class ProblemsConfig(Section):
 class VllmConfig(Section):
     place = "engine.vllm"
     gpu_memory: Annotated[float, Field(gt=0, le=1)]
+    sleep_level: Literal[1, 2]
     base_url: str
     model: str | None
     adapter_dir: str | None
@@ -123,7 +124,9 @@ MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of the
 
 class EngineConfig(Section):
     place = "engine"
-    backend: Literal["inprocess", "vllm", "vllm-server", "openai"]
+    backend: Literal[
+        "auto", "inprocess", "vllm", "vllm-server", "openai"
+    ]  # see `load.with_backend`
     max_batch: Positive | None
     max_context: Positive
     cache_tokens: NonNegative

@@ -29,6 +29,14 @@ def device_memory() -> tuple[str, int, int]:
         return "cpu", total, total
 
 
+def release_cache() -> None:
+    """Give memory that torch keeps for itself back to the device."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def text_config(model: Any) -> Any:
     """The configuration of a model's language layers, which may be a part of its own."""
     config = model.config

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, EngineError
 from .background import LoopThread, block_interrupts
 from .completions import Answer, Ask, CompletionEngine, ranked, sampling
+from .device import release_cache
 from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
@@ -118,11 +119,12 @@ class VllmEngine(CompletionEngine):
         self._end()
 
     def sleep(self) -> None:
-        """Put the weights into main memory and drop the cache, until the next call. Nothing where
-        sleep is off.
+        """Drop the cache and put the weights away, until the next call: into main memory at level
+        1, nowhere at level 2 of `engine.vllm.sleep_level`. Nothing where sleep is off.
         """
         if self.launch.sleeps and not self._asleep:
-            self.thread.wait(self._called(self.client.sleep(level=1)))
+            self.reset_prefix_cache()
+            self.thread.wait(self._called(self.client.sleep(level=self.launch.sleeps)))
             self._asleep = True
 
     def reset_prefix_cache(self) -> None:
@@ -135,7 +137,10 @@ class VllmEngine(CompletionEngine):
     async def _awake(self) -> None:
         async with self._waking:
             if self._asleep:
+                release_cache()  # what the trainer's updates left; vLLM takes its memory back
                 await self._called(self.client.wake_up())
+                if self.launch.sleeps > 1:
+                    await self._called(self.client.collective_rpc("reload_weights"))
                 self._asleep = False
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:

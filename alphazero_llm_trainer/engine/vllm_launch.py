@@ -25,14 +25,15 @@ class Launch:
 
     `arguments` are its engine's, the model's folder or hub id among them. `lora` says whether
     training changes an adapter, `reloads` whether it changes weights that vLLM takes anew; `sleeps`
-    that weights can be put away.
+    the level at which weights
+    can be put away, 0 where they can't.
     """
 
     arguments: dict[str, Any]
     context: int
     lora: bool
     reloads: bool
-    sleeps: bool
+    sleeps: int
 
 
 def launch_for(
@@ -99,7 +100,8 @@ def launch_for(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_PREFILL, context + 1),
         }
-    return Launch(arguments, context, lora, not lora and not quantised, cuda)
+    level = settings.vllm.sleep_level if cuda else 0
+    return Launch(arguments, context, lora, not lora and not quantised, level)
 
 
 def quiet() -> None:

@@ -72,6 +72,10 @@ def answer(
     lead, engine = student.lead(), student.engine
     student.model.eval()
     engine.set_policy(None, engine.version)
+    if tasks:
+        from ..policy.backend import check_update
+
+        check_update(engine, student.model, student.prompt_ids(tasks[0].problem.question))
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
     async def respond(task: Task) -> list[Generated]:

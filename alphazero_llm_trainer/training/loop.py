@@ -30,6 +30,7 @@ from .critic import Critic
 from .learner import Learner, Objective, Schedule
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
+from .plan import engine
 from .preflight import preflight
 from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
@@ -197,7 +198,7 @@ class Run:
             f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
             f"{train.groups} groups,"
             f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations "
-            "replayed"
+            f"replayed, engine: {engine(self.config)}"
         )
 
     # -- the whole run

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, resolve_name
+from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from .memory import GIB
 from .start import LESS, Prepared, cached, fit_of, start_of
@@ -39,6 +39,7 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "evaluation": f"{len(prepared.test)} test problems before and after, "
         f"{len(prepared.validation)} at each checkpoint",
         "download": download(start_of(config, spec), spec),
+        "engine": engine(config),
         "teachers": teachers(config),
         "memory": memory(config),
     }
@@ -66,6 +67,14 @@ def download(source: str, spec: StudentModel) -> str:
         return f"{spec.path} is in the hub's cache"
     known = spec.shape is not None and spec.shape.download_gb
     return f"{spec.path}, {f'about {known:g} GB' if known else 'size not known'}"
+
+
+def engine(config: Config) -> str:
+    """What generates and scores, and what would do it better."""
+    backend = config.engine.backend
+    if backend == "inprocess" and wants_vllm(config) and not vllm_here():
+        return f"{backend}; vLLM is made for this GPU: pip install 'alphazero-llm-trainer[gpu]'"
+    return backend
 
 
 def teachers(config: Config) -> dict[str, Any] | str:

@@ -158,8 +158,8 @@ class Rounds:
         began = time.perf_counter()
         student = self.student
         student.engine.set_policy(None, number)
-        if number and self.ranks.size == 1:
-            check_update(student.engine, student.model, student.prompt_ids(QUESTION), number)
+        if number:
+            check_update(student.engine, student.model, student.prompt_ids(QUESTION))
         tasks, trees = (
             self.size.of_round(self.tasks, number),
             {tree.key: tree for tree in self.restored(number)},
