@@ -5,7 +5,6 @@ unknown key is an error.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,17 +53,6 @@ class Config(Section):
     serve: ServeConfig
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
-
-    @property
-    def library_seed(self) -> int:
-        """The seed for libraries that take 32 bits (numpy's old generator): the same number where
-        it has no more.
-        """
-        if self.seed < 2**32:
-            return self.seed
-        return int.from_bytes(
-            hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big"
-        )
 
 
 def parts_of(key: str) -> list[str]:

@@ -33,7 +33,7 @@ def no_switch(value: Any) -> Any:
 Number = BeforeValidator(no_switch)
 Positive = Annotated[int, Number, Field(gt=0, le=MOST)]
 NonNegative = Annotated[int, Number, Field(ge=0, le=MOST)]
-Seed = Annotated[int, Number, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Number, Field(ge=0, lt=2**32)]  # libraries take no more
 Share = Annotated[float, Number, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]

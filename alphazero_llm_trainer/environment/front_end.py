@@ -8,8 +8,7 @@ import argparse
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -155,13 +154,17 @@ def evaluate(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
+        # Warnings are printed when verifiers' dashboard has left the screen.
+        kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
+        logging.basicConfig(handlers=[kept])
         try:
-            with warnings_afterwards():
-                verifiers_own(["@", str(file), *once])
+            verifiers_own(["@", str(file), *once])
         except SystemExit as stop:
             if isinstance(stop.code, str):  # verifiers' own sentences
                 raise ConfigError(stop.code) from stop
             return stop.code or 0
+        finally:
+            kept.flush()
     if config.dry_run:
         return 0
     summary = rollouts.summarise(output_path(config))
@@ -171,24 +174,6 @@ def evaluate(argv: list[str]) -> int:
         print(f"vf-eval: every rollout failed, the first one with: {why}", file=sys.stderr)
         return EXIT_ALL_FAILED
     return 0
-
-
-@contextmanager
-def warnings_afterwards() -> Iterator[None]:
-    """Print warnings when verifiers' dashboard has left the screen. It takes Python's handler of
-    last resort away, and in the place of a warning without a handler Python says that there is
-    none.
-    """
-    kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
-    kept.setLevel(logging.WARNING)
-    root, last_resort = logging.getLogger(), logging.lastResort
-    root.addHandler(kept)
-    try:
-        yield
-    finally:
-        logging.lastResort = last_resort
-        root.removeHandler(kept)
-        kept.close()
 
 
 def parse(argv: list[str]) -> EvalConfig:

@@ -238,7 +238,7 @@ def arguments_of(
         "use_cpu": not cuda,  # transformers refuses bf16 without a GPU that isn't declined
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
-        "seed": config.library_seed,
+        "seed": config.seed,
         "save_strategy": "no",
         "logging_steps": config.train.evaluate_every,
         "logging_nan_inf_filter": False,

@@ -211,7 +211,7 @@ class Run:
         quiet_libraries()
         # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the
         # same.
-        set_seed(self.config.library_seed)
+        set_seed(self.config.seed)
         make_trainable(self.student.model, self.student.spec, self.adapter)
         recorder = self.recorder(folder)
         try:

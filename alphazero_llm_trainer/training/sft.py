@@ -105,7 +105,7 @@ def supervise(
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         adapter = config.train.adapter or student.spec.adapter
-        set_seed(config.library_seed)
+        set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         before = measure(test, "test problems before training")
         started = None if path is None else str(path)
@@ -115,7 +115,7 @@ def supervise(
     memory = MemoryOptions.of(config, student.spec, student.model)
     evaluate = accuracy if validation else None
     trained = train_student(
-        trainable, rows, settings, config.library_seed, memory, evaluate=evaluate, progress=progress
+        trainable, rows, settings, config.seed, memory, evaluate=evaluate, progress=progress
     )
     progress.wait("measuring")
     greedy = measure(test, "test problems, greedy")
@@ -129,7 +129,7 @@ def supervise(
     last, evaluations = trained.pop("losses")[-50:], trained["evaluations"]
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "seed": config.library_seed,
+        "seed": config.seed,
         "settings": settings.optimizer.model_dump(),
         "rows": len(rows),
         "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
@@ -158,7 +158,7 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
         raise ConfigError(
             f"models.{name} has no shape, which a student from scratch needs: give it one"
         )
-    model = new_student(tokenizer, config.library_seed, spec.shape).to(device)
+    model = new_student(tokenizer, config.seed, spec.shape).to(device)
     return make_student(name, model, tokenizer, spec, config, Opening())
 
 
