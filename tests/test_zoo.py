@@ -159,6 +159,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("bamba", {**OLDER, "num_key_value_heads": 2, **BAMBA}),
     "lfm2": ("lfm2", {**SHAPE, "layer_types": ["conv", FULL, "conv"], "conv_L_cache": 3}),
     "qwen3_next": ("qwen3_next", {**SHAPE, **EXPERTS, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
+    "qwen3_5_text": ("qwen3_5_text", {**SHAPE, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
     "recurrent_gemma": ("recurrent_gemma", {**SHAPE, "attention_window_size": WINDOW, "lru_width": 32}),
     "phi3 past its factors' length": ("phi3", longrope(16)),
 }  # fmt: skip
