@@ -274,19 +274,13 @@ def test_trees_of_other_splits_are_no_training_set(
 def test_mistakes_are_sentences(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, empty = tmp_path / "old", tmp_path / "empty"
-    old.mkdir()
+    empty = tmp_path / "empty"
     empty.mkdir()
-    record = next(records(data))
-    del record["prompt_ids"]
-    (old / "journal.jsonl").write_text(json.dumps(record) + "\n")
     out = str(tmp_path / "x.parquet")
     for argv, words in (
-        (["--data", str(old), "--kind", "sft", "--out", out], "prompt_ids"),
         (["--data", str(empty), "--kind", "sft", "--out", out], "journal.jsonl"),
         (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "--data"),
-        (["--data", str(data), "--kind", "sft", "--out", str(old)], "--out"),
-        (["--data", str(old), "--kind", "rollouts", "--out", out], "prompt_ids"),
+        (["--data", str(data), "--kind", "sft", "--out", str(empty)], "--out"),
     ):
         assert main(["export", *argv]) == 2
         said = capsys.readouterr().err.strip()

@@ -287,7 +287,7 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str
 
 def objective_of(method: str, student: Student, config: Any, pack: str = "off") -> Any:
     if method == "likelihood":
-        return Likelihood(pack)
+        return Likelihood()
     settings = config.train.model_copy(update={"pack": pack})
     if method == "grpo":
         return Grpo(settings, student.model)

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from support import grpo_config
 
-from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
-from alphazero_llm_trainer.report.training import nothing_learnt, rewarded, verdict
+from alphazero_llm_trainer.report.training import rewarded, verdict
 from alphazero_llm_trainer.training.evaluation import gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
@@ -216,18 +215,6 @@ def test_bad_input_is_one_sentence(
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
 
 
-def test_scores_that_never_reach_full_marks_are_told_apart_from_wrong_answers() -> None:
-    lines = [{"questions": 8, "solved": 0, "mean_reward": 0.1}]
-    for mean, fix in (
-        (0.8, "grades reach 0.80 in the mean: learn from grades with --use-grpo"),
-        (0.0, "easier problems"),
-    ):
-        said = nothing_learnt(
-            {"method": "expert_iteration", "after": {"reward": {"value": mean}}}, lines
-        )
-        assert said is not None and fix in said
-
-
 def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
     runs: list[Path], tmp_path: Path
 ) -> None:
@@ -262,18 +249,6 @@ def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
         and "mean outcome, validation" in page
         and "accuracy, validation" not in page
     )
-
-
-def test_a_student_that_can_do_nothing_is_said_to_be_no_match(runs: list[Path]) -> None:
-    card = json.loads((runs[0] / "run.json").read_text())
-    card["gain"] = {"value": 0.0, "low": 0.0, "high": 0.0}
-    assert "can't do" not in verdict(card, [])[0]
-    for when in ("before", "after"):
-        card[when]["accuracy"] = {"value": 0.0, "low": 0.0, "high": 0.2}
-    said, kind = verdict(card, [])
-    cannot = "; this student can't do these problems: none was right before or after"
-    assert said.endswith(cannot) and kind == "bad"
-    assert cannot in str(TrainingRun(runs[0], card))
 
 
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:

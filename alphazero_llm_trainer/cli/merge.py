@@ -47,18 +47,9 @@ def run_merge(args: argparse.Namespace) -> int:
     adapter: Path = args.adapter
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
-            there = next(
-                (
-                    folder
-                    for folder in (adapter / "adapter", adapter.parent / "adapter")
-                    if folder.is_dir()
-                ),
-                None,
+            raise CheckpointError(
+                f"--adapter {adapter} has no {name}: name an adapter that `train` wrote"
             )
-            fix = (
-                "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
-            )
-            raise CheckpointError(f"--adapter {adapter} has no {name}: {fix}")
     config = resolve(args)
     if args.path is not None:  # the base's own weights
         config = resolve(args, {"models": {resolve_name(config): {"path": str(args.path)}}})

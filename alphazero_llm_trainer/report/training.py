@@ -40,12 +40,7 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
         if not groups or any(line["solved"] for line in rounds):
             return None
         text = f"Nothing was learnt from search: none of {groups:,} questions had a right response"
-        graded = ((card.get("after") or {}).get("reward") or {}).get(
-            "value", 0.0
-        )  # of a source with partial credit
-        if graded > 0:
-            return f"{text}, though grades reach {graded:.2f} in the mean: learn from grades with --use-grpo"
-        return f"{text}; try easier problems, or `sft` first"
+        return f"{text}; try easier problems, `sft` first, or --use-grpo where grades are shares"
     if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
@@ -62,14 +57,9 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
-    shares = [(card.get(when) or {}).get("accuracy") for when in WHEN]
-    unable = all(share is not None and share["value"] == 0 for share in shares)
-    cannot = (
-        "; this student can't do these problems: none was right before or after" if unable else ""
-    )
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
-        return nothing + cannot, "bad"
+        return nothing, "bad"
     gains = [
         (what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None
     ]
@@ -80,7 +70,7 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     text = f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems"
     # Without a reward of the user's own its correctness says it all.
     text += "".join(f", {other:+}{name}" for name, other in beside if what)
-    return text + cannot, gain.kind or ("bad" if unable else "")
+    return text, gain.kind
 
 
 def judged_by(card: Card) -> list[tuple[str, str]]:

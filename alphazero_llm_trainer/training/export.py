@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ..answers import extract, normalize
-from ..errors import DataError
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -95,13 +94,6 @@ def searched(data: Path, any_split: bool = False) -> Iterator[tuple[dict[str, An
             check_train_split(record, path, ", or add --any-split to evaluate with them")
         if record.get("ended_by", "").startswith("failed"):
             continue
-        if (
-            not record.get("prompt_ids")
-            or not {"id", "question", "source"} <= record.get("problem", {}).keys()
-        ):
-            raise DataError(
-                f"record {record['key']!r} has no prompt_ids or no problem: sample it again"
-            )
         yield record, Tree.from_dict(record["tree"])
 
 

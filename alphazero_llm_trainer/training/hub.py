@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import CheckpointError, ConfigError
+from ..scale.workers import reason_of
 
 
 def check_hub(repository: str) -> None:
@@ -44,9 +45,8 @@ def upload(repository: str, folders: Mapping[str, Path]) -> str:
                 commit_message=f"Upload {folder.name}",
             )
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{repository} can't be uploaded ({reason[:200]}): "
+            f"{repository} can't be uploaded ({reason_of(error)}): "
             f"{', '.join(map(str, folders.values()))} are complete, use"
             " `hf upload` later"
         ) from error

@@ -31,9 +31,6 @@ VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
 class Likelihood(Objective):
     """`sft`, `rft` and `legacy`: weighted likelihood of responses."""
 
-    def __init__(self, pack: str = "off") -> None:
-        self.pack = pack
-
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """The sum of the weights."""
         return (sum(sum(row.advantages) for row in rows),)

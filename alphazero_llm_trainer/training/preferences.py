@@ -13,7 +13,6 @@ from pydantic import BaseModel, StringConstraints, ValidationError, model_valida
 
 from ..answers import is_final
 from ..errors import DataError
-from ..files import parse_json
 from ..policy.student import Student
 
 Ids = tuple[int, ...]
@@ -83,15 +82,7 @@ def has_preferences(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        try:
-            first = parse_json(file.readline())
-        except ValueError:
-            return False
-    return (
-        isinstance(first, dict)
-        and "key" not in first
-        and bool(first.keys() & Preference.model_fields.keys())
-    )
+        return b'"chosen"' in file.readline()
 
 
 def read_preferences(path: Path) -> Iterator[Preference]:
