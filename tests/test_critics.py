@@ -36,7 +36,6 @@ from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.errors import (
     CheckpointError,
     DataError,
-    RequestError,
     TrainingError,
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
@@ -734,23 +733,6 @@ def a_causal_model(folder: Path) -> LlamaForCausalLM:
 
 def steps() -> list[Step]:
     return [Step((), (), line + "\n") for line in LINES]
-
-
-@torch.inference_mode()
-def test_math_shepherd_is_read_at_its_step_tag(embedded: Student, tmp_path: Path) -> None:
-    tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
-    verifier = load_prm(tmp_path, embedded, public("math-shepherd"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
-    # As on the model's card.
-    output = "Step 1: four apples ки\nStep 2: so eight ки\nStep 3: eight ки"
-    ids = torch.tensor([tokenizer.encode(f"{QUESTION} {output}")])
-    candidates = tokenizer.encode("+ -")
-    scores = model(ids).logits[:, :, candidates].softmax(dim=-1)[:, :, 0]
-    expected = scores[ids == tokenizer.encode("ки")[-1]].tolist()
-    assert len(expected) == 3 and list(judged.steps) == pytest.approx(expected, abs=1e-5)
-    assert judged.total == min(judged.steps) and verifier.scored_tokens >= ids.numel()
-    with pytest.raises(RequestError, match="tag itself"):
-        run(lambda: verifier(Problem("p", QUESTION, "s"), (), [Step((), (), "so ки eight")]))
 
 
 @torch.inference_mode()

@@ -236,28 +236,15 @@ def test_samples_depend_on_seed_and_index_and_steps_cut_them(every: Engine) -> N
     assert seen == {"eos", "stop", "length"}
 
 
-def test_samples_follow_the_models_distribution() -> None:
-    draws = 4000
-    request = GenerateRequest(PROMPT, n=draws, max_new_tokens=1, temperature=1.5, seed=11)
-    [group] = generate(tiny_engine(MODEL), request)
-    expected = torch.softmax(library_logprobs(MODEL, PROMPT)[-1].double() / 1.5, dim=-1).numpy()
-    counts = np.bincount([one.token_ids[0] for one in group], minlength=VOCABULARY)
-    common = expected * draws >= 5
-    chi2 = float((((counts - expected * draws) ** 2) / (expected * draws))[common].sum())
-    # 99.99% of chi-square with that many degrees of freedom (Wilson-Hilferty).
-    k = int(common.sum())
-    assert chi2 < k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
-
-
 @pytest.mark.parametrize(
-    ("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (0.3, 0.5), (1e-9, 1.0)]
+    ("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (1.0, 1.5), (0.3, 0.5), (1e-9, 1.0)]
 )
 def test_a_nucleus_has_the_fewest_likeliest_tokens(
     every: Engine, top_p: float, temperature: float
 ) -> None:
     logprobs = library_logprobs(MODEL, PROMPT)[-1].double()
     chances, order = torch.softmax(logprobs / temperature, dim=-1).sort(descending=True)
-    size = next(n for n in range(1, VOCABULARY + 1) if chances[:n].sum() >= top_p)
+    size = next((n for n in range(1, VOCABULARY) if chances[:n].sum() >= top_p), VOCABULARY)
     nucleus, draws = order[:size].tolist(), 2000 if isinstance(every, InProcessEngine) else 60
     request = GenerateRequest(
         PROMPT, draws, max_new_tokens=1, temperature=temperature, seed=3, top_p=top_p

@@ -5,8 +5,6 @@ fp32 and in bfloat16.
 from __future__ import annotations
 
 import copy
-import os
-import threading
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -272,39 +270,6 @@ def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
         )
         assert engine_of(model).facts["forward"]["threads"] == threads
         assert results(requests) == alone
-
-
-@needs_compiler
-def test_forks_and_forwards_at_once_have_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork has threads of its own; of several forwards one has the threads and the others compute
-    alone.
-    """
-    model, rng = llama(), Random(3)
-    requests = [
-        GenerateRequest(tokens(rng, rng.randint(1, 60)), n=2, max_new_tokens=10, seed=i)
-        for i in range(20)
-    ]
-    alone = drawn(engine_of(model), requests)
-    monkeypatch.setattr(native, "kernel_threads", lambda parameters, available: 3)
-    assert drawn(engine_of(model), requests) == alone
-    child = os.fork()
-    if not child:
-        try:
-            same = drawn(engine_of(model), requests) == alone
-        except BaseException:  # noqa: BLE001 - the parent reads the exit status alone
-            same = False
-        os._exit(0 if same else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    found: list[Any] = [None] * 4
-    askers = [
-        threading.Thread(target=lambda i=i: found.__setitem__(i, drawn(engine_of(model), requests)))  # type: ignore[misc]
-        for i in range(4)
-    ]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join(120)
-    assert found == [alone] * 4
 
 
 @needs_compiler

@@ -68,7 +68,7 @@ class CriticConfig(Section):
     questions: Annotated[int, Field(ge=10)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None
+    format: Literal["rlhflow", "qwen-prm"] | None
 
 
 class TrainConfig(Section):

@@ -1,9 +1,6 @@
 """Public process reward models behind the verifier interface: one adapter per format of steps and
 scores.
 
-- *math-shepherd* (Wang et al. 2023): a causal model reads `question Step 1: ... ки` line by line;
-  at each `ки` the two
-  tokens `+` and `-` share out the probability.
 - *rlhflow* (Dong et al. 2024, and Skywork's causal ones in its template): each step is a user's
   turn of a chat, and the
   assistant's answer begins with `+` or `-`.
@@ -18,7 +15,7 @@ response anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,20 +34,8 @@ from ..errors import CheckpointError, RequestError
 from ..types import Problem, Step
 from .fetch import from_hub
 
-GOOD, BAD, TAG, SEPARATOR = "+", "-", "ки", "<extra_0>"
+GOOD, BAD, SEPARATOR = "+", "-", "<extra_0>"
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
-
-Prefixes = Callable[[Any, str, Sequence[str]], list[tuple[int, ...]]]
-
-
-def shepherd_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
-    """The tokens up to each step's `ки`, that one included."""
-    lines = [f"Step {i}: {step} {TAG}" for i, step in enumerate(steps, start=1)]
-    return cut_at(
-        tokenizer(f"{question} " + "\n".join(lines))["input_ids"],
-        tag_id(tokenizer, TAG),
-        len(steps),
-    )
 
 
 def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
@@ -66,7 +51,9 @@ def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> lis
 
 
 def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
-    """The chat up to the separator after each step, that one included."""
+    """The chat up to the separator after each step, that one included. Raises RequestError where
+    the steps hold separators too.
+    """
     turns = [
         {"role": "system", "content": QWEN_SYSTEM},
         {"role": "user", "content": question},
@@ -74,31 +61,19 @@ def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[t
     ]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return cut_at(ids, tag_id(tokenizer, SEPARATOR), len(steps))
-
-
-FORMATS: dict[str, Prefixes] = {
-    "math-shepherd": shepherd_prefixes,
-    "rlhflow": rlhflow_prefixes,
-    "qwen-prm": qwen_prefixes,
-}
+    tag = tag_id(tokenizer, SEPARATOR)
+    ends = [i + 1 for i, token in enumerate(ids) if token == tag]
+    if len(ends) != len(steps):
+        raise RequestError(
+            f"a response of {len(steps)} steps has {len(ends)} step tags: its text holds the tag "
+            "itself"
+        )
+    return [tuple(ids[:end]) for end in ends]
 
 
 def tag_id(tokenizer: Any, tag: str) -> int:
     """The last token of a tag."""
     return int(tokenizer(tag, add_special_tokens=False)["input_ids"][-1])
-
-
-def cut_at(ids: Sequence[int], tag: int, count: int) -> list[tuple[int, ...]]:
-    """The beginnings of `ids` that end with the last `count` tags. Raises RequestError where the
-    steps hold tags too.
-    """
-    ends = [i + 1 for i, token in enumerate(ids) if token == tag]
-    if len(ends) != count:
-        raise RequestError(
-            f"a response of {count} steps has {len(ends)} step tags: its text holds the tag itself"
-        )
-    return [tuple(ids[:end]) for end in ends]
 
 
 def lines_of(steps: Sequence[Step]) -> list[str]:
@@ -108,14 +83,12 @@ def lines_of(steps: Sequence[Step]) -> list[str]:
 
 @dataclass(slots=True)
 class CausalPrm:
-    """A verifier whose causal language model says yes or no (`answers`) after each step; the total
-    is the least step.
+    """A verifier whose causal language model says yes or no after each step; the total is the least
+    step.
     """
 
     engine: Engine
     tokenizer: Any
-    prefixes: Prefixes
-    answers: tuple[int, int]
     name: str = "prm"
     computes: bool = True
 
@@ -130,8 +103,9 @@ class CausalPrm:
         """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
         if not steps:
             return Judgement((), 1.0)
-        prefixes = self.prefixes(self.tokenizer, problem.question, lines_of(steps))
-        asked = [(prefix, (token,)) for prefix in prefixes for token in self.answers]
+        prefixes = rlhflow_prefixes(self.tokenizer, problem.question, lines_of(steps))
+        answers = [tag_id(self.tokenizer, answer) for answer in (GOOD, BAD)]
+        asked = [(prefix, (token,)) for prefix in prefixes for token in answers]
         logprobs = [logprob for [logprob] in await self.engine.score(asked)]
         scores = [
             1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)
@@ -180,8 +154,8 @@ class ClassifierPrm:
 
 
 def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
-    """The verifier of a folder, or of a hub repository, in one of `FORMATS`. Raises CheckpointError
-    where it isn't readable as one.
+    """The verifier of a folder, or of a hub repository, in a format of `train.critic.format`. Raises
+    CheckpointError where it isn't readable as one.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -203,14 +177,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         step_ends=StepEnds(frozenset()),
         settings=config.engine,
     )
-    if (
-        name == "math-shepherd"
-    ):  # `+` and `-` as words after a space, which is how they follow the tag
-        pair = tokenizer(f"{GOOD} {BAD}", add_special_tokens=False)["input_ids"]
-        answers = int(pair[0]), int(pair[-1])
-    else:
-        answers = tag_id(tokenizer, GOOD), tag_id(tokenizer, BAD)
-    return CausalPrm(engine, tokenizer, FORMATS[name], answers)
+    return CausalPrm(engine, tokenizer)
 
 
 def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
