@@ -162,11 +162,6 @@ def test_a_head_on_the_policy_is_free() -> None:
     assert run(lambda: search.run(a_problem(), 1)).cost.scored_tokens == 0
 
 
-def test_a_search_without_anything_that_grades_is_refused() -> None:
-    with pytest.raises(ValueError, match="evaluate, or a value"):
-        Search(Valued(1), None, SearchConfig())
-
-
 def test_a_reader_reads_each_token_once() -> None:
     reader = ReadTokens()
     assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]

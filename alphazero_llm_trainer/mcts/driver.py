@@ -106,8 +106,6 @@ class Search:
             verifier,
             grading,
         )
-        if evaluate is None and value is None:
-            raise ValueError("a search needs something that grades responses: evaluate, or a value")
         selector = settings.selector(verifier is not None)
         if verifier is None and SELECTORS[selector].select is None:
             raise ConfigError(
@@ -265,7 +263,7 @@ class Search:
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
-            assert value is not None  # the constructor saw to that
+            assert value is not None, "a search needs something that grades responses"
             evaluate = valued_by(value, policy.prompt_ids, reading)
             paid = Paid(value.computes)
         else:

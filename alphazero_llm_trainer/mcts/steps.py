@@ -119,7 +119,11 @@ class StepExpansion(Expansion):
             more = await self.played(
                 steps, directions, [continuation for _, continuation in taught], limits
             )
-            self.advise(self.advisor, [proposal for proposal, _ in taught], more, playouts)
+            # The teachers learn what came of their proposals, unless either side has no grade yet.
+            own = [playout.reward.total for playout in playouts if playout.reward is not None]
+            for (proposal, _), playout in zip(taught, more, strict=True):
+                if playout.reward is not None and own:
+                    self.advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
             playouts += more
         if not self.rolls:
             return Evaluation(playouts=playouts, estimate=estimate, value=estimate)
@@ -166,21 +170,6 @@ class StepExpansion(Expansion):
         if not grades and estimate is not None:
             grades = [estimate]
         return max(said.values(), default=0) / max(len(playouts), 1), max(grades, default=0.0)
-
-    def advise(
-        self,
-        advisor: Advisor,
-        proposals: Sequence[TeacherProposal],
-        playouts: Sequence[Playout],
-        student: Sequence[Playout],
-    ) -> None:
-        """Tell the teachers what came of their proposals; nothing where either side has no grade
-        yet.
-        """
-        own = [playout.reward.total for playout in student if playout.reward is not None]
-        for proposal, playout in zip(proposals, playouts, strict=True):
-            if playout.reward is not None and own:
-                advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
 
     async def graded(
         self,

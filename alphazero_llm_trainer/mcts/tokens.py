@@ -7,10 +7,10 @@ model's vocabulary).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..engine.protocol import Generated
 from ..types import Cost, Direction, Problem, RewardParts, Step
@@ -143,15 +143,13 @@ class TokenExpansion(Expansion):
         if known is None and self.rolls:
             limit = max(self._room(len(ids), left), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
-            if self.value is None:
-                known = await self._roll(ids, logprobs, limit, seed), 0, True
-            else:
-                rolled, estimate = await together(
-                    self._roll(ids, logprobs, limit, seed), self._estimate(ids)
-                )
-                known = rolled, 0, True
+            waits: list[Awaitable[Any]] = [self._roll(ids, logprobs, limit, seed)]
+            if self.value is not None:
+                waits.append(self.value(self.prompt + ids))
+            rolled, *values = await together(*waits)
+            known, estimate = (rolled, 0, True), values[0] if values else None
         elif self.value is not None:
-            estimate = await self._estimate(ids)
+            estimate = await self.value(self.prompt + ids)
         if known is None:
             top, spent = await self.policy.topk(self.prompt + ids, settings.top_k)
             self.cost.add(spent)
@@ -194,10 +192,6 @@ class TokenExpansion(Expansion):
         steps = [Step((token,), (logprob,), self.policy.text((token,))) for token, logprob in top]
         # P(a) = p(a) / sum of p over the k kept tokens.
         return steps, softmax([logprob for _, logprob in top])
-
-    async def _estimate(self, ids: tuple[int, ...]) -> float:
-        assert self.value is not None
-        return await self.value(self.prompt + ids)
 
     async def _roll(
         self, ids: tuple[int, ...], logprobs: tuple[float, ...], limit: int, seed: int
