@@ -26,10 +26,10 @@ from alphazero_llm_trainer.mcts.gumbel import (
     sampled_logit,
     softmax,
 )
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, Playout
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
 from alphazero_llm_trainer.mcts.select import open_gumbel
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
-from alphazero_llm_trainer.types import Continuation, RewardParts, Step
+from alphazero_llm_trainer.types import Step
 
 TESTS = Path(__file__).parent
 GUMBEL = closed(gumbel, 0.1)
@@ -97,29 +97,14 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
 
 
 def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:
-    assert sampled_logit(math.log(0.25), 1) == pytest.approx(0.0)
-    assert sampled_logit(math.log(0.5), 2) == pytest.approx(math.log(0.5 / 0.75))
-    assert sampled_logit(0.0, 5) == 0.0
+    assert sampled_logit(math.log(0.25), 1) == pytest.approx(0.0) == sampled_logit(0.0, 5)
     # Long steps, never drawn twice, weigh the same whatever their probabilities.
-    assert (
-        sampled_logit(-90.0, 8)
-        == pytest.approx(sampled_logit(-40.0, 8))
-        == pytest.approx(-math.log(8))
-    )
-
-
-def test_a_repeated_draw_counts_among_the_draws() -> None:
-    """Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two
-    draws 1.77).
-    """
-    tree = Tree()
-    mcts = Mcts(tree, GUMBEL, 20)
-    [leaf] = mcts.ask()
-    steps = [Step((i,), (math.log(p),), f"{i}\n") for i, p in enumerate((0.9, 0.05))]
-    end = Step((7,), (-0.1,), "#### 1")
-    chains = [Continuation((steps[i], end), True) for i in (0, 0, 0, 1, 0, 0, 0, 0)]
-    mcts.tell(leaf, Evaluation([Playout(chain, "answer", RewardParts(0.5)) for chain in chains]))
-    assert tree.drawn[ROOT] == 8 and [tree.drawn[child] for child in tree.children[ROOT]] == [7, 1]
+    assert sampled_logit(-90.0, 8) == pytest.approx(sampled_logit(-40.0, 8))
+    # Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two
+    # draws 1.77).
+    tree, steps = Tree(), [Step((i,), (math.log(p),), f"{i}\n") for i, p in enumerate((0.9, 0.05))]
+    for i in (0, 0, 0, 1, 0, 0, 0, 0):
+        tree.attach(ROOT, steps[i])
     high, low = prior_logits(tree, ROOT, tree.children[ROOT])
     assert math.exp(high - low) == pytest.approx(6.06, abs=0.01)
 

@@ -72,60 +72,34 @@ def test_outcomes_count_the_responses_through_each_node() -> None:
 
 
 def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> None:
-    found = {
-        t.token_ids: (t.node, t.target, t.weight)
-        for t in value_targets(step_tree(), every_token=True)
-    }
-    assert found[(10,)] == (
-        1,
-        3 / 8,
-        8,
-    )  # both siblings begin with it: one state, in the first one's node
-    assert found[(10, 11)] == (1, 0.75, 4)
-    assert len(found) == 7
+    [shared] = [t for t in value_targets(step_tree(), every_token=True) if t.token_ids == (10,)]
+    # Both siblings begin with it: one state, in the first one's node.
+    assert (shared.node, shared.target, shared.weight) == (1, 3 / 8, 8)
     rolled = {
         t.token_ids: (t.node, t.target, t.weight)
         for t in value_targets(token_tree(), every_token=True)
     }
     assert rolled == {
-        (): (0, 0.75, 4),
-        (5,): (1, 2 / 3, 3),
-        (5, 7): (1, 1.0, 2),
-        (5, 7, 8): (1, 1.0, 2),
-        (6,): (0, 1.0, 1),
-        (6, 9): (0, 1.0, 1),
-    }
+        (): (0, 0.75, 4), (5,): (1, 2 / 3, 3), (5, 7): (1, 1.0, 2), (5, 7, 8): (1, 1.0, 2),
+        (6,): (0, 1.0, 1), (6, 9): (0, 1.0, 1),
+    }  # fmt: skip
 
 
 def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
     policy = ScriptedPolicy(3)
     search = Search(policy, scripted_evaluate, SearchConfig(simulations=25, samples=4, max_depth=6))
     tree = run(lambda: search.run(a_problem(), 5)).tree
-    assert len(tree) > 20
     paths = prefixes(tree)
     whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in graded(tree)]
-    for every_token in (False, True):
-        targets = value_targets(tree, every_token=every_token)
-        assert (
-            targets[0].token_ids == ()
-            and targets[0].weight == sum(count for _, count, _ in whole) == tree.N[ROOT]
-        )
-        for target in targets:
-            if every_token:  # a node's responses are told apart by nodes, a state's by tokens
-                through = [
-                    (c, o)
-                    for ids, c, o in whole
-                    if ids[: len(target.token_ids)] == target.token_ids
-                ]
-                assert target.weight == sum(c for c, _ in through)
-                assert target.target == pytest.approx(
-                    sum(c * o for c, o in through) / target.weight
-                )
-            else:
-                assert target.target == pytest.approx(
-                    tree.q(target.node)
-                )  # the oracle's reward is the outcome here
-                assert target.weight == tree.N[target.node]
+    for target in value_targets(tree):
+        # The oracle's reward is the outcome here.
+        assert target.target == pytest.approx(tree.q(target.node))
+        assert target.weight == tree.N[target.node]
+    for target in value_targets(tree, every_token=True):
+        length = len(target.token_ids)
+        through = [(c, o) for ids, c, o in whole if ids[:length] == target.token_ids]
+        assert target.weight == sum(c for c, _ in through)
+        assert target.target == pytest.approx(sum(c * o for c, o in through) / target.weight)
 
 
 def test_step_preferences_order_siblings_by_their_outcomes() -> None:

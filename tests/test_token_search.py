@@ -166,6 +166,7 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
         ]
         deepest = max(deepest, *(len(ids) for ids, *_ in found))
         ended += sum(tree.verdict[n] == "ended" and tree.N[n] > 1 for n in range(len(tree)))
+        assert all(tree.samples[leaf] == 1 for leaf in tree.leaves())
     # The comparison saw deep trees and terminal re-visits.
     assert deepest >= 6 and ended >= 5
 

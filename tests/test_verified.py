@@ -292,20 +292,15 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
         return asyncio.run(made.run(task.problem, 0))
 
     bare, worked = ("#### 25",), ("It is a square.\n", "5 * 5 = 25\n", "#### 25")
-    assert grown(bare).ended_by == "simulations" and grown(worked).ended_by == "enough"
+    assert grown(bare).ended_by == "simulations"
     found = grown(bare, bare, bare, worked)
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
-    assert found.tree.prm[1:] == [
-        None,
-        None,
-        1.0,
-        None,
-    ]  # the bare answer, and the worked one's lines
+    # The bare answer, and the worked one's lines.
+    assert found.tree.prm[1:] == [None, None, 1.0, None]
     source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
-    right = RowBuilder.right(
-        source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
-    )
-    assert [one.text for one in right] == ["".join(worked), *bare]
+    tree = GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
+    right = [response.text for response in RowBuilder.right(source, tree)]
+    assert right == ["".join(worked), *bare]
 
 
 if __name__ == "__main__":  # regenerates the golden trees
