@@ -180,7 +180,7 @@ def add_reward(parser: Parser) -> None:
         "--reward",
         metavar="FILE:FN",
         key="rewards.custom",
-        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME or package.module:NAME, code that"
+        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, code that"
         " runs here; rewards.custom_weight weighs it beside correctness and perplexity",
     )
 

@@ -35,8 +35,8 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     student answers. Set it as `--env.taskset.use-student-model`.
     """
     custom: str | None = None
-    """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or
-    package.module:NAME: code that runs here.
+    """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME: code
+    that runs here.
     """
     weights: RewardConfig | None = None
     """The section `rewards`; unset, that of the YAML file."""

@@ -68,19 +68,19 @@ class RowSource(Source):
             fix = f"set {DATA_VARIABLE} (or problems.path) to a folder with {self.folder}/{hub_split}.jsonl"
             rows = load_hub(name, configuration, hub_split, fix)
             return ((row, f"{name} {hub_split} row {number}") for number, row in enumerate(rows))
-        folder = next(
-            (f for f in (place, place / self.folder) if [*f.glob(f"{hub_split}.*")]), None
-        )
-        if folder is None:
+        files = [
+            file
+            for folder in (place, place / self.folder)
+            for file in sorted(folder.glob(f"{hub_split}.*"))
+            if row_format(file.name)
+        ]
+        if not files:
             raise DataError(
                 f"{place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point"
                 f" problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or "
                 "unset"
                 " both to use the hub"
             )
-        files = [file for file in sorted(folder.glob(f"{hub_split}.*")) if row_format(file.name)]
-        if not files:
-            raise DataError(f"{folder} has no file of rows {hub_split}.*: write {hub_split}.jsonl")
         return (row for _, row in rows_at(str(files[0])))  # of `gzip -k` and the like, one
 
     @property

@@ -1,8 +1,8 @@
 """A reward of the user's own, beside correctness and perplexity or in their place.
 
 `fn(problem, response, task) -> float` in [0, 1], sync or async: the problem as search sees it, the
-response's text and the task with its gold answer. `rewards.custom` names it as `file.py:NAME` or
-`package.module:NAME`; `name_reward` gives a function in memory such a name.
+response's text and the task with its gold answer. `rewards.custom` names it as `file.py:NAME`;
+`name_reward` gives a function in memory such a name.
 """
 
 from __future__ import annotations
@@ -150,6 +150,6 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
 def loaded(address: str) -> Function:
     """The function at an address: a run asks for it in several places, and its file runs once."""
     place, _, name = address.rpartition(":")
-    if not place or not name:
-        raise ConfigError(f"{KEY} is {address!r}: write file.py:NAME or package.module:NAME")
+    if not place.endswith(".py") or not name:
+        raise ConfigError(f"{KEY} is {address!r}: write file.py:NAME")
     return load_object(place, name, KEY)
