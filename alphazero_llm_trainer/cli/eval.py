@@ -27,15 +27,18 @@ from .base import (
 )
 
 EPILOG = """\
-A budget is sampled plus scored tokens a problem, scored ones being those that a network of its own (--prm, --value)
-computes, the prompt included. No method can spend more; those that spend less say so. Methods that judge steps share the
-settings search.verify.*; adaptive methods and mcts end as soon as a response passes.
+A budget is sampled plus scored tokens a problem, scored ones being those that a network of its
+own (--prm, --value) computes, the prompt included. No method can spend more; those that spend
+less say so. Methods that judge steps share the settings search.verify.*; adaptive methods and
+mcts end as soon as a response passes.
 
---verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true; needs no gold); prm;
-value; or a product such as calculator+log-probability or calculator+prm. --prm and --value alone are verifiers themselves.
+--verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true;
+needs no gold); prm; value; or a product such as calculator+log-probability or calculator+prm.
+--prm and --value alone are verifiers themselves.
 
 DIR gets cells/ (one finished method and budget each, written whole), results.json and
-report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
+report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be
+added."""
 
 
 def add_eval(commands: Any) -> None:

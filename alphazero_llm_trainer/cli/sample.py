@@ -25,18 +25,18 @@ from .base import (
 )
 
 EPILOG = """\
-One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray with so many
-processes that do the same, on this machine or on the cluster at --address; GPUs are shared among them. The trees are the
-same for the same seed.
+One engine in this process batches all trees (search.concurrent of them). --workers 2 and more
+start Ray with so many processes that do the same, on this machine or on the cluster at --address;
+GPUs are shared among them. The trees are the same for the same seed.
 
-DIR gets manifest.json, journal.jsonl (one finished tree a line, exactly one a question) and set_aside.jsonl
-(questions that failed three times while they ran alone). Whatever dies, --resume goes on, with more questions
-too: a small -n first tells the rate.
-The searches are those of GRPO (config/sample.yaml): search.simulations and search.samples set a tree's size; in token mode
-give more simulations, such as 60. Teachers propose steps, so token mode doesn't ask them.
-A tree names its split; export and value refuse the trees of every split but train.
-The reward is correctness, with --reward that too; --set rewards.use_student_model=true adds PRE and costs a frozen copy
-of the student."""
+DIR gets manifest.json, journal.jsonl (one finished tree a line, exactly one a question) and
+set_aside.jsonl (questions that failed three times while they ran alone). Whatever dies, --resume
+goes on, with more questions too: a small -n first tells the rate. The searches are those of GRPO
+(config/sample.yaml): search.simulations and search.samples set a tree's size; in token mode give
+more simulations, such as 60. Teachers propose steps, so token mode doesn't ask them. A tree names
+its split; export and value refuse the trees of every split but train. The reward is correctness,
+with --reward that too; --set rewards.use_student_model=true adds PRE and costs a frozen copy of
+the student."""
 
 
 def add_sample(commands: Any) -> None:

@@ -16,10 +16,11 @@ from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
 EPILOG = f"""\
-RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
-The page needs no network and no other file. A run folder has one page, trees.html: `train` writes it, and `view` writes
-it anew. A journal of many questions gives a list of them ({MOST_ROWS:,} at most) with the trees of --trees questions (12 MB
-at most): mixed outcomes first, then wrong ones. --question gives the others."""
+RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that
+`search --json` wrote. The page needs no network and no other file. A run folder has one page,
+trees.html: `train` writes it, and `view` writes it anew. A journal of many questions gives a list
+of them ({MOST_ROWS:,} at most) with the trees of --trees questions (12 MB at most): mixed
+outcomes first, then wrong ones. --question gives the others."""
 
 
 def add_view(commands: Any) -> None:
@@ -73,7 +74,8 @@ def run_view(args: argparse.Namespace) -> int:
             )
         what = f"{count:,} questions"
         if count > MOST_ROWS:
-            what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
+            listed = "are listed (mixed outcomes first; --question ID shows any other)"
+            what += f", of which {MOST_ROWS:,} {listed},"
     out = args.out or default_out(path, question)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")

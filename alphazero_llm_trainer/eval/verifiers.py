@@ -108,9 +108,10 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
         )
     for network in ("prm", "value"):
         if (network in parts) != (network in networks):
+            state = "named" if network in networks else "missing"
             raise ConfigError(
-                f"--verifier is {name!r} and --{network} is {'given' if network in networks else 'missing'}"
-                f": name the folder of a network that is asked, and of no other"
+                f"--verifier is {name!r} and --{network} is {state}: name the folder of a network "
+                "that is asked, and of no other"
             )
     if len(networks) > 1:
         raise ConfigError(

@@ -272,13 +272,9 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:
-    """All sibling pairs whose mean outcomes differ by `margin` or more, each sibling with `least`
-    responses or more.
-
-    Raises ValueError for a margin of 0 or less: equal steps are no preference.
+    """All sibling pairs whose mean outcomes differ by `margin` (above 0: equal steps are no
+    preference) or more, each sibling with `least` responses or more.
     """
-    if margin <= 0:
-        raise ValueError(f"margin is {margin}: equal outcomes prefer nothing, use a larger one")
     counts, sums = outcomes(tree)
     paths = prefixes(tree)
     pairs = []

@@ -128,8 +128,8 @@ def furthest_short(policy: Sequence[float], visits: Sequence[int]) -> int:
 
 
 def raw_value(tree: Tree, node: int) -> float | None:
-    """The mean of `node`'s own evaluations, else its V; None where it has neither, because everything
-    came through its children.
+    """The mean of `node`'s own evaluations, else its V; None where it has neither: everything came
+    through its children.
     """
     children = tree.children[node]
     own = tree.N[node] - sum(tree.N[child] for child in children)

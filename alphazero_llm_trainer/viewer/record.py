@@ -20,8 +20,8 @@ from ..answers import extract, normalize
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.
 DRAWN = (
-    "parent", "token_ids", "logprobs", "text", "source", "direction", "N", "W", "V", "prior", "prm", "samples",
-    "verdict", "reward", "hre", "pre",
+    "parent", "token_ids", "logprobs", "text", "source", "direction", "N", "W", "V", "prior", "prm",
+    "samples", "verdict", "reward", "hre", "pre",
 )  # fmt: skip
 ROLLOUT = (
     "node",
