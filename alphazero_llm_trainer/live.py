@@ -320,4 +320,5 @@ def last_tree(
     name: str, nodes: int, simulations: int, right: int, responses: int, ended_by: str
 ) -> str:
     """One line on the tree that ended last."""
-    return f"{name}: {nodes:,} nodes, {simulations:,} simulations, {right:,} of {responses:,} responses right, {ended_by}"
+    counted = f"{nodes:,} nodes, {simulations:,} simulations"
+    return f"{name}: {counted}, {right:,} of {responses:,} responses right, {ended_by}"

@@ -188,7 +188,7 @@ def check_session(config: Config, folder: Path) -> None:
         raise ConfigError(
             f"{folder} learns from tasks of a Python session: pass the same ones as `problems`"
         ) from None
-    if address is not None and address.startswith("__main__:") and not in_memory(address):
+    if address is not None and ".py:" not in address and not in_memory(address):
         raise ConfigError(
             f"{folder} has a reward of a Python session, {address}: pass the same one as `reward`"
         )

@@ -132,8 +132,8 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, OWNER/NAME of the hub or"
-        " FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
+        help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, "
+        "OWNER/NAME of the hub or FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
     )
 
 
@@ -180,8 +180,8 @@ def add_reward(parser: Parser) -> None:
         "--reward",
         metavar="FILE:FN",
         key="rewards.custom",
-        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, code that"
-        " runs here; rewards.custom_weight weighs it beside correctness and perplexity",
+        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, "
+        "code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
     )
 
 

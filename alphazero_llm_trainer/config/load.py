@@ -243,7 +243,7 @@ THINKING_STEP = 10  # tokens of a short step of thinking
 
 
 def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
-    """`config` with the limits, steps and temperature of a response as the student's entry has them,
+    """`config` with the limits, steps and temperature of a response that the student's entry has,
     where `asked`, the section `search` as it was written, gives null.
     """
     entry = config.models[resolve_name(config)]

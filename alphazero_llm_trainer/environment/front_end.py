@@ -37,23 +37,28 @@ which model
   -m MODEL --client.base-url URL      any OpenAI-compatible endpoint
   --client.api-key-var NAME           the environment variable that holds its key
 which problems
-  --env.taskset.source SOURCE         embedded | gsm8k | math | hotpotqa (default: embedded for the embedded student,
-                                      gsm8k for a model)
+  --env.taskset.source SOURCE         embedded | gsm8k | math | hotpotqa (default: embedded for the
+                                      embedded student, gsm8k for a model)
   --env.taskset.split SPLIT           test | train | validation | arena (default: test)
-  --env.taskset.eval-size N           problems of a split (default: 20); --env.taskset.train-size for train (50)
+  --env.taskset.eval-size N           problems of a split (default: 20); of train:
+                                      --env.taskset.train-size (50)
   -n N                                only the first N; --select.shuffle takes others
   --env.taskset.levels 1 2            difficulty of the embedded problems, 1-4
-  --env.taskset.path FOLDER           rows from .jsonl files in the hub's columns (default: ALPHAZERO_DATA_DIR, the hub)
+  --env.taskset.path FOLDER           rows from .jsonl files in the hub's columns (default:
+                                      ALPHAZERO_DATA_DIR, the hub)
   --env.taskset.config-file FILE      YAML over config/training.yaml: reward weights
 how to answer
   --env.agent.harness.search mcts     tree search over reasoning steps
-  --env.agent.harness.simulations N   expansions a question; --env.agent.harness.samples K continuations each
-  --tier free|production              teachers in search (the same as --env.taskset.tier); they need OPENROUTER_API_KEY
+  --env.agent.harness.simulations N   expansions a question
+  --env.agent.harness.samples K       continuations each
+  --tier free|production              teachers in search (--env.taskset.tier); they need a key in
+                                      OPENROUTER_API_KEY
 how to score
-  --use-student-model [true|false]    perplexity under the frozen student as 0.6 of the reward, beside correctness
-                                      (default: on for the embedded student, off for a model)
+  --use-student-model [true|false]    perplexity under the frozen student as 0.6 of the reward,
+                                      beside correctness (default: on for the embedded student, off for a model)
 other
-  -r N rollouts a problem, -c N at once, -o FOLDER for the traces, --push uploads to Prime Intellect (off here)
+  -r N rollouts a problem, -c N at once, -o FOLDER for the traces,
+  --push uploads to Prime Intellect (off here)
   --help-all                          every option of verifiers' own vf-eval
 """
 

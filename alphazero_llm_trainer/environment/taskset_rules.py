@@ -110,7 +110,7 @@ def of_class(task: vf.Task) -> str | None:
     if task.toolsets(task.config):
         return "it needs tools, and a problem here is one prompt with one reply"
     if task.hooks("stop") or discover_decorated(task, "intercept"):
-        return "it watches or rewrites a conversation's turns, and a problem here is one prompt with one reply"
+        return "it watches or rewrites turns, and a problem here is one prompt with one reply"
     hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
     scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     if type(task).NEEDS_CONTAINER or any(

@@ -221,7 +221,8 @@ class VerifiersTaskset(Source):
         reason = failure(trace)
         if reason is not None:
             verdict = Verdict.TIMED_OUT if trace.is_timeout else Verdict.FAILED
-            error = f"{self.name} gave no reward for task {task.problem.id!r} ({reason}): mend its rewards"
+            of = f"{self.name} gave no reward for task {task.problem.id!r}"
+            error = f"{of} ({reason}): mend its rewards"
             return Grade(verdict, stated, partial=0.0, error=error)
         score = (trace.reward - self.low) / (self.high - self.low)
         if not -1e-9 <= score <= 1 + 1e-9 and not self._warned:
@@ -229,8 +230,12 @@ class VerifiersTaskset(Source):
             log.warning(
                 "%s gave a reward of %g, which is cut to its range of %g to %g: write ?%s=LOW:HIGH "
                 "behind its name",
-                self.name, trace.reward, self.low, self.high, RANGE,
-            )  # fmt: skip
+                self.name,
+                trace.reward,
+                self.low,
+                self.high,
+                RANGE,
+            )
         score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
 

@@ -65,7 +65,8 @@ class RowSource(Source):
         """
         place, (name, configuration) = self.place, self.hub
         if place is None:
-            fix = f"set {DATA_VARIABLE} (or problems.path) to a folder with {self.folder}/{hub_split}.jsonl"
+            file = f"{self.folder}/{hub_split}.jsonl"
+            fix = f"set {DATA_VARIABLE} (or problems.path) to a folder with {file}"
             rows = load_hub(name, configuration, hub_split, fix)
             return ((row, f"{name} {hub_split} row {number}") for number, row in enumerate(rows))
         files = [

@@ -149,76 +149,216 @@ def apply(a: int, op: str, b: int) -> int:
 # Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U
 # other things, box/boxes a container, and the numbers that `draw` gives.
 OPENINGS = (
-    Kind(0, _start, ("{A} has {have} {T}.", "{A} starts the day with {have} {T}.", "{A} owns {have} {T}.",
-                     "There are {have} {T} in the room of {A}.")),
-    Kind(1, _start_boxes, ("{A} has {k} {boxes} with {m} {T} in each.", "{A} fills {k} {boxes} with {m} {T} each.",
-                           "There are {m} {T} in each of the {k} {boxes} of {A}.")),
-    Kind(1, _start_sum, ("{A} has {a} red {T} and {b} blue {T}.", "{A} gets {a} {T} on Monday and {b} {T} on Tuesday.",
-                         "{A} finds {a} {T} in the morning and {b} more in the evening.")),
-    Kind(1, _start_compared(_add), ("{B} has {a} {T}. {A} has {n} more {T} than {B}.",
-                                    "{B} owns {a} {T} and {A} owns {n} more than that.",
-                                    "{A} has {n} more {T} than {B}, who has {a} {T}.")),
-    Kind(1, _start_compared(_subtract), ("{B} has {a} {T}. {A} has {n} fewer {T} than {B}.",
-                                         "{B} owns {a} {T} and {A} owns {n} fewer than that.",
-                                         "{A} has {n} fewer {T} than {B}, who has {a} {T}.")),
-)  # fmt: skip
+    Kind(
+        0,
+        _start,
+        (
+            "{A} has {have} {T}.",
+            "{A} starts the day with {have} {T}.",
+            "{A} owns {have} {T}.",
+            "There are {have} {T} in the room of {A}.",
+        ),
+    ),
+    Kind(
+        1,
+        _start_boxes,
+        (
+            "{A} has {k} {boxes} with {m} {T} in each.",
+            "{A} fills {k} {boxes} with {m} {T} each.",
+            "There are {m} {T} in each of the {k} {boxes} of {A}.",
+        ),
+    ),
+    Kind(
+        1,
+        _start_sum,
+        (
+            "{A} has {a} red {T} and {b} blue {T}.",
+            "{A} gets {a} {T} on Monday and {b} {T} on Tuesday.",
+            "{A} finds {a} {T} in the morning and {b} more in the evening.",
+        ),
+    ),
+    Kind(
+        1,
+        _start_compared(_add),
+        (
+            "{B} has {a} {T}. {A} has {n} more {T} than {B}.",
+            "{B} owns {a} {T} and {A} owns {n} more than that.",
+            "{A} has {n} more {T} than {B}, who has {a} {T}.",
+        ),
+    ),
+    Kind(
+        1,
+        _start_compared(_subtract),
+        (
+            "{B} has {a} {T}. {A} has {n} fewer {T} than {B}.",
+            "{B} owns {a} {T} and {A} owns {n} fewer than that.",
+            "{A} has {n} fewer {T} than {B}, who has {a} {T}.",
+        ),
+    ),
+)
 EVENTS = (
-    Kind(1, _add, ("{S} buys {n} more {T}.", "{D} gives {o} {n} {T}.", "Then {s} finds {n} more {T}.",
-                   "On the way home {s} gets {n} {T}.")),
-    Kind(1, _subtract, ("{S} gives {n} {T} to {D}.", "Then {s} loses {n} {T}.", "{S} sells {n} of the {T}.",
-                        "{D} takes {n} {T} from {o}.")),
-    Kind(1, _times(2), ("Then {s} doubles the number of {p} {T}.", "A week later {s} has twice as many {T}.",
-                        "{D} is kind and doubles the number of {p} {T}.")),
-    Kind(1, _times(3), ("Then {s} triples the number of {p} {T}.", "A week later {s} has three times as many {T}.",
-                        "{D} is kind and triples the number of {p} {T}.")),
-    Kind(1, _half, ("{S} gives half of {p} {T} to {D}.", "Then {s} loses half of the {T}.",
-                    "{S} sells half of the {T}.")),
-    Kind(1, _share, ("{S} splits the {T} equally into {k} {boxes} and keeps only one {box}.",
-                     "{S} puts the {T} equally into {k} {boxes} and loses all but one {box}.",
-                     "{S} shares the {T} equally with friends, so that each of the {k} people gets "
-                     "the same.")),
-    Kind(2, _boxes("+"), ("{S} buys {k} {boxes} with {m} {T} in each.", "{D} gives {o} {k} {boxes} of {m} {T} each.",
-                          "Then {s} gets {m} more {T} from each of {k} friends.")),
-    Kind(2, _boxes("-"), ("{S} gives {m} {T} to each of {k} friends.", "Then {s} sells {k} {boxes} of {m} {T} each.",
-                          "{D} takes {k} {boxes} with {m} {T} in each from {o}.")),
-)  # fmt: skip
+    Kind(
+        1,
+        _add,
+        (
+            "{S} buys {n} more {T}.",
+            "{D} gives {o} {n} {T}.",
+            "Then {s} finds {n} more {T}.",
+            "On the way home {s} gets {n} {T}.",
+        ),
+    ),
+    Kind(
+        1,
+        _subtract,
+        (
+            "{S} gives {n} {T} to {D}.",
+            "Then {s} loses {n} {T}.",
+            "{S} sells {n} of the {T}.",
+            "{D} takes {n} {T} from {o}.",
+        ),
+    ),
+    Kind(
+        1,
+        _times(2),
+        (
+            "Then {s} doubles the number of {p} {T}.",
+            "A week later {s} has twice as many {T}.",
+            "{D} is kind and doubles the number of {p} {T}.",
+        ),
+    ),
+    Kind(
+        1,
+        _times(3),
+        (
+            "Then {s} triples the number of {p} {T}.",
+            "A week later {s} has three times as many {T}.",
+            "{D} is kind and triples the number of {p} {T}.",
+        ),
+    ),
+    Kind(
+        1,
+        _half,
+        (
+            "{S} gives half of {p} {T} to {D}.",
+            "Then {s} loses half of the {T}.",
+            "{S} sells half of the {T}.",
+        ),
+    ),
+    Kind(
+        1,
+        _share,
+        (
+            "{S} splits the {T} equally into {k} {boxes} and keeps only one {box}.",
+            "{S} puts the {T} equally into {k} {boxes} and loses all but one {box}.",
+            "{S} shares the {T} equally with friends, so that each of the {k} people gets "
+            "the same.",
+        ),
+    ),
+    Kind(
+        2,
+        _boxes("+"),
+        (
+            "{S} buys {k} {boxes} with {m} {T} in each.",
+            "{D} gives {o} {k} {boxes} of {m} {T} each.",
+            "Then {s} gets {m} more {T} from each of {k} friends.",
+        ),
+    ),
+    Kind(
+        2,
+        _boxes("-"),
+        (
+            "{S} gives {m} {T} to each of {k} friends.",
+            "Then {s} sells {k} {boxes} of {m} {T} each.",
+            "{D} takes {k} {boxes} with {m} {T} in each from {o}.",
+        ),
+    ),
+)
 CLOSINGS = (
-    Kind(0, _nothing, ("How many {T} does {A} have now?", "How many {T} does {A} have in the end?",
-                       "What is the number of {T} that {A} has now?")),
-    Kind(1, _share, ("{S} shares all the {T} equally among {k} friends. How many {T} does each friend get?",
-                     "{S} splits the {T} equally into {k} {boxes}. How many {T} are in each {box}?",
-                     "If {k} friends share the {T} equally, how many {T} does each friend get?")),
-    Kind(1, _add, ("{C} has {n} more {T} than {A}. How many {T} does {C} have?",
-                   "How many {T} does {C} have if {C} has {n} more {T} than {A}?",
-                   "{C} has {n} {T}. How many {T} do {A} and {C} have together?")),
-    Kind(1, _subtract, ("{C} has {n} fewer {T} than {A}. How many {T} does {C} have?",
-                        "How many {T} does {C} have if {C} has {n} fewer {T} than {A}?",
-                        "{C} has {n} {T}. How many more {T} than {C} does {A} have?")),
-    Kind(2, _together(_add), ("{C} has {n} more {T} than {A}. How many {T} do {A} and {C} have together?",
-                              "{C} has {n} more {T} than {A}. What is the number of {T} they have "
-                              "together?",
-                              "How many {T} do {A} and {C} have together if {C} has {n} more than "
-                              "{A}?")),
-    Kind(2, _together(_times(2)), ("{C} has twice as many {T} as {A}. How many {T} do {A} and {C} have together?",
-                                   "{C} has twice as many {T} as {A}. What is the number of {T} "
-                                   "they have together?",
-                                   "How many {T} do {A} and {C} have together if {C} has twice as "
-                                   "many as {A}?")),
-    Kind(1, _price, ("{S} sells the {T} for {k} dollars each. How many dollars does {A} get?",
-                     "How many dollars does {A} get if {s} sells all the {T} for {k} dollars each?",
-                     "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost "
-                     "together?")),
-    Kind(2, _price_then_spend, ("{S} sells the {T} for {k} dollars each and spends {n} dollars. "
-                                "How many dollars does {A} have left?",
-                                "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} "
-                                "dollars to {D}. "
-                                "How many dollars does {A} have left?",
-                                "{S} gets {k} dollars for each of the {T} and pays {n} dollars for "
-                                "lunch. "
-                                "How many dollars does {A} have now?")),
-)  # fmt: skip
-DISTRACTORS = ("{D} is {n} years old.", "{C} has {n} {U}.", "It is {n} degrees outside.",
-               "The way home takes {n} minutes.", "{S} reads {n} pages in the evening.")  # fmt: skip
+    Kind(
+        0,
+        _nothing,
+        (
+            "How many {T} does {A} have now?",
+            "How many {T} does {A} have in the end?",
+            "What is the number of {T} that {A} has now?",
+        ),
+    ),
+    Kind(
+        1,
+        _share,
+        (
+            "{S} shares all the {T} equally among {k} friends. How many {T} does each friend get?",
+            "{S} splits the {T} equally into {k} {boxes}. How many {T} are in each {box}?",
+            "If {k} friends share the {T} equally, how many {T} does each friend get?",
+        ),
+    ),
+    Kind(
+        1,
+        _add,
+        (
+            "{C} has {n} more {T} than {A}. How many {T} does {C} have?",
+            "How many {T} does {C} have if {C} has {n} more {T} than {A}?",
+            "{C} has {n} {T}. How many {T} do {A} and {C} have together?",
+        ),
+    ),
+    Kind(
+        1,
+        _subtract,
+        (
+            "{C} has {n} fewer {T} than {A}. How many {T} does {C} have?",
+            "How many {T} does {C} have if {C} has {n} fewer {T} than {A}?",
+            "{C} has {n} {T}. How many more {T} than {C} does {A} have?",
+        ),
+    ),
+    Kind(
+        2,
+        _together(_add),
+        (
+            "{C} has {n} more {T} than {A}. How many {T} do {A} and {C} have together?",
+            "{C} has {n} more {T} than {A}. What is the number of {T} they have together?",
+            "How many {T} do {A} and {C} have together if {C} has {n} more than {A}?",
+        ),
+    ),
+    Kind(
+        2,
+        _together(_times(2)),
+        (
+            "{C} has twice as many {T} as {A}. How many {T} do {A} and {C} have together?",
+            "{C} has twice as many {T} as {A}. What is the number of {T} they have together?",
+            "How many {T} do {A} and {C} have together if {C} has twice as many as {A}?",
+        ),
+    ),
+    Kind(
+        1,
+        _price,
+        (
+            "{S} sells the {T} for {k} dollars each. How many dollars does {A} get?",
+            "How many dollars does {A} get if {s} sells all the {T} for {k} dollars each?",
+            "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost together?",
+        ),
+    ),
+    Kind(
+        2,
+        _price_then_spend,
+        (
+            "{S} sells the {T} for {k} dollars each and spends {n} dollars. "
+            "How many dollars does {A} have left?",
+            "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} "
+            "dollars to {D}. "
+            "How many dollars does {A} have left?",
+            "{S} gets {k} dollars for each of the {T} and pays {n} dollars for "
+            "lunch. "
+            "How many dollars does {A} have now?",
+        ),
+    ),
+)
+DISTRACTORS = (
+    "{D} is {n} years old.",
+    "{C} has {n} {U}.",
+    "It is {n} degrees outside.",
+    "The way home takes {n} minutes.",
+    "{S} reads {n} pages in the evening.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +384,7 @@ def build(split: str, index: int, level: int) -> Task:
 def load(
     split: str, count: int, levels: tuple[int, ...] = DEFAULT_LEVELS, start: int = 0
 ) -> list[Task]:
-    """`count` tasks of a split from index `start` on; index i has level `levels[i % len(levels)]`."""
+    """`count` tasks of a split from index `start` on; the levels take turns by index."""
     return [build(split, i, levels[i % len(levels)]) for i in range(start, start + count)]
 
 
@@ -341,8 +481,16 @@ def _fields(
 ) -> dict[str, Any]:
     girl = people[0] in GIRLS
     return {
-        "A": people[0], "B": people[1], "C": people[2], "D": people[3],
-        "S": "She" if girl else "He", "s": "she" if girl else "he",
-        "o": "her" if girl else "him", "p": "her" if girl else "his",
-        "T": things, "U": other_things, "box": container[0], "boxes": container[1],
-    }  # fmt: skip
+        "A": people[0],
+        "B": people[1],
+        "C": people[2],
+        "D": people[3],
+        "S": "She" if girl else "He",
+        "s": "she" if girl else "he",
+        "o": "her" if girl else "him",
+        "p": "her" if girl else "his",
+        "T": things,
+        "U": other_things,
+        "box": container[0],
+        "boxes": container[1],
+    }

@@ -136,7 +136,8 @@ def create(task: str) -> Any:
         ) from error
     if task not in DATASETS:
         raise ConfigError(
-            f"problems.source is 'reasoning-gym:{task}': choose one of {', '.join(sorted(DATASETS))}"
+            f"problems.source is 'reasoning-gym:{task}': choose one of "
+            f"{', '.join(sorted(DATASETS))}"
         )
     try:
         return reasoning_gym.create_dataset(task, size=SHORTER.get(task, STREAM), seed=SEED)

@@ -36,10 +36,27 @@ FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_confi
 RELATIVE = 1e-5  # that two decimals may be apart
 EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts as none
 SYMBOLS = {
-    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ", "·": r"\cdot ",
-    "÷": r"\div ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "−": "-",
-    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "°": r"^\circ ", "²": "^2", "³": "^3",
-}  # fmt: skip
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "÷": r"\div ",
+    "±": r"\pm ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "−": "-",
+    "θ": r"\theta ",
+    "α": r"\alpha ",
+    "β": r"\beta ",
+    "°": r"^\circ ",
+    "²": "^2",
+    "³": "^3",
+}
 
 numerically_equal = grader.sympy_numeric_eq
 

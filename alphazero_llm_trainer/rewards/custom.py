@@ -55,8 +55,10 @@ class CustomReward:
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
             text = " ".join(str(error)[: 2 * SHOWN].split())
             said = text if len(text) <= SHOWN else text[:SHOWN] + "..."
-            what = f"raised {type(error).__name__} ({said}){self.place(error)} for problem {problem.id}: mend it"
-            raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
+            what = f"raised {type(error).__name__} ({said}){self.place(error)}"
+            raise RewardError(
+                f"{KEY} is {self.name!r} and {what} for problem {problem.id}: mend it"
+            ) from error
         try:
             number, shown = float(value), f"{float(value)}"
         except (
