@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from ..policy.critic import Kind
 
 EPILOG = """\
-DIR gets journal.jsonl (the trees that the command searched; with --data there are none), metrics.jsonl, the network,
-critic.json (figures on held-out questions) and report.html. Ctrl-C ends the command at the next safe place; the same
-command goes on with the trees that are there."""
+DIR gets journal.jsonl and manifest.json (the trees that the command searched; with --data there are
+none), metrics.jsonl, the network, critic.json (figures on held-out questions) and report.html.
+Ctrl-C ends the command at the next safe place; the same command goes on with the trees that are
+there."""
 
 
 def add_value(commands: Any) -> None:

@@ -11,8 +11,9 @@ from ..training.export import ROLLOUTS, SUFFIXES, export
 from .base import add_json, check_out, print_json
 
 EPILOG = f"""\
-docs/guides/sample-and-export.md has the columns of each table. {ROLLOUTS}: whole trees, for prime-rl and other trainers, as
-JSON lines of verifiers' episodes. Load a table with datasets.load_dataset("parquet", data_files="FILE.parquet")."""
+docs/guides/sample-and-export.md has the columns of each table. {ROLLOUTS}: whole trees, for
+prime-rl and other trainers, as JSON lines of verifiers' episodes. Load a table with
+datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
 
 def add_export(commands: Any) -> None:

@@ -27,9 +27,10 @@ from .base import (
 )
 
 METHODS = {
-    "grpo": "GRPO on the trees' trajectories by the combined reward, with a KL penalty; by correctness alone:"
-    " --config grpo_correctness",
-    "rft": "rejection-sampling fine-tuning: supervised training on the student's own right responses",
+    "grpo": "GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
+    "correctness alone: --config grpo_correctness",
+    "rft": "rejection-sampling fine-tuning: supervised training on the student's own right "
+    "responses",
     "ppo": "PPO on sampled chains, with a critic",
     "legacy": "supervised training on the trees' best responses, weighted by the combined reward",
 }
@@ -37,8 +38,9 @@ ABOUT = (
     "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 )
 EPILOG = """\
-With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by expert iteration: on
-the first right response of each tree whose steps a calculator checks. Each method's recipe is a file, config/METHOD.yaml.
+With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by
+expert iteration: on the first right response of each tree whose steps a calculator checks. Each
+method's recipe is a file, config/METHOD.yaml.
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 

@@ -36,7 +36,8 @@ def critic_verdict(card: Card) -> tuple[str, str]:
 
 def critic_text(card: Card) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
-    counts = f"held out: {card['questions']['test']:,} questions, {card['pairs']['test']:,} pairs of steps"
+    questions, pairs = (card[name]["test"] for name in ("questions", "pairs"))
+    counts = f"held out: {questions:,} questions, {pairs:,} pairs of steps"
     rows = [
         ["figure", "value [95%]"],
         *([name, str(value)] for name, value in intervals(card).items()),

@@ -26,7 +26,10 @@ SHORT = (
     "tokens",
     "calls",
 )  # for a terminal
-NOTE = "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for its being picked."
+NOTE = (
+    "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for "
+    "its being picked."
+)
 
 
 def measure(row: Results) -> str:
@@ -84,7 +87,8 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
             f"{'every reward is 0' if what == 'reward' else 'no method has a right answer'}",
             "",
         )
-    said = f"{where}: {', '.join(level)} {'is best' if len(level) == 1 else 'are level'}, {what} {value}"
+    are = "is best" if len(level) == 1 else "are level"
+    said = f"{where}: {', '.join(level)} {are}, {what} {value}"
     return (
         f"{said}; {best['method']} took {tokens(best):.0f} tokens a problem{sure}",
         "" if over is None else over.kind,
@@ -115,7 +119,10 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
         ks = [k for k in KS if k <= row["samples"]]
         lines = [{"": "pass@k"} | {f"k = {k}": str(Interval(*row[f"pass@{k}"])) for k in ks}]
         temperature = results["config"]["search"]["temperature"]
-        said = f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens a problem"
+        said = (
+            f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens "
+            "a problem"
+        )
         tables.append((said, table_of(lines)))
     return tables
 

@@ -72,7 +72,8 @@ def table(rows: Rows) -> str:
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows[1:])
-    return f'<div class="wide"><table><thead><tr>{line(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = f"<thead><tr>{line(rows[0], 'th')}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def figures(charts: Iterable[str], caption: str = "") -> str:

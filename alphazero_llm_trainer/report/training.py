@@ -67,7 +67,8 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
         return "This run was started without held-out problems: it has no test result", ""
     (what, gain), *beside = gains
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
-    text = f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems"
+    problems = f"on the same {card['after']['problems']:,} held-out problems"
+    text = f"Training {said}: {gain:+}{what} {problems}"
     # Without a reward of the user's own its correctness says it all.
     text += "".join(f", {other:+}{name}" for name, other in beside if what)
     return text, gain.kind
@@ -237,7 +238,10 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
         chart("Loss", (), loss="loss", critic="critic_loss"),
     ]
     # Trees end early, and chains are drawn again, by what they find.
-    below = "A hard question has more responses than an easy one, so that their mean reward may lie below the accuracy."
+    below = (
+        "A hard question has more responses than an easy one, so that their mean reward may lie "
+        "below the accuracy."
+    )
     return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
 
 

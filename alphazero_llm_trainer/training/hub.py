@@ -74,9 +74,10 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     text = f"""
 # {run["student"]}, trained by search
 
-{"An adapter for" if adapter else "A model trained from"} {named}, written by alphazero-llm-trainer:
-`{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of `{run["config"]["problems"]["source"]}`,
-seed {run["seed"]}. Kept: {run["kept"]}. Held-out test problems: {results(run)}.
+{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer:
+`{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of
+`{run["config"]["problems"]["source"]}`, seed {run["seed"]}. Kept: {run["kept"]}.
+Held-out test problems: {results(run)}.
 Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 """
     ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")

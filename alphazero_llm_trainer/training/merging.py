@@ -25,8 +25,16 @@ TOKENS = 9  # of the check
 # adapter.
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 REFUSALS = (
-    OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError, UserWarning,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+    UserWarning,
+)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ that is searched with.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -136,41 +136,50 @@ def open_ranks(config: Config) -> Ranks:
 
 def check_ranks(config: Config, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
-    train, backend = config.train, config.engine.backend
-    batch = train.optimizer.batch_size
-    reasons = {
-        f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of "
-        f"{size}, or start a number"
-        " of processes that divides it": batch % size,
-        f"train.method is ppo, which trains in one process: start 1 and not {size}": train.method
-        == "ppo",
-        f"engine.backend is {backend}, which one process uses: set it to inprocess, or start 1": backend
-        != "inprocess",
-        f"teachers are remote and {size} processes would keep {size} budgets: set "
-        "teachers.tier=none, or start 1"
-        " process": is_remote(config),
-    }
-    refuse(reasons if size > 1 else {})
+    train, backend, batch = config.train, config.engine.backend, config.train.optimizer.batch_size
+    if size > 1:
+        refuse(
+            batch % size,
+            f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple "
+            f"of {size}, or start a number of processes that divides it",
+        )
+        refuse(
+            train.method == "ppo",
+            f"train.method is ppo, which trains in one process: start 1 and not {size}",
+        )
+        refuse(
+            backend != "inprocess",
+            f"engine.backend is {backend}, which one process uses: set it to inprocess, or start 1",
+        )
+        refuse(
+            is_remote(config),
+            f"teachers are remote and {size} processes would keep {size} budgets: set "
+            "teachers.tier=none, or start 1 process",
+        )
     if uses_fsdp():
         os.environ.update(FSDP)
         check_unpacked(config, config.models[resolve_name(config)])
-        refuse({
-            "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it": size == 1,
-            "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw": train.optimizer.name
-            == "adamw_8bit",
-            # Ranks pack their rows into different numbers of forwards, and under FSDP each forward
-            # is one of all ranks.
-            "train.pack is on and FSDP wants equally many forwards of all processes: set it to auto": train.method
-            == "grpo"
-            and train.pack == "on",
-        })  # fmt: skip
+        refuse(
+            size == 1,
+            "FSDP cuts weights up between processes and there is one: start 2 or more, or launch "
+            "without it",
+        )
+        refuse(
+            train.optimizer.name == "adamw_8bit",
+            "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw",
+        )
+        # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is
+        # one of all ranks.
+        refuse(
+            train.method == "grpo" and train.pack == "on",
+            "train.pack is on and FSDP wants as many forwards of all processes: set it to auto",
+        )
 
 
-def refuse(reasons: Mapping[str, Any]) -> None:
-    """Raise ConfigError with the first reason that holds."""
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(reason)
+def refuse(holds: Any, reason: str) -> None:
+    """Raise ConfigError with the reason where it holds."""
+    if holds:
+        raise ConfigError(reason)
 
 
 def check_unpacked(config: Config, spec: StudentModel) -> None:

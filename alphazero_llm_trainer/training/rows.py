@@ -264,10 +264,13 @@ class RowBuilder:
                 else processes[g]
             )
             # The sum of both is clipped, and repeats weigh it afterwards.
-            made.append([
-                [samples * clamp(outcome + train.process_weight * step, ADVANTAGE_CLIP) for step in tokens]
-                for samples, outcome, tokens in zip(counts, outcomes, steps, strict=True)
-            ])  # fmt: skip
+            weight = train.process_weight
+            made.append(
+                [
+                    [k * clamp(outcome + weight * step, ADVANTAGE_CLIP) for step in tokens]
+                    for k, outcome, tokens in zip(counts, outcomes, steps, strict=True)
+                ]
+            )
         return made
 
     def by_step(self, groups: Sequence[Group]) -> list[list[list[float]]]:
