@@ -183,6 +183,7 @@ import alphazero_llm_trainer.environment.env
 server = ["--base-url", {url!r}, "--model", "student", "-q"]
 assert main(["search", *server, "--simulations", "1"]) == 0
 assert main(["eval", *server, "-n", "2", "--methods", "greedy", "mcts", "--out", "out"]) == 0
+assert main(["sample", *server, "-n", "2", "--out", "trees"]) == 0
 assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
 """
     done = subprocess.run(
@@ -226,6 +227,29 @@ def test_eval_compares_methods_over_a_server(url: str, tmp_path: Path) -> None:
         if mine["method"] == "greedy":
             assert mine["accuracy"] == theirs["accuracy"]
             assert mine["sampled_tokens"] == theirs["sampled_tokens"]
+
+
+def test_sampled_trees_teach_by_their_texts(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, table = tmp_path / "trees", tmp_path / "sft.parquet"
+    argv = ["sample", "--base-url", url, "--model", "student", "-n", "8", "--out", str(out)]
+    assert main([*argv, "--set", "search.step=line"]) == 0
+    journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    assert len(journal) == 8 and {line["tokens"] for line in journal} == {"server"}
+    export = ["export", "--data", str(out), "--kind"]
+    assert main([*export, "sft", "--out", str(table)]) == 0
+    rows = pytest.importorskip("pyarrow.parquet").read_table(table).to_pylist()
+    assert rows and all("####" in row["completion"] and not row["completion_ids"] for row in rows)
+    for refused in (
+        [*export, "value", "--out", str(table)],
+        [*export, "rollouts", "--out", str(tmp_path / "r.jsonl")],
+        ["value", "--model", "embedded", "--data", str(out), "--out", str(tmp_path / "v")],
+    ):
+        capsys.readouterr()
+        assert main(refused) == 2
+        assert "whose token ids are no tokenizer's" in capsys.readouterr().err
+    assert main([*argv, "--resume", "--set", "rewards.use_student_model=true"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def tell_loading(
     """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See
     `Progress.load`.
     """
-    if not getattr(args, "json", False):
+    if not getattr(args, "json", False) and getattr(args, "base_url", None) is None:
         progress.load(what, module)
 
 

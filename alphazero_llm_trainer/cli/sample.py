@@ -12,6 +12,7 @@ from ..live import Progress, Stop
 from ..mcts.extract import shortfall
 from .base import (
     EXIT_STOPPED,
+    add_base_url,
     add_config_arguments,
     add_json,
     add_model,
@@ -45,6 +46,7 @@ def add_sample(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the trees go")
     add_model(parser)
+    add_base_url(parser)
     add_source(parser)
     add_reward(parser)
     parser.add_argument(

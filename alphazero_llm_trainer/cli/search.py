@@ -85,11 +85,10 @@ def run_search(args: argparse.Namespace) -> int:
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
-        remote = config.engine.backend == "openai"
-        if not remote:
-            tell_loading(args, progress)
+        tell_loading(args, progress)
         from ..api.search import find
 
+        remote = config.engine.backend == "openai"
         first = FirstChain(problem.question) if remote and not args.json else None
         result = find(problem, config, args.path, progress=progress, heard=first)
     from ..viewer.text import draw_tree

@@ -114,6 +114,10 @@ class RemoteStudent:
         """What stands for the weights in an evaluation's identity."""
         return self.title
 
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        """None: the server alone knows them."""
+        return ()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(token_ids)

@@ -155,6 +155,19 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
         )
 
 
+# What a record says of trees whose token ids are numbers of the search's own (`policy.remote`).
+SERVER_TOKENS = {"tokens": "server"}
+
+
+def check_tokens(record: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError for a tree record of the journal `path` whose token ids are no tokenizer's."""
+    if record.get("tokens") == SERVER_TOKENS["tokens"]:
+        raise DataError(
+            f"journal {path} has trees of a model behind --base-url, whose token ids are no "
+            "tokenizer's: export --kind sft has their texts"
+        )
+
+
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:
     """Raise DataError when a tree record of the journal `path` names another split than train.
 

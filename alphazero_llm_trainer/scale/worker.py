@@ -14,6 +14,8 @@ from uuid import uuid4
 from ..config.load import Config
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..policy.remote import answering_student
+from ..problems.load import SERVER_TOKENS, opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector
 from ..types import Cost, Task
@@ -75,19 +77,19 @@ class Worker:
 
         Raises AlphaZeroError where it can't be loaded.
         """
-        from ..policy.adapters import fingerprint
-        from ..policy.student import frozen_student, load_student
-        from ..problems.load import opening
-
         config = self.config
-        student = self.job.student or load_student(
-            config,
-            path=self.job.student_path,
-            opening=opening(config),
-            inference=config.search.value is None,
+        student = self.job.student or answering_student(
+            config, self.job.student_path, opening(config), config.search.value is None
         )
         perplexity = None
+        if config.engine.backend == "openai" and config.rewards.use_student_model:
+            raise ConfigError(
+                "rewards.use_student_model is true and the model is behind --base-url, which tells "
+                "no perplexity: set it to false"
+            )
         if config.rewards.use_student_model and config.rewards.pre_weight > 0:
+            from ..policy.student import frozen_student
+
             shared = student.spec.quantization != "none"
             frozen = frozen_student(student, config, shared=shared)
             perplexity = Perplexity(frozen, config.search.max_tokens)
@@ -97,7 +99,7 @@ class Worker:
         self.policy = {
             "name": student.name,
             "version": student.engine.version,
-            "fingerprint": fingerprint(student.model),
+            "fingerprint": student.weights,
             "value": None if value is None else value.card["files"],
         }
         return self.policy
@@ -117,7 +119,9 @@ class Worker:
             trees = self.collector.collect([(key, task)], seed)
             tree = await asyncio.wait_for(anext(trees), self.job.seconds)
             if tree.ended_by != "stopped":
-                result = tree.record(seed=seed, split=self.job.split)
+                server = self.config.engine.backend == "openai"
+                tokens = SERVER_TOKENS if server else {}
+                result = tree.record(seed=seed, split=self.job.split, **tokens)
         except TimeoutError:
             result = TimeoutError(f"no tree within {self.job.seconds:g} s")
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data

@@ -18,7 +18,7 @@ from ..mcts.extract import graded, step_preferences, value_targets
 from ..mcts.journal import journal_of, placed, record_at
 from ..mcts.tree import Tree
 from ..policy.student import Student
-from ..problems.load import check_train_split
+from ..problems.load import check_tokens, check_train_split
 from ..problems.source import split_of
 from .preferences import Preference, has_preferences, read_preferences
 
@@ -61,6 +61,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
         path = journal_of(named)
         for place, record in placed(path):
             check_train_split(record, path)
+            check_tokens(record, path)
             try:
                 text, tree = (
                     record["problem"]["question"],

@@ -25,7 +25,7 @@ from ..mcts.extract import (
 )
 from ..mcts.journal import journal_of, read
 from ..mcts.tree import ROOT, Tree
-from ..problems.load import check_train_split
+from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from .credit import group_advantages, zero_variance
 
 BATCH_ROWS = 2000  # held as Python objects at once
@@ -72,7 +72,7 @@ def export(
         DataError: `data` holds no trees, a broken one, or one of another split than train.
         OSError: `out` can't be written.
     """
-    records = searched(data, any_split)
+    records = searched(data, any_split, texts=kind == "sft")
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +86,18 @@ def export(
     return count
 
 
-def searched(data: Path, any_split: bool = False) -> Iterator[tuple[dict[str, Any], Tree]]:
-    """The journal's records that have a tree, with it; one in memory at a time."""
+def searched(
+    data: Path, any_split: bool = False, texts: bool = False
+) -> Iterator[tuple[dict[str, Any], Tree]]:
+    """The journal's records that have a tree, with it; one in memory at a time. `texts`: tokens may
+    be a server's own.
+    """
     path = journal_of(data)
     for record in read(path):
         if not any_split:
             check_train_split(record, path, ", or add --any-split to evaluate with them")
+        if not texts:
+            check_tokens(record, path)
         if record.get("ended_by", "").startswith("failed"):
             continue
         yield record, Tree.from_dict(record["tree"])
@@ -117,7 +123,10 @@ def rows(
         if kind == "sft":
             for response in trajectories(tree):
                 if response.right:
-                    yield {**common, **right_response(response)}
+                    row = {**common, **right_response(response)}
+                    yield row | (
+                        {"completion_ids": []} if SERVER_TOKENS.items() <= record.items() else {}
+                    )
             continue
         targets: Iterable[Any] = (
             value_targets(tree, every_token=every_token)
