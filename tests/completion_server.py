@@ -2,7 +2,7 @@
 in-process engine behind it.
 
 A test tool: the model and its samples are real, the protocol is that part of vLLM's which the
-client uses. It can die in the middle of its answers and come back on the same port.
+client uses.
 """
 
 from __future__ import annotations
@@ -25,29 +25,15 @@ CONFIG = ["student=embedded", "engine.cache_tokens=40000", "rewards.use_student_
 class CompletionServer:
     """`url` serves a student (the shipped one) as "student"; `answered` counts completions by model
     name.
-
-    `die_after` answers it dies, as a killed process: connections break without an answer.
     """
 
     def __init__(
         self, make: Callable[[], Any] = lambda: load_student(load_config(overrides=CONFIG))
     ) -> None:
-        self.name, self.make, self.lock = "student", make, threading.Lock()
+        self.name, self.lock = "student", threading.Lock()
         self.thread = LoopThread("completions")
-        self.students: dict[str, Any] = {}
+        self.students: dict[str, Any] = {self.name: make()}
         self.answered: dict[str, int] = {}
-        self.die_after: int | None = None
-        self.port = 0
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def start(self) -> None:
-        """Serve again, on the same port: without adapters, as a new process."""
-        self.students = {self.name: self.make()}
-        self.dead = False
         owner = self
 
         class Server(ThreadingHTTPServer):
@@ -67,9 +53,6 @@ class CompletionServer:
                 self.reply(*owner.post(self.path, sent))
 
             def reply(self, status: int, said: Any) -> None:
-                if owner.dead:
-                    self.close_connection = True
-                    return
                 content = json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -80,25 +63,15 @@ class CompletionServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = Server(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_port
+        self.http = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         threading.Thread(
             target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         ).start()
 
-    def die(self) -> None:
-        """Answer nothing more and close the port."""
-        self.dead = True
-        threading.Thread(
-            target=self.stop, daemon=True
-        ).start()  # not on a handler's thread, which it waits for
-
-    def stop(self) -> None:
+    def close(self) -> None:
         self.http.shutdown()
         self.http.server_close()
-
-    def close(self) -> None:
-        self.stop()
         self.thread.close()
 
     def get(self, path: str) -> tuple[int, Any]:
@@ -166,9 +139,6 @@ class CompletionServer:
             choice["prompt_logprobs"] = [None, *rows]
         with self.lock:
             self.answered[sent["model"]] = self.answered.get(sent["model"], 0) + 1
-            if self.die_after is not None and sum(self.answered.values()) >= self.die_after:
-                self.die_after = None
-                self.die()
         return {
             "model": sent["model"],
             "choices": [choice],
