@@ -382,9 +382,9 @@ def answer_search(
     """The search that answers questions: no gold.
 
     Under a verifier that judges each step; elsewhere a finished response earns the value network's
-    V of it where there is
-    one, else its PRE, and without either 1: then the vote counts responses and the most visited
-    path is the likeliest one. `policy` proposes steps or tokens, None: the student's engine does.
+    V of it where there is one, else its PRE, and without either 1: then the vote counts responses
+    and the most visited path is the likeliest one. `policy` proposes steps or tokens, None: the
+    student's engine does.
     """
     settings = config.search
     evaluate: Evaluate | None = finished_earns_one

@@ -112,8 +112,7 @@ class Continuation:
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit
     cut it. `checked` is True when a terminal checker called it finished after its last step; `cut`
     when a limit ended it inside its last step. `tempered` `[T]` are its tokens' log-probabilities
-    (nats) at the temperature of later draws, None
-    where that is 1: then the steps have them.
+    (nats) at the temperature of later draws, None where that is 1: then the steps have them.
     """
 
     steps: tuple[Step, ...]
@@ -168,10 +167,9 @@ class RewardParts:
     is None.
 
     `outcome` in [0, 1] is what the response is worth to those who learn from outcomes where a
-    reward of the user's own
-    takes part: correctness and that reward, by their weights; None elsewhere: then the correctness
-    is. `cost` is what a model computed to tell it, beyond the response's own tokens; None for
-    nothing.
+    reward of the user's own takes part: correctness and that reward, by their weights; None
+    elsewhere: then the correctness is. `cost` is what a model computed to tell it, beyond the
+    response's own tokens; None for nothing.
     """
 
     total: float

@@ -154,9 +154,9 @@ def bootstrap_over_seeds(
 
     `after` `[S, n]` and `before` `[R, n]` hold the results of S and R seeds on the same n problems.
     Each draw takes problems (by `groups`, see `repeats`), and on either side seeds, with
-    replacement. Few seeds are few: the variance
-    between S of them comes out too small by `(S - 1) / S`. `confidence` is the share of draws
-    within the interval: `1 - 0.05 / k` for k comparisons that hold together at 95% (Bonferroni).
+    replacement. Few seeds are few: the variance between S of them comes out too small by `(S - 1) /
+    S`. `confidence` is the share of draws within the interval: `1 - 0.05 / k` for k comparisons
+    that hold together at 95% (Bonferroni).
     """
     sides = [np.asarray(side, dtype=float) for side in (after, before)]
     group = np.arange(sides[0].shape[1]) if groups is None else np.asarray(groups)

@@ -6,15 +6,13 @@
     ENV/bin/python -P benchmarks/engine.py --step-search vllm --data FOLDER
 
 Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints,
-at batch 1, 8, 32 and 64
-(same prompts, same number of new tokens, every row runs to its end):
+at batch 1, 8, 32 and 64 (same prompts, same number of new tokens, every row runs to its end):
 
 - tokens/s with the prompts' prefill, of the engine, of `generate`, and of re-prefilling;
 - tokens/s of decoding alone: the time of all new tokens less the time of one new token;
 - the floor: tokens/s if the linear layers' matrix products (torch.mm on their true shapes, head
-  included) were all there
-  is, and the share of it that the engine's decoding reaches. The products are torch's: a share may
-  exceed 1;
+  included) were all there is, and the share of it that the engine's decoding reaches. The products
+  are torch's: a share may exceed 1;
 - the share of the engine's step that is inside the model's forward, and which forward that was.
 
 And of a step-level search: tokens computed a unique tree token. The fastest of the repeats counts,

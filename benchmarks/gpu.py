@@ -6,8 +6,9 @@ A random model of Llama 3.2 3B's shape is made on the device. Parts, each of whi
 
 - `device`: memory bandwidth of a copy and bfloat16 products, which the rest is held against;
 - `tests`: `pytest -m gpu`;
-- `inprocess`, `vllm`: tokens a second at 1, 32 and 256 rows of 128 tokens after 128, and the share of the bandwidth that
-  reading the weights once a step takes; of vLLM also memory that sleep gives back, and seconds to wake;
+- `inprocess`, `vllm`: tokens a second at 1, 32 and 256 rows of 128 tokens after 128, and the share
+  of the bandwidth that reading the weights once a step takes; of vLLM also memory that sleep gives
+  back, and seconds to wake;
 - `trees`: ten token-level PUCT trees side by side;
 - `grpo`: a round in 4 bits with LoRA, its peak of memory beside the forecast.
 

@@ -4,8 +4,7 @@ and updates, over seeds.
     uv run python benchmarks/improvement.py --work checkpoints/improvement
 
 `tree` is `train` where no method is named: chains under the source's step rule, which fork at a
-rejected step, until the first
-right response. Its controls leave out a part of that each:
+rejected step, until the first right response. Its controls leave out a part of that each:
 
 - replay: the demonstrations that every arm replays, as many updates, and no new question;
 - greedy-right: the student's own greedy answers, the right ones; more questions, no rule;

@@ -1,9 +1,8 @@
 """How old a figure is: the commit that it was measured on.
 
 `write` puts it into the JSON of a benchmark, as `commit`, `clean` and `date`;
-`scripts/results_pages.py` names it
-on the page. A command of the package that writes JSON knows no commit; stamp its file, right after
-the run:
+`scripts/results_pages.py` names it on the page. A command of the package that writes JSON knows no
+commit; stamp its file, right after the run:
 
     uv run python benchmarks/provenance.py benchmarks/results/search_vs_greedy.json
 """

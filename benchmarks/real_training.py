@@ -6,9 +6,9 @@ beside stock TRL.
     uv run python benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
 
 Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first
-update warms up and isn't
-counted. `products` is the floor: the model's matrix products alone, forward and backward, in
-bfloat16. --lora trains an adapter of each layer's seven products (rank 32) in place of all weights:
+update warms up and isn't counted. `products` is the floor: the model's matrix products alone,
+forward and backward, in bfloat16. --lora trains an adapter of each layer's seven products (rank 32)
+in place of all weights:
 backward then goes through each product once and not twice.
 """
 

@@ -5,11 +5,11 @@
 Tasks: the game of numbers (four and five of them) under its rules, where the first response that
 reaches the target ends the work; embedded problems of 4 to 6 steps under calculator and
 log-probability, where no response is accepted before the budget ends. Every method gets the same
-budget of sampled and scored tokens, the same verifier, the same seeds and the same
-way of drawing (without replacement; `steps repeat` draws with it). Each is tuned on validation
-problems in the same way: patience and first draw at temperature 1, then the temperature, at the
-budget TUNED. PUCT, UCB1 and Gumbel are the method `mcts` with `search.select`. PROTOCOL.md names
-the test problems and the primary comparison.
+budget of sampled and scored tokens, the same verifier, the same seeds and the same way of drawing
+(without replacement; `steps repeat` draws with it). Each is tuned on validation problems in the
+same way: patience and first draw at temperature 1, then the temperature, at the budget TUNED. PUCT,
+UCB1 and Gumbel are the method `mcts` with `search.select`. PROTOCOL.md names the test problems and
+the primary comparison.
 
 An exhaustive solver's line stands beside the game: it is what one would really take there.
 

@@ -3,8 +3,8 @@ minute.
 
 Each row is two steps after one prefix, the better one chosen by the outcomes behind it. Questions
 of SOURCE are searched with MODEL, a folder that transformers loads. Tokens are used as they were
-sampled: nothing is tokenised again. A fifth of
-the pairs is held out: how often their better step gained more than the worse one is printed.
+sampled: nothing is tokenised again. A fifth of the pairs is held out: how often their better step
+gained more than the worse one is printed.
 """
 
 import sys

@@ -49,8 +49,8 @@ class ChatServer:
     """The model `model` of a server.
 
     `logprobs` says whether the server tells them, `goes_on` whether it continues a message that was
-    begun; both are `known` once `greet` has learnt them. `cost` is what all samples took: the server's usage, or the pieces
-    that came where a sample was closed early.
+    begun; both are `known` once `greet` has learnt them. `cost` is what all samples took: the
+    server's usage, or the pieces that came where a sample was closed early.
 
     Args:
         settings: where the server is, and what it may cost.

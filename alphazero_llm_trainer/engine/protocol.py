@@ -38,17 +38,16 @@ class GenerateRequest:
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token
     (kept), after `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed`
-    alone decides the draws of each of the n
-    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or
-    MIN_TEMPERATURE and more. `top_k` > 0 returns that many log-probabilities for each step. `top_p`
-    < 1 draws from the nucleus alone: the fewest likeliest tokens that have this probability at the
-    temperature. Log-probabilities are those of the whole distribution.
+    alone decides the draws of each of the n sequences: they don't depend on what else is in the
+    batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more. `top_k` > 0 returns that many
+    log-probabilities for each step. `top_p` < 1 draws from the nucleus alone: the fewest likeliest
+    tokens that have this probability at the temperature. Log-probabilities are those of the whole
+    distribution.
 
     `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at
-    the request's
-    temperature: in process, a sample at a temperature above 0 is none of them, see `without.Taken`.
-    `tempered` is a temperature at which that engine tells each token's log-probability too: that of
-    later draws.
+    the request's temperature: in process, a sample at a temperature above 0 is none of them, see
+    `without.Taken`. `tempered` is a temperature at which that engine tells each token's
+    log-probability too: that of later draws.
     """
 
     prompt_ids: tuple[int, ...]
@@ -227,9 +226,9 @@ class ValueFunction(Protocol):
     """A value network as search sees it.
 
     `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted
-    for it on held-out
-    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the
-    prompt and every token: these are paid for. A head on the policy's own hidden states is free.
+    for it on held-out questions: 1 where it did not beat chance. `computes` tells that a network of
+    its own reads the prompt and every token: these are paid for. A head on the policy's own hidden
+    states is free.
     """
 
     @property
@@ -248,11 +247,9 @@ class Judgement:
     """What a verifier makes of a response or the beginning of one; every number is in [0, 1].
 
     `steps` `[S]` has a score a step: how likely the step is right after the steps before it.
-    `total` is the score of the
-    whole: how likely it is right, or will come out right. `unchecked` are the numbers of the steps
-    in which there was nothing
-    to check: they score 1, and where that is all of them the response is unjudged, neither accepted
-    nor rejected.
+    `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
+    are the numbers of the steps in which there was nothing to check: they score 1, and where that
+    is all of them the response is unjudged, neither accepted nor rejected.
     """
 
     steps: tuple[float, ...]

@@ -25,8 +25,7 @@ class Launch:
 
     `arguments` are its engine's, the model's folder or hub id among them. `lora` says whether
     training changes an adapter, `reloads` whether it changes weights that vLLM takes anew; `sleeps`
-    the level at which weights
-    can be put away, 0 where they can't.
+    the level at which weights can be put away, 0 where they can't.
     """
 
     arguments: dict[str, Any]

@@ -57,8 +57,7 @@ async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
     by side; those that a limit cut before they stated an answer are left out.
 
     Nothing is drawn when less is left than the shortest whole response took. Without a judge a
-    response may be drawn
-    more than once: votes count how often.
+    response may be drawn more than once: votes count how often.
     """
     if attempt.count is not None:
         return [

@@ -85,12 +85,10 @@ def choose(
     """The best finished response of `tree` by `selector`, or None when no response was finished.
 
     - "vote": the answer whose responses earned most in all (visits times value, summed over those
-      that agree); of these
-      the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's
-      responses.
+      that agree); of these the best one. Weighted majority voting (Wang et al. 2023,
+      self-consistency) over the tree's responses.
     - "mass": as "vote", for a tree in which no step is drawn twice: how often a response came says
-      nothing of how
-      likely it is, so each earns its value times its probability under the policy.
+      nothing of how likely it is, so each earns its value times its probability under the policy.
       Where nothing was earned, both count responses without their value.
     - "value": the response with the largest mean reward, the most visited on ties; of those under a
       verifier a judged one.

@@ -32,9 +32,9 @@ class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what
     ended it.
 
-    `ended_by` is "simulations", "tokens", "stopped", "accepted" (a response passed the
-    verifier) or "enough" (right responses, data generation). `saved` counts the simulations that
-    were not needed.
+    `ended_by` is "simulations", "tokens", "stopped", "accepted" (a response passed the verifier) or
+    "enough" (right responses, data generation). `saved` counts the simulations that were not
+    needed.
     """
 
     problem: Problem

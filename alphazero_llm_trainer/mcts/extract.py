@@ -35,12 +35,11 @@ class Trajectory:
     """One distinct finished response of a tree.
 
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and
-    `lengths` their token
-    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled;
-    `source` is who wrote it: "student", or the teachers that wrote one of its steps
-    ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its correctness, with the user's
-    own reward where that takes part, and None where neither is known; `verdict` is why it ended, as
-    a terminal node's.
+    `lengths` their token counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how
+    often it was sampled; `source` is who wrote it: "student", or the teachers that wrote one of its
+    steps ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its correctness, with the
+    user's own reward where that takes part, and None where neither is known; `verdict` is why it
+    ended, as a terminal node's.
     """
 
     token_ids: tuple[int, ...]
@@ -146,8 +145,8 @@ def step_values(
     """For each step `(Q(child), V(parent))`: what the step's node and the one before it are worth.
 
     A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `outcomes`. `reward` is
-    what the response earned in
-    the same currency: what a rollout's tokens are worth, and a node without a count.
+    what the response earned in the same currency: what a rollout's tokens are worth, and a node
+    without a count.
     """
     values, parent = [], ROOT
     for node in trajectory.nodes:
@@ -244,8 +243,8 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
 
     A state is a node. With `every_token` it is every token prefix of a response, inside steps and
     rollouts too: what a token-level search asks the value of. Its `node` is then the one that holds
-    the prefix's last token (a rollout's
-    tokens: the node that it started from), and prefixes that two siblings share are one state.
+    the prefix's last token (a rollout's tokens: the node that it started from), and prefixes that
+    two siblings share are one state.
     """
     paths = prefixes(tree)
     # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their

@@ -7,14 +7,13 @@ better half (Karnin et al. 2013, "Almost optimal exploration in multi-armed band
 root each visit goes where visits fall furthest short of the improved policy.
 
 What the logits are. A token's children are ranked by the policy, so a logit is the log of its
-prior. A step's children are
-no list of all steps: they are the distinct ones among k samples of the policy. Sampling has thinned
-out the unlikely ones already, and the plain log-probability would count that twice; with long
-steps, which are never drawn twice, it would leave one sample with all the weight. So a step weighs
-`p / (1 - (1 - p)^k)`, its probability over that of being among k samples (Kool et al. 2019,
-"Stochastic beams and where to find them", section 4.2): p itself for a step that is always drawn,
-and the same 1/k for each of many rare ones (as in Hubert et al. 2021, Sampled MuZero, where samples
-have equal priors).
+prior. A step's children are no list of all steps: they are the distinct ones among k samples of the
+policy. Sampling has thinned out the unlikely ones already, and the plain log-probability would
+count that twice; with long steps, which are never drawn twice, it would leave one sample with all
+the weight. So a step weighs `p / (1 - (1 - p)^k)`, its probability over that of being among k
+samples (Kool et al. 2019, "Stochastic beams and where to find them", section 4.2): p itself for a
+step that is always drawn, and the same 1/k for each of many rare ones (as in Hubert et al. 2021,
+Sampled MuZero, where samples have equal priors).
 
 Simulations in flight count as visits but not as lost ones (Liu et al. 2020, WU-UCT): the rounds
 know which visits come next, and no value has to be spoilt to send two simulations to different

@@ -1,17 +1,15 @@
 """Monte-Carlo tree search, as ask and tell. Synchronous and pure: no engine, no clock, no gold.
 
 One simulation: descend from the root by the selector while the node's children were asked for;
-there, the caller
-evaluates the leaf, and its evaluation becomes children and a backed-up value. What a leaf is, is
-the caller's choice:
+there, the caller evaluates the leaf, and its evaluation becomes children and a backed-up value.
+What a leaf is, is the caller's choice:
 
 - a reasoning step: continuations are drawn to the end of the response (leaf-parallel playouts,
-  Cazenave & Jouandeau
-  2007), their first steps become children, the rest of each stays in the tree below, and every
-  playout's reward is backed up from its end;
+  Cazenave & Jouandeau 2007), their first steps become children, the rest of each stays in the tree
+  below, and every playout's reward is backed up from its end;
 - a token: its likeliest next tokens become unvisited children with priors, and a value, a rollout's
-  reward or a mix of
-  the two is backed up from the leaf (Silver et al. 2016, "Mastering the game of Go", AlphaGo).
+  reward or a mix of the two is backed up from the leaf (Silver et al. 2016, "Mastering the game of
+  Go", AlphaGo).
 
 A descent that ends in a terminal node backs up that node's reward again and costs nothing.
 

@@ -8,8 +8,8 @@ that shared prefixes are computed once.
 A critic's folder holds `critic.json` (kind, figures, hashes of the other files; written last, so a
 folder without it was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`,
 calibration included), and the layers as a model of transformers without a head. The critic of a
-student that trains adapters is an adapter over the student's own
-layers: it belongs to the students of one base.
+student that trains adapters is an adapter over the student's own layers: it belongs to the students
+of one base.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     """What `--model` means: keys of the configuration, and a folder where it names one.
 
     It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know
-    becomes a student of its
-    own: a hub id, called as it ends, a file, and a folder with a model (see `specification`). A
-    folder is weights of another student where the configuration names one, where it speaks as the
-    embedded student does, and where it has an adapter alone. Raises ConfigError for anything else.
+    becomes a student of its own: a hub id, called as it ends, a file, and a folder with a model
+    (see `specification`). A folder is weights of another student where the configuration names one,
+    where it speaks as the embedded student does, and where it has an adapter alone. Raises
+    ConfigError for anything else.
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
@@ -104,9 +104,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     """The name and the entry of models.yaml of a folder with a model: what its config.json and its
     `facts` say.
 
-    The name is what `facts` say, else the folder's. A model of `LORA_FROM`
-    parameters or more gets LoRA over weights as they are; a smaller one is trained whole, in
-    float32.
+    The name is what `facts` say, else the folder's. A model of `LORA_FROM` parameters or more gets
+    LoRA over weights as they are; a smaller one is trained whole, in float32.
     """
     shape = read_note(folder, "config.json")
     precision = shape.get("dtype", shape.get("torch_dtype"))

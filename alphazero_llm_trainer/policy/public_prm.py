@@ -2,11 +2,9 @@
 scores.
 
 - *rlhflow* (Dong et al. 2024, and Skywork's causal ones in its template): each step is a user's
-  turn of a chat, and the
-  assistant's answer begins with `+` or `-`.
+  turn of a chat, and the assistant's answer begins with `+` or `-`.
 - *qwen-prm* (Zhang et al. 2025, Qwen2.5-Math-PRM): a backbone with two classes a token (one linear
-  layer, or two with a
-  ReLU between them), read at `<extra_0>` after each step.
+  layer, or two with a ReLU between them), read at `<extra_0>` after each step.
 
 Causal ones run in the in-process engine, which keeps prefixes; the token classifier computes each
 response anew.

@@ -32,8 +32,8 @@ def group_advantages(rewards: Sequence[float], counts: Sequence[int]) -> list[fl
 
     GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation
     are over all samples, a response's `counts` of them. Over all samples the advantages sum to 0,
-    but where the clip bites. It can't at 3 in a group of
-    10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
+    but where the clip bites. It can't at 3 in a group of 10 samples or fewer: no sample of n is
+    further than `sqrt(n - 1)` deviations from the mean.
     """
     mean, std = mean_and_std(rewards, counts)
     return [clamp((r - mean) / (std + EPSILON), ADVANTAGE_CLIP) for r in rewards]
@@ -46,10 +46,9 @@ def step_advantages(
     `[T]`.
 
     The advantage of taking a step, from Monte Carlo estimates of both values, as in VinePPO
-    (Kazemnejad et al. 2024); here
-    the tree's own statistics are the estimates. It is the local term of TreeRL's process reward
-    (Hou et al. 2025) alone: TreeRL adds a global one, `V(child) - V(root)`, and scales down what
-    many responses share.
+    (Kazemnejad et al. 2024); here the tree's own statistics are the estimates. It is the local term
+    of TreeRL's process reward (Hou et al. 2025) alone: TreeRL adds a global one, `V(child) -
+    V(root)`, and scales down what many responses share.
 
     Args:
         values: `(Q(child), V(parent))` of each step.

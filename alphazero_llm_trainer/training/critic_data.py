@@ -212,8 +212,7 @@ class StateRow:
 
 def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, int]]]:
     """The longest states of a question as rows, whose weights sum to 1: each question counts the
-    same. And where each state
-    is: its row, and how many tokens of the response it has."""
+    same. And where each state is: its row, and how many tokens of the response it has."""
     longest: list[Ids] = []
     places = {}
     for ids in sorted(

@@ -64,9 +64,8 @@ def grpo_loss(
     outside.
 
     GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al.
-    2025, equation 8). The KL of a
-    token is multiplied by its ratio: then its gradient is the reverse KL's (DeepSeek-V3.2). `total`
-    is how many tokens the minibatch has.
+    2025, equation 8). The KL of a token is multiplied by its ratio: then its gradient is the
+    reverse KL's (DeepSeek-V3.2). `total` is how many tokens the minibatch has.
 
     Returns the loss and figures, each a part of the minibatch's mean.
     """

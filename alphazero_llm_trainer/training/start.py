@@ -290,9 +290,8 @@ def check_memory(config: Config, path: Path | None = None) -> None:
 
 def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
     """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't
-    there, no device for the student, no memory for the weights alone. A
-    run that will outgrow its memory is warned of on standard error. `loading` is called before
-    PyTorch is loaded.
+    there, no device for the student, no memory for the weights alone. A run that will outgrow its
+    memory is warned of on standard error. `loading` is called before PyTorch is loaded.
     """
     check_libraries(config)
     loading()
