@@ -1,4 +1,5 @@
-"""First contact with a CUDA machine, in ten minutes and without a network: what works, how fast, in how much memory.
+"""First contact with a CUDA machine, in ten minutes and without a network: what works, how fast, in
+how much memory.
 
     scripts/gpu.sh [--out results.json]
 
@@ -12,7 +13,8 @@ A random model of Llama 3.2 3B's shape is made on the device. Parts, each of whi
 - `trees`: ten token-level PUCT trees side by side;
 - `grpo`: a round in 4 bits with LoRA, its peak of memory beside the forecast.
 
-Without CUDA everything runs at a tiny size, vLLM left out: that shows that the script is whole, and no figure means anything.
+Without CUDA everything runs at a tiny size, vLLM left out: that shows that the script is whole, and
+no figure means anything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products,
 beside stock TRL.
 
-    uv run --extra gguf python scripts/fetch_smollm2.py
-    uv run python benchmarks/real_training.py --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows
-    uv run python benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
+    uv run --extra gguf python scripts/fetch_smollm2.py uv run python benchmarks/real_training.py
+    --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows uv run python
+    benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
 
 Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first
 update warms up and isn't counted. `products` is the floor: the model's matrix products alone,

@@ -133,7 +133,8 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
         "--model",
         metavar="MODEL",
         help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, "
-        "OWNER/NAME of the hub or FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
+        "OWNER/NAME of the hub or FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the "
+        "embedded student)",
     )
 
 

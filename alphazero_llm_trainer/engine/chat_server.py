@@ -20,7 +20,8 @@ from ..types import Cost
 if TYPE_CHECKING:
     import openai
 
-# How vLLM, llama.cpp's server and `serve` go on from an assistant's message; Ollama does so without.
+# How vLLM, llama.cpp's server and `serve` go on from an assistant's message; Ollama does so
+# without.
 GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
 PROBE = "1"  # one token, of nearly every tokenizer
 SPARE = 2  # tokens: PROBE's, and where it isn't one
@@ -94,7 +95,8 @@ class ChatServer:
         limit = self.settings.dollars
         if limit is not None and self.cost.dollars >= limit:
             raise EngineError(
-                f"engine.openai.dollars is {limit:g} and {self.cost.dollars:.4f} are spent: raise it"
+                f"engine.openai.dollars is {limit:g} and {self.cost.dollars:.4f} are spent: raise "
+                "it"
             )
         request: dict[str, Any] = {
             "model": self.model,
@@ -239,8 +241,8 @@ def read_part(choice: Any) -> Part:
 
 
 def read_usage(usage: Mapping[str, Any], cost: Cost) -> None:
-    """Put OpenAI's usage into `cost`; its prompt tokens include the cached ones, and OpenRouter adds
-    what it charges.
+    """Put OpenAI's usage into `cost`; its prompt tokens include the cached ones, and OpenRouter
+    adds what it charges.
     """
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     cost.prompt_tokens = max((usage.get("prompt_tokens") or 0) - cached, 0)

@@ -104,7 +104,8 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
     known = SINGLE if len(parts) == 1 else SINGLE[1:]
     if not set(parts) <= set(known) or len(set(parts)) < len(parts):
         raise ConfigError(
-            f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with +"
+            f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with "
+            "+"
         )
     for network in ("prm", "value"):
         if (network in parts) != (network in networks):

@@ -90,7 +90,8 @@ def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
 
 def check_update(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
     """`check_numerics` again, where the start had it, into `engine.facts`: an adapter that was zero
-    then isn't after an update. One process alone does: sharded weights have no forward of their own.
+    then isn't after an update. One process alone does: sharded weights have no forward of their
+    own.
     """
     known = engine.facts.get("numerics")
     if known is None or torch.distributed.is_initialized():

@@ -152,8 +152,8 @@ class ClassifierPrm:
 
 
 def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
-    """The verifier of a folder, or of a hub repository, in a format of `train.critic.format`. Raises
-    CheckpointError where it isn't readable as one.
+    """The verifier of a folder, or of a hub repository, in a format of `train.critic.format`.
+    Raises CheckpointError where it isn't readable as one.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -98,7 +98,9 @@ class RemoteStudent:
 
     @property
     def word(self) -> str | None:
-        """What a user should know of how the server was asked, None before and where all is well."""
+        """What a user should know of how the server was asked, None before and where all is
+        well.
+        """
         server, words = self.engine.server, []
         if server.known and not server.goes_on:
             words.append(
