@@ -547,7 +547,7 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
 def test_served_trees_are_kept_for_export_and_hold_no_gold(served: Served, tmp_path: Path) -> None:
     journal = served.folder / "kept"
     lines = [json.loads(line) for line in (journal / "journal.jsonl").read_text().splitlines()]
-    assert len(lines) > 30 and len({line["key"] for line in lines}) == len(lines)
+    assert len(lines) > 10 and len({line["key"] for line in lines}) == len(lines)
     assert all(line["split"] == "served" and set(line["tree"]["hre"]) == {None} for line in lines)
     # Nobody graded them, so training doesn't take them by mistake.
     out = tmp_path / "rollouts.jsonl"
