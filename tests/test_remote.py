@@ -108,10 +108,10 @@ def student_at(url: str, **openai: Any) -> RemoteStudent:
 
 
 def drawn(
-    student: RemoteStudent, prefix: Any = (), steps: int = 12, temperature: float = 0.0
+    student: RemoteStudent, prefix: Any = (), steps: int = 12, tokens: int = 60, n: int = 2
 ) -> Any:
-    policy, limits = RemoteSteps(student, 1.0), Limits(steps, 60)
-    return asyncio.run(policy.continuations(PROBLEMS[0], prefix, 2, 5, limits, temperature))
+    policy, limits = RemoteSteps(student, 1.0), Limits(steps, tokens)
+    return asyncio.run(policy.continuations(PROBLEMS[0], prefix, n, 5, limits, 0.0))
 
 
 def test_steps_and_tokens_are_those_of_the_model_in_process(url: str) -> None:
@@ -132,6 +132,27 @@ def test_steps_and_tokens_are_those_of_the_model_in_process(url: str) -> None:
     assert rest.steps == mine.steps[1:]
     [line, _], _ = drawn(student, mine.steps[:1], steps=1)
     assert line.steps == mine.steps[1:2] and not line.ended
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ALPHAZERO_SERVER" not in os.environ, reason="URL MODEL of a server to try")
+def test_another_server_goes_on_with_its_own_chain() -> None:
+    """llama.cpp's, vLLM's or Ollama's: ALPHAZERO_SERVER="http://127.0.0.1:8080/v1 MODEL"."""
+    place, model = os.environ["ALPHAZERO_SERVER"].split()
+    layer = {"engine": {"backend": "openai", "openai": {"base_url": place}}}
+    config, _ = with_model(model, [layer], lambda layers: load_answering(None, layers))
+    student = remote_student(config)
+    # One at a time: sums in batches of other sizes round otherwise.
+    [whole], _ = drawn(student, steps=40, tokens=300, n=1)
+    server = student.engine.server
+    assert server.goes_on and server.logprobs
+    texts = [step.text for step in whole.steps]
+    assert whole.ended and len(texts) > 1
+    [rest], _ = drawn(student, whole.steps[:1], steps=40, tokens=300, n=1)
+    assert [step.text for step in rest.steps] == texts[1:]
+    [line], cost = drawn(student, whole.steps[:1], steps=1, n=1)
+    assert [step.text for step in line.steps] == texts[1:2]
+    assert cost.sampled_tokens < 2 * len(line.steps[0].token_ids) + 8
 
 
 @pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage"])
