@@ -12,7 +12,7 @@ import torch
 from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config, load_training
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
@@ -198,3 +198,14 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
     assert rows_of_a_forward(20, 256, *embedded) == 20
     found = {batch: rows_of_a_forward(batch, 352, *smollm2) for batch in (16, 20, 7, 1)}
     assert found == {16: 4, 20: 4, 7: 1, 1: 1}
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 80])
+def test_a_preset_fits_its_gpu_and_the_guide_says_how(size: int) -> None:
+    config = load_training(f"gpu_{size}gb", [{"engine": {"backend": "vllm"}}])
+    spec = config.models[config.student]
+    assert spec.shape is not None and config.problems.source == "gsm8k"
+    peak = forecast(config, spec, spec.shape, cuda=True, memory=size * GIB).peak / GIB
+    assert peak < 0.9 * size
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "gpu.md").read_text()
+    assert f"| `gpu_{size}gb` | `{config.student}` | {peak:.1f} GiB |" in guide

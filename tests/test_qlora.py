@@ -20,6 +20,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy import adapters
+from alphazero_llm_trainer.policy.folders import weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     Student,
@@ -383,6 +384,16 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
         check_device("llama-3.2-3b", spec.path, spec)
     check_device("llama-3.2-3b", spec.path, spec.model_copy(update={"cpu": True}))
     check_device("embedded", str(PACKAGED), spec)
+
+
+def test_the_mirror_takes_a_gated_model_s_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = load_config().models["llama-3.2-3b"]
+    for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
+        monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)
+        assert weights_of(spec) == source
+    assert "unsloth/Llama-3.2-3B-Instruct takes its place" in caplog.text
 
 
 def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(

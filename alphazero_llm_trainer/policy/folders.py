@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ FACTS = "student.json"  # what a student's folder says of itself, beside what tr
 TEMPLATE = "chat_template.jinja"
 WEIGHTS = ("*.safetensors", "*.bin")
 LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
+
+log = logging.getLogger(__name__)
 
 
 def from_scratch(config: Config) -> bool:
@@ -160,12 +164,31 @@ def fetched(repository: str) -> Path:
 
 
 def weights_of(spec: StudentModel) -> str:
-    """Where a student's own weights are read: its path, or what `fetch` put in its place."""
+    """Where a student's own weights are read: its path, or what `fetch` put in its place, or the
+    mirror where the hub's gate would refuse the path.
+    """
     if HUB_ID.fullmatch(spec.path) and not Path(spec.path).exists():
         folder = fetched(spec.path)
         if (folder / "config.json").is_file():
             return str(folder)
+        if spec.gated and spec.mirror is not None and not past_gate(spec.path):
+            return mirrored(spec.path, spec.mirror)
     return spec.path
+
+
+@cache
+def mirrored(path: str, mirror: str) -> str:
+    """`mirror`, said once."""
+    log.warning("%s is gated and HF_TOKEN isn't set: %s takes its place", path, mirror)
+    return mirror
+
+
+def past_gate(repository: str) -> bool:
+    """Whether a gated repository is here already, or the hub's token may open it."""
+    from huggingface_hub import get_token, try_to_load_from_cache
+
+    here = isinstance(try_to_load_from_cache(repository, "config.json"), str)
+    return here or get_token() is not None
 
 
 def check_critic(folder: Path, kind: str, what: str) -> None:

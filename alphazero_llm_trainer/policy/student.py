@@ -441,12 +441,12 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
         return f"student {source} can't be loaded ({complaint}): check the folder"
     mirror = (
         ""
-        if spec.mirror is None
+        if spec.mirror in (None, source)
         else f", or use its mirror with --set models.{name}.path={spec.mirror}"
     )
     licence = (
         f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set"
-        if spec.gated
+        if spec.gated and source == spec.path
         else ""
     )
     return (

@@ -63,10 +63,10 @@ def download(source: str, spec: StudentModel) -> str:
     """What would be fetched from the hub for weights from `source`."""
     if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
-    if cached(spec.path) is not None:
-        return f"{spec.path} is in the hub's cache"
+    if cached(source) is not None:
+        return f"{source} is in the hub's cache"
     known = spec.shape is not None and spec.shape.download_gb
-    return f"{spec.path}, {f'about {known:g} GB' if known else 'size not known'}"
+    return f"{source}, {f'about {known:g} GB' if known else 'size not known'}"
 
 
 def engine(config: Config) -> str:
