@@ -20,7 +20,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy import adapters
-from alphazero_llm_trainer.policy.folders import weights_of
+from alphazero_llm_trainer.policy.folders import mirrored, weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     Student,
@@ -389,6 +389,7 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
 def test_the_mirror_takes_a_gated_model_s_place(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    mirrored.cache_clear()  # it is said once a process
     spec = load_config().models["llama-3.2-3b"]
     for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
         monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)

@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -38,13 +40,13 @@ ROOT = Path(__file__).parents[1]
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """`serve` with the embedded student."""
+@contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    """The URL of a `serve`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded"]
+    command = [sys.executable, "-m", "alphazero_llm_trainer", "serve", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [*command, "--port", port], env=environment, stdout=subprocess.PIPE, text=True
@@ -55,6 +57,13 @@ def url() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """`serve` with the embedded student."""
+    with serving("--model", "embedded") as place:
+        yield place
 
 
 class Proxy:
@@ -271,6 +280,27 @@ def test_sampled_trees_teach_by_their_texts(
         assert main(refused) == 2
         assert "whose token ids are no tokenizer's" in capsys.readouterr().err
     assert main([*argv, "--resume", "--set", "rewards.use_student_model=true"]) == 2
+
+
+def test_serve_puts_search_before_another_server(url: str, tmp_path: Path) -> None:
+    kept, step = tmp_path / "kept", ["--set", "search.step=line"]
+    flags = ["--base-url", url, "--model", "student", "--keep-traces", str(kept), *step]
+    with serving(*flags) as place, openai.OpenAI(base_url=place, api_key="any") as client:
+        earlier = {"role": "assistant", "content": "Ask me."}
+        chat: Any = [earlier, {"role": "user", "content": PROBLEMS[2].question}]
+        chat.insert(0, {"role": "user", "content": "Hello."})
+        ask: dict[str, Any] = {"messages": chat, "extra_body": {"budget_tokens": 150}}
+        answer = client.chat.completions.create(model="student", **ask)
+        about = answer.model_extra["alphazero"]  # type: ignore[index]
+        assert about["method"] == "mcts" and about["sampled_tokens"] <= 150
+        assert answer.usage is not None and answer.usage.prompt_tokens > 20
+        assert "####" in str(answer.choices[0].message.content)
+        with pytest.raises(openai.BadRequestError, match="ask that one"):
+            client.chat.completions.create(model="student@sample", messages=chat)
+        with pytest.raises(openai.BadRequestError, match="ask that one"):
+            client.completions.create(model="student", prompt="3 + 4 =")
+    [line] = [json.loads(line) for line in (kept / "journal.jsonl").read_text().splitlines()]
+    assert line["tokens"] == "server" and line["split"] == "served"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..live import Progress
 from .base import (
     EXIT_STOPPED,
+    add_base_url,
     add_config_arguments,
     add_critics,
     add_model,
@@ -40,9 +41,12 @@ def add_serve(commands: Any) -> None:
         "serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG
     )
     add_model(parser)
+    add_base_url(parser)
     add_source(parser)
     parser.add_argument(
-        "--search", default="sample", metavar="METHOD", help="what the model `student` does"
+        "--search",
+        metavar="METHOD",
+        help="what the model `student` does (default: sample; with --base-url mcts)",
     )
     parser.add_argument(
         "--verifier",

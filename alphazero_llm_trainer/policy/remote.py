@@ -6,6 +6,7 @@ Where the server tells no log-probabilities a whole step is one such token, of u
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ class RemoteEngine:
 class RemoteStudent:
     """The model of `engine.openai`, with what search reads of a student.
 
-    `heard` is called with the number of a sample and its text so far, while it comes.
+    `heard` is called with the number of a sample and its text so far, while it comes. `messages`
+    are a conversation that takes the place of every problem's question.
     """
 
     name: str
@@ -91,6 +93,7 @@ class RemoteStudent:
     heard: Callable[[int, str], None] = lambda number, text: None
     draws: int = 0
     folder: None = None
+    messages: tuple[Message, ...] = ()
 
     @property
     def title(self) -> str:
@@ -113,8 +116,8 @@ class RemoteStudent:
 
     @property
     def weights(self) -> str:
-        """What stands for the weights in an evaluation's identity."""
-        return self.title
+        """What stands for a hash of the weights."""
+        return hashlib.sha256(self.title.encode()).hexdigest()
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """None: the server alone knows them."""
@@ -192,10 +195,10 @@ class RemoteSteps:
         Raises:
             EngineError: a sample failed.
         """
-        question = [
+        question = self.student.messages or (
             *self.student.opening.messages(problem.question),
             {"role": "user", "content": problem.question},
-        ]
+        )
         await self.student.engine.server.greet(question)
         warm, cost = self.temperature if temperature is None else temperature, Cost()
         draws = [

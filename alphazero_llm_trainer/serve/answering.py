@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..answers import extract
@@ -17,6 +17,7 @@ from ..eval.methods import METHODS
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.tree import Tree
 from ..policy.engine_steps import drawing_cost
+from ..policy.remote import RemoteStudent
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Cost, Problem
@@ -256,8 +257,13 @@ class Answerer:
         changes = {name: value for name, value in asked.items() if value is not None}
         search = self.config.search.model_copy(update=changes)
         config = self.config.model_copy(update={"search": search})
-        student: Any = Conversation(self.student, wanted.prompt)
-        own = config.rewards.use_student_model and self.verifier is None
+        remote = isinstance(self.student, RemoteStudent)
+        student: Any = (
+            replace(self.student, messages=wanted.messages)
+            if remote
+            else Conversation(self.student, wanted.prompt)
+        )
+        own = config.rewards.use_student_model and self.verifier is None and not remote
         perplexity = Perplexity(student, search.max_tokens, own=True) if own else None
         return MethodContext(student, self.verifier, config, perplexity, self.value)
 

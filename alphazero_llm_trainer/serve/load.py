@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.load import Config
+from ..errors import ConfigError
 from ..eval.verifiers import load_verifier, named_verifier
 from ..policy.critic import load_value
-from ..policy.student import load_student
+from ..policy.remote import answering_student
 from ..problems.load import opening
 from .answering import Answerer
-from .requests import Models
+from .requests import MCTS, SAMPLE, Models
 
 
 def load_models(
     config: Config,
-    search: str,
+    search: str | None,
     path: Path | None,
     verifier: str | None,
     prm: Path | None,
@@ -24,18 +25,22 @@ def load_models(
     """The models that are offered, and who answers: the student with its verifier or its value.
 
     Args:
-        search: what the model `student` does.
+        search: what the model `student` does (None: a plain sample, and over another server mcts).
         path: a folder with the student's weights, or None.
         verifier: who judges (None: as the networks say); with "none" a value guides the searches.
         prm, value: folders of networks, or None.
     """
+    remote = config.engine.backend == "openai"
+    if remote and (prm or value):
+        raise ConfigError(
+            "--prm and --value read the student's own tokens, and the model is behind --base-url: "
+            "leave them out"
+        )
     named = named_verifier(verifier, prm, None if verifier == "none" else value, "calculator+")
     judged = named != "none"
-    models = Models("student", search, judged)
+    models = Models("student", search or (MCTS if remote else SAMPLE), judged)
     guide = value or config.search.value
-    student = load_student(
-        config, path=path, opening=opening(config), inference=(prm or guide) is None
-    )
+    student = answering_student(config, path, opening(config), (prm or guide) is None)
     if judged:
         return models, Answerer(student, config, load_verifier(named, student, config, prm, value))
     if guide is None:

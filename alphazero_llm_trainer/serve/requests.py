@@ -20,6 +20,7 @@ from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
 from ..policy.chat import ChatMessage
+from ..policy.remote import RemoteStudent
 
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.
@@ -277,7 +278,7 @@ class Wanted:
     """A prompt of a request within this server's bounds.
 
     `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a
-    completion's prompt as text.
+    completion's prompt as text. `messages` are the chat where another server reads it.
     """
 
     body: ChatBody | CompletionBody
@@ -285,6 +286,7 @@ class Wanted:
     prompt: tuple[int, ...]
     question: str
     seed: int
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 # -- what is wanted
@@ -303,10 +305,22 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
         raise ApiError("messages has no user message: ask something", "messages")
     if messages[0]["role"] != "system":
         messages = [*student.opening.messages(users[-1]), *messages]
+    seed = body.seed % (1 << SEED_BITS)
+    if isinstance(student, RemoteStudent):
+        check_remote(method.name != SAMPLE)
+        return Wanted(body, method, (), users[-1], seed, tuple(messages))
     context = student.engine.capabilities.max_context
     ids = student.chat_ids(messages, body.continue_final_message)
     check_length(len(ids), context - 1)
-    return Wanted(body, method, ids, users[-1], body.seed % (1 << SEED_BITS))
+    return Wanted(body, method, ids, users[-1], seed)
+
+
+def check_remote(searches: bool) -> None:
+    """Raise ApiError for what isn't search where the model is behind another server."""
+    if not searches:
+        raise ApiError(
+            "the model is behind another server: ask that one for plain samples", "model"
+        )
 
 
 def check(body: ChatBody, method: Method) -> None:
@@ -333,6 +347,7 @@ def check(body: ChatBody, method: Method) -> None:
 
 def completion_request(body: CompletionBody, student: Any, models: Models) -> list[Wanted]:
     """The prompts of a completion request, which are sampled. Raises ApiError."""
+    check_remote(not isinstance(student, RemoteStudent))
     if models.of(body.model).name != SAMPLE and "@" in body.model:
         raise ApiError(f"completions are sampled: use {models.name}@{SAMPLE}", "model")
     if body.stream and body.alternatives is not None:

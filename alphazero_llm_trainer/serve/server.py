@@ -82,8 +82,9 @@ def serve(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]
     """
 
     async def main() -> None:
-        # The first call compiles and pages in what the others use.
-        await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
+        if engine.facts["backend"] != "openai":
+            # The first call compiles and pages in what the others use.
+            await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
         freeze_loaded()  # a collection of it would stop everything for 200 ms now and then
         ready()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when all is over

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..mcts.journal import JOURNAL, Journal
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
-from ..policy.adapters import fingerprint
+from ..problems.load import SERVER_TOKENS
 from ..rollouts import GradedTree
 from ..types import Problem, Task
 from .answering import Answerer
@@ -42,7 +42,7 @@ class Service:
     ) -> None:
         self.answerer, self.models, self.settings = answerer, models, settings
         self.student = answerer.student
-        self.fingerprint = f"fp_{fingerprint(self.student.model)[:12]}"
+        self.fingerprint = f"fp_{self.student.weights[:12]}"
         self.created = int(time.time())
         self.places = asyncio.Semaphore(settings.concurrent)
         self.live, self.waiting = 0, 0
@@ -162,4 +162,5 @@ def record(wanted: Wanted, outcome: Outcome, version: int) -> dict[str, Any]:
     }
     # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a
     # benchmark's too.
-    return ungraded.record(split="served", served=served)
+    tokens = SERVER_TOKENS if wanted.messages else {}
+    return ungraded.record(split="served", served=served, **tokens)

@@ -116,7 +116,9 @@ class Wire:
         total = Cost()
         for outcome in outcomes:
             total.add(outcome.cost)
-        prompt, sampled = self.prompt_tokens, total.sampled_tokens
+        # Another server's prompts are what its own usage says.
+        prompt = self.prompt_tokens or total.prompt_tokens + total.cached_tokens
+        sampled = total.sampled_tokens
         hidden = max(sampled - sum(len(outcome.token_ids) for outcome in outcomes), 0)
         return {
             "prompt_tokens": prompt,
