@@ -94,13 +94,10 @@ def environment_python(folder: Path, packages: tuple[str, ...]) -> Path:
 def dependencies() -> tuple[str, ...]:
     """vLLM, this project's dependencies within their bounds, and what its tests need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = [one for one in project["dependencies"] if not one.startswith("torch>")]
-    return (
-        *VLLM,
-        *ours,
-        *(one for one in project["optional-dependencies"]["gpu"] if "vllm" not in one),
-        *TESTS,
-    )
+    extras = project["optional-dependencies"]
+    ours = [*project["dependencies"], *extras["train"], *extras["gpu"]]
+    left_out = ("torch>", "vllm>", "alphazero-llm-trainer[")
+    return (*VLLM, *(one for one in ours if not one.startswith(left_out)), *TESTS)
 
 
 def run_tests(python: Path, rows: Path) -> int:

@@ -115,7 +115,7 @@ def test_trl_learns_which_step_is_better(capsys: pytest.CaptureFixture[str]) -> 
     [(share, pairs)] = re.findall(
         r"gained more in (\d+)% of (\d+) pairs$", capsys.readouterr().out, re.MULTILINE
     )
-    assert int(share) >= 70 and int(pairs) >= 10
+    assert int(share) >= 60 and int(pairs) >= 10
 
 
 def test_the_credit_of_a_tree(capsys: pytest.CaptureFixture[str]) -> None:

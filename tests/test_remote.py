@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,12 @@ def url() -> Iterator[str]:
 
 
 class Proxy:
-    """A server that lacks some of what `serve` can. `bodies` are the requests that came."""
+    """A server that lacks some of what `serve` can, or with `says` answers that once it was greeted.
+    `bodies` are the requests that came.
+    """
 
-    def __init__(self, target: str, *lacks: str) -> None:
-        self.target, self.lacks = target, lacks
+    def __init__(self, target: str, *lacks: str, says: Sequence[str] | None = None) -> None:
+        self.target, self.lacks, self.says = target, lacks, says
         self.bodies: list[dict[str, Any]] = []
         app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
@@ -81,6 +83,8 @@ class Proxy:
         self.bodies.append(dict(body))
         if "key" in self.lacks and request.headers.get("authorization") != "Bearer right":
             return JSONResponse({"error": {"message": "no such key"}}, 401)
+        if self.says is not None and body["max_tokens"] > 1:
+            return StreamingResponse(iter(self.says), media_type="text/event-stream")
         if "logprobs" in self.lacks and body.pop("logprobs", None):
             return JSONResponse({"error": {"message": "logprobs: not for this model"}}, 400)
         if "going on" in self.lacks and "continue_final_message" in body:
@@ -186,6 +190,91 @@ def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) 
     assert (cost.sampled_tokens > 10) and len({step.token_ids for step in first.steps}) == len(
         first.steps
     )
+
+
+def chunk(text: Any = None, finish: Any = None, **more: Any) -> str:
+    """An event of a streamed reply."""
+    tokens = [{"token": text, "logprob": more.pop("logprob", -0.5)}] if text else []
+    choice = {
+        "index": 0,
+        "delta": {"content": text} | more.pop("delta", {}),
+        "finish_reason": finish,
+        "logprobs": {"content": tokens} if tokens else None,
+    }
+    return f"data: {json.dumps({'choices': [choice]} | more)}\n\n"
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2}
+END = [chunk(finish="stop"), "data: [DONE]\n\n"]
+NONSENSE = {
+    "no end": ([chunk("3 + 4 = 7\n")], "broke off in a reply"),
+    "a page": (["<html>busy</html>"], "broke off in a reply"),
+    "no choices": (["data: {}\n\n"], "no chat completion"),
+    "choices of another kind": (['data: {"choices": [null]}\n\n', *END], "no chat completion"),
+    "a text of another kind": ([chunk(delta={"content": {"a": 1}}), *END], "no chat completion"),
+    "a failure": (['data: {"error": {"message": "\\u001b[31mburnt"}}\n\n'], "burnt"),
+    "a filter": ([chunk("No.", "content_filter")], "content filter"),
+    "no end of it": ([chunk("x" * 64)] * 100, "ignores the limit"),
+    "more than was asked for": (
+        [chunk("7"), chunk(finish="stop", usage={**USAGE, "completion_tokens": 500})],
+        "sampled 500 tokens where max_tokens was 40",
+    ),
+    "nothing to count by": ([chunk(delta={"content": "7"}), *END], "no token can be counted"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_server_that_answers_nonsense_ends_in_a_sentence(url: str, case: str) -> None:
+    says, words = NONSENSE[case]
+    with Proxy(url, says=says) as place, pytest.raises(az.AlphaZeroError) as caught:
+        drawn(student_at(place), tokens=40, n=1)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_what_a_server_says_of_tokens_is_held_to_what_came(url: str) -> None:
+    lies = {"prompt_tokens": -4, "completion_tokens": "many", "cost": float("nan")}
+    for usage in (lies, {**USAGE, "completion_tokens": 0}, "none", None):
+        says = [chunk("3 + 4"), chunk(" = 7\n"), chunk("####"), chunk(" 7", "stop", usage=usage)]
+        with Proxy(url, says=says) as place:
+            [reply], cost = drawn(student_at(place), n=1)
+        assert text_of(reply.steps) == "3 + 4 = 7\n#### 7" and reply.ended
+        assert cost.sampled_tokens == 4 and cost.dollars == 0.0
+    odd = [chunk("3", logprob=2.0), chunk(" + 4 = 7\n", logprob=-1e9), *END]
+    with Proxy(url, says=odd) as place:
+        [reply], _ = drawn(student_at(place), n=1)
+    assert [step.logprobs for step in reply.steps] == [(-20.0, 0.0)]  # of unknown probability
+
+
+def test_a_beginning_that_is_repeated_is_left_out(url: str) -> None:
+    """By a model that was asked to go on."""
+    pieces = ["3 + 4 = 7\n", "7 - 5", " = 2\n", "#### 2"]
+    says = [*map(chunk, pieces), *END]
+    with Proxy(url, "going on", says=says) as place:
+        student = student_at(place)
+        [whole], _ = drawn(student, n=1)
+        assert [len(step.token_ids) for step in whole.steps] == [1, 2, 2]  # an end token too
+        for steps in (1, 12):
+            [rest], _ = drawn(student, whole.steps[:1], steps=steps, n=1)
+            assert rest.steps == whole.steps[1 : 1 + steps]
+
+
+def test_thinking_alone_is_a_reply_without_words(url: str) -> None:
+    says = [chunk(delta={"reasoning_content": "Hm. "}), chunk(finish="length", usage=USAGE)]
+    with Proxy(url, says=says) as place:
+        student = student_at(place)
+        [reply], cost = drawn(student, n=1)
+    assert reply.cut and not reply.ended and text_of(reply.steps) == "" and cost.sampled_tokens == 2
+    assert student.word is not None and "1 replies that were thinking alone" in student.word
+
+
+def test_a_server_that_comes_late_is_greeted_again(url: str) -> None:
+    with (proxy := Proxy(url, "key")) as place:
+        student = student_at(place)
+        with pytest.raises(az.AlphaZeroError, match="refuses the key"):
+            drawn(student)
+        proxy.lacks = ()
+        assert drawn(student)[0][0].ended
 
 
 def test_search_prints_the_first_chain_and_the_tree(

@@ -132,7 +132,9 @@ class FirstChain:
         if not self.begun:
             print(self.question, flush=True)
             self.begun = True
+        from ..viewer.text import plain
+
         whole = text.split("\n")[:-1]
         for line in whole[self.lines :]:
-            print(f"  {line}", flush=True)
+            print(f"  {plain(line)}", flush=True)
         self.lines = len(whole)

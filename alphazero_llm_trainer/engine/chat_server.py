@@ -8,10 +8,13 @@ reader has enough, and servers end the generation then.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from ..config.sections import OpenaiConfig
 from ..errors import EngineError, RequestError
@@ -25,11 +28,63 @@ if TYPE_CHECKING:
 GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
 PROBE = "1"  # one token, of nearly every tokenizer
 SPARE = 2  # tokens: PROBE's, and where it isn't one
+THOUGHT = 8  # tokens that a template may open an answer with and leaves out of one that goes on
 REFUSALS = (400, 404, 413, 422)  # statuses of a request that the server doesn't take
 SEED_BITS = 31  # some servers take 32 bits with a sign
 
+MOST_CALLS = 32  # under way at once
+RETRIES = 6  # after 408, 409, 429 and 5xx, by the openai package
+SAMPLE_SECONDS = 1800.0  # of one sample
+MOST_TEXT = 64  # characters a token: more of them are no sample of `max_tokens`
+QUESTION = {"role": "user", "content": "How many apples are in 3 boxes of 14 apples?"}
+
 Message = Mapping[str, str]
 Token = tuple[bytes, float]  # its text in UTF-8, and its log-probability (nats)
+Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class TokenBody(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
+
+
+class LogprobsBody(BaseModel):
+    content: list[TokenBody] | None = None
+
+
+class DeltaBody(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChoiceBody(BaseModel):
+    delta: DeltaBody | None = None
+    finish_reason: str | None = None
+    logprobs: LogprobsBody | None = None
+
+
+class ChunkBody(BaseModel):
+    """A streamed chunk. Of `usage` nothing is expected: the sample can be read without it."""
+
+    choices: list[ChoiceBody] = []
+    usage: Any = None
+
+
+class DetailsBody(BaseModel):
+    cached_tokens: Count | None = None
+
+
+class UsageBody(BaseModel):
+    """OpenAI's usage: its prompt tokens include the cached ones, and OpenRouter adds what it
+    charges.
+    """
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: DetailsBody | None = None
+    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +119,7 @@ class ChatServer:
         self._greeting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sdk: openai.AsyncOpenAI
+        self._gate: asyncio.Semaphore
 
     @property
     def closes(self) -> bool:
@@ -90,6 +146,7 @@ class ChatServer:
             RequestError: the server doesn't take this request.
             EngineError: the server can't be reached or fails, or the dollars are spent.
         """
+        import httpx
         import openai
 
         limit = self.settings.dollars
@@ -102,6 +159,7 @@ class ChatServer:
             "model": self.model,
             "messages": list(messages),
             "temperature": temperature,
+            "top_p": 1.0,
             "max_tokens": max_tokens,
             "seed": seed % 2**SEED_BITS,
             "stream": True,
@@ -111,31 +169,36 @@ class ChatServer:
             request["logprobs"] = True
         if going_on:
             request["extra_body"] = GOING_ON
-        cost = Cost(calls=1)
+        sample = Sampled(Cost(calls=1))
         try:
-            stream = await self._client().chat.completions.create(**request)
-            async with stream:
-                async for chunk in stream:
-                    if chunk.usage is not None:
-                        read_usage(chunk.usage.model_dump(), cost)
-                    for choice in chunk.choices[:1]:
-                        part = read_part(choice)
-                        if part.text and not part.tokens:
-                            self.logprobs = False
-                        if chunk.usage is None:
-                            pieces = bool(part.text) + bool(part.hidden)
-                            cost.sampled_tokens += max(len(part.tokens), pieces)
-                        yield part
+            client, gate = self._client()
+            async with gate, asyncio.timeout(SAMPLE_SECONDS):
+                stream = await client.chat.completions.create(**request)
+                async with stream:
+                    async for chunk in stream:
+                        yield sample.read(chunk)
+                        if sample.length > MOST_TEXT * (max_tokens + 16):
+                            raise EngineError(
+                                f"the server at {self.url} sends more than max_tokens "
+                                f"{max_tokens} can be: it ignores the limit"
+                            )
+            self._check(sample, max_tokens)
         except openai.APIStatusError as error:
             raise self._refused(error) from None  # the SDK's error repeats the server's page
-        except (openai.APIError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"[:200]
+        except ValidationError as error:
+            why = str(error.errors(include_url=False)[0]["loc"])
+            raise EngineError(
+                f"the server at {self.url} answers with no chat completion ({why}): correct "
+                "--base-url"
+            ) from None
+        except (openai.APIError, httpx.HTTPError, ValueError, TimeoutError) as error:
+            why = printable(f"{type(error).__name__}: {error}")
             raise EngineError(
                 f"the server at {self.url} can't be reached or broke off ({why}): start it, or "
                 "correct --base-url"
             ) from error
         finally:
-            price = self.settings
+            cost, price = sample.cost, self.settings
             read = cost.prompt_tokens + cost.cached_tokens
             cost.dollars = cost.dollars or (
                 (read * price.prompt_cost + cost.sampled_tokens * price.completion_cost) / 1e6
@@ -143,34 +206,65 @@ class ChatServer:
             self.cost.add(cost)
             spent.add(cost)
 
-    async def greet(self, opening: Sequence[Message]) -> None:
-        """Learn what the server can do, by two requests of one token after the messages `opening`,
-        once.
+    def _check(self, sample: Sampled, max_tokens: int) -> None:
+        """Raise for a sample that came to its end and can't be counted on."""
+        place = f"the server at {self.url}"
+        if sample.finish is None:
+            raise EngineError(f"{place} broke off in a reply, or sends no chat completion")
+        if sample.finish == "content_filter":
+            raise RequestError(f"{place} refuses to answer: its content filter ended the reply")
+        if sample.length and not sample.told:
+            self.logprobs = False
+            if not sample.counted:
+                raise EngineError(
+                    f"{place} tells neither usage nor log-probabilities, so that no token can be "
+                    "counted: take another server"
+                )
+        if sample.cost.sampled_tokens > max_tokens:
+            raise EngineError(
+                f"{place} sampled {sample.cost.sampled_tokens} tokens where max_tokens was "
+                f"{max_tokens}: it ignores the limit"
+            )
+        price = self.settings
+        free = not (price.prompt_cost or price.completion_cost or sample.cost.dollars)
+        if price.dollars is not None and free and sample.counted:
+            raise EngineError(
+                f"engine.openai.dollars is {price.dollars:g} and {place} reports no cost: set "
+                "engine.openai.prompt_cost and completion_cost"
+            )
 
-        A message that goes on is as many tokens longer than the question alone as it has; one that
-        was closed, with a new one opened behind it, has the chat's own tokens too. Where the server
-        tells no usage it counts as one that doesn't go on.
+    async def greet(self) -> None:
+        """Learn once what the server can do, by two requests of one token.
+
+        A message that goes on is as many tokens longer than the question alone as it has, or some
+        shorter, where a template opens a thought before an answer; one that was closed, with a new
+        one opened behind it, has the chat's own tokens too. Where the server tells no usage, or
+        leaves the message out, it counts as one that doesn't go on.
 
         Raises:
             EngineError: the server can't be reached, or has no such model.
         """
-        if self._greeting is None:
-            self._greeting = asyncio.ensure_future(self._greet(opening))
+        if self.known:
+            return
+        loop = asyncio.get_running_loop()
+        if self._greeting is None or self._greeting.done() or self._greeting.get_loop() is not loop:
+            self._greeting = asyncio.ensure_future(self._greet())
         await asyncio.shield(self._greeting)
 
-    async def _greet(self, opening: Sequence[Message]) -> None:
+    async def _greet(self) -> None:
         try:
-            asked = await self._prompt(opening)
+            asked = await self._prompt([QUESTION])
         except RequestError:
             self.logprobs = False
             try:
-                asked = await self._prompt(opening)
+                asked = await self._prompt([QUESTION])
             except RequestError as error:
                 raise EngineError(f"{error}; it has {await self._models()}") from error
-        begun = [*opening, {"role": "assistant", "content": PROBE}]
+        begun = [QUESTION, {"role": "assistant", "content": PROBE}]
         try:
             longer = await self._prompt(begun, going_on=True)
-            self.goes_on = asked > 0 and longer <= asked + SPARE
+            within = asked - THOUGHT <= longer <= asked + SPARE
+            self.goes_on = asked > 0 and within and longer != asked
         except RequestError:
             pass  # it takes no such message
         self.known = True
@@ -186,14 +280,15 @@ class ChatServer:
         import openai
 
         try:
-            return ", ".join([card.id async for card in self._client().models.list()])[:300]
-        except openai.APIError:
+            client, _ = self._client()
+            return printable(", ".join([card.id async for card in client.models.list()]))
+        except (openai.APIError, AttributeError, TypeError):
             return "no list of models"
 
     def _refused(self, error: openai.APIStatusError) -> EngineError:
         """A status as an error, with the server's own words, which are about the user's request."""
         body = error.body if isinstance(error.body, dict) else {}
-        words = " ".join(str(body.get("message") or error.message).split())[:200]
+        words = printable(str(body.get("message") or error.message))
         if error.status_code in (401, 403):
             return EngineError(
                 f"the server at {self.url} refuses the key ({words}): put it into the variable "
@@ -205,8 +300,8 @@ class ChatServer:
             f"{self.model!r} ({words})"
         )
 
-    def _client(self) -> openai.AsyncOpenAI:
-        """The client of the running event loop: connections belong to one."""
+    def _client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
+        """The client of the running event loop, to which connections belong, and its gate."""
         import openai
 
         loop = asyncio.get_running_loop()
@@ -216,37 +311,66 @@ class ChatServer:
             self._sdk = openai.AsyncOpenAI(
                 api_key=os.environ.get(self.settings.key_variable, "").strip() or "none",
                 base_url=self.url,
+                max_retries=RETRIES,
                 http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
             )
             self._sdk.organization = self._sdk.project = None
-            self._loop = loop
-        return self._sdk
+            self._gate, self._loop = asyncio.Semaphore(MOST_CALLS), loop
+        return self._sdk, self._gate
 
 
-def read_part(choice: Any) -> Part:
-    """A choice of a streamed chunk."""
-    delta = choice.delta
-    text = (delta.content if delta is not None else None) or ""
-    extra = {} if delta is None else delta.model_extra or {}
-    hidden = extra.get("reasoning_content") or extra.get("reasoning") or ""
-    listed = choice.logprobs.content if choice.logprobs is not None else None
-    tokens = tuple(
-        (
-            bytes(token.bytes) if token.bytes is not None else token.token.encode(),
-            float(token.logprob),
-        )
-        for token in listed or ()
-    )
-    return Part(text, tokens, str(hidden), choice.finish_reason)
-
-
-def read_usage(usage: Mapping[str, Any], cost: Cost) -> None:
-    """Put OpenAI's usage into `cost`; its prompt tokens include the cached ones, and OpenRouter
-    adds what it charges.
+@dataclass(slots=True)
+class Sampled:
+    """What came of a sample so far: characters, whether tokens were told and whether usage counted
+    them, and why it ended.
     """
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    cost.prompt_tokens = max((usage.get("prompt_tokens") or 0) - cached, 0)
-    cost.cached_tokens = cached
-    cost.sampled_tokens = usage.get("completion_tokens") or 0
-    charged = usage.get("cost")
-    cost.dollars = float(charged) if isinstance(charged, int | float) else 0.0
+
+    cost: Cost
+    length: int = 0
+    told: bool = False
+    counted: bool = False
+    finish: str | None = None
+
+    def read(self, chunk: Any) -> Part:
+        """The next piece. Raises ValidationError where it is no chunk of a chat completion."""
+        body = ChunkBody.model_validate(
+            chunk.model_dump(warnings=False) if isinstance(chunk, BaseModel) else chunk
+        )
+        choice = body.choices[0] if body.choices else ChoiceBody()
+        delta = choice.delta or DeltaBody()
+        hidden = delta.reasoning_content or delta.reasoning or ""
+        listed = (choice.logprobs.content if choice.logprobs is not None else None) or []
+        text = delta.content or ""
+        self.length += len(text) + len(hidden)
+        self.cost.sampled_tokens += max(len(listed), bool(text) + bool(hidden))
+        self.finish = choice.finish_reason or self.finish
+        self.count(body.usage)
+        # Tokens of a thought that the server keeps apart are none of the text's.
+        known = all(token.logprob <= 0 and math.isfinite(token.logprob) for token in listed)
+        tokens = () if hidden or not known else tuple(map(read_token, listed))
+        self.told = self.told or bool(tokens)
+        return Part(text, tokens, hidden, choice.finish_reason)
+
+    def count(self, usage: Any) -> None:
+        """Take the server's usage where it is one; tokens that came are never counted less."""
+        try:
+            told = UsageBody.model_validate(usage)
+        except ValidationError:
+            return
+        details, cost = told.prompt_tokens_details or DetailsBody(), self.cost
+        cost.cached_tokens = min(details.cached_tokens or 0, told.prompt_tokens)
+        cost.prompt_tokens = told.prompt_tokens - cost.cached_tokens
+        cost.sampled_tokens = max(told.completion_tokens, cost.sampled_tokens)
+        cost.dollars = told.cost or 0.0
+        self.counted = True
+
+
+def read_token(token: TokenBody) -> Token:
+    """A token's text and log-probability."""
+    text = bytes(token.bytes) if token.bytes is not None else token.token.encode(errors="replace")
+    return text, token.logprob
+
+
+def printable(words: str) -> str:
+    """A server's words on one short line, without what a terminal would obey."""
+    return "".join(letter for letter in " ".join(words.split()) if letter.isprintable())[:200]

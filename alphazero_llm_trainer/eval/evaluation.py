@@ -181,7 +181,7 @@ class Evaluation(BaseModel):
                 "the student's own tokens; take calculator, or a model that is here"
             )
         server = student.engine.server
-        asyncio.run(server.greet([{"role": "user", "content": "?"}]))
+        asyncio.run(server.greet())
         if RANKING in self.judge.split("+") and not server.logprobs:
             raise ConfigError(
                 f"--verifier is {self.judge!r} and the server tells no log-probabilities: take "

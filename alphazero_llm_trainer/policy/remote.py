@@ -20,7 +20,7 @@ from ..engine.chat_server import ChatServer, Message, Token
 from ..engine.completions import all_or_none, sample_seed
 from ..engine.protocol import Capabilities, Drawn, Limits
 from ..engine.step_ends import split_steps
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError
 from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
@@ -92,6 +92,7 @@ class RemoteStudent:
     tokenizer: Numbers = field(default_factory=Numbers)
     heard: Callable[[int, str], None] = lambda number, text: None
     draws: int = 0
+    thoughts: int = 0
     folder: None = None
     messages: tuple[Message, ...] = ()
 
@@ -112,6 +113,10 @@ class RemoteStudent:
             )
         if server.known and not server.logprobs:
             words.append("tells no log-probabilities: siblings have equal priors")
+        if self.thoughts:
+            words.append(
+                f"sent {self.thoughts} replies that were thinking alone: raise search.max_tokens"
+            )
         return f"the server {' and '.join(words)}" if words else None
 
     @property
@@ -161,6 +166,15 @@ def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:
     return RemoteStudent(name, spec, RemoteEngine(server), config.search.step, opening)
 
 
+def behind(tokens: Sequence[Token], length: int) -> list[Token]:
+    """The tokens after the first `length` bytes of their text; none where a token lies across."""
+    for at, (text, _) in enumerate(tokens):
+        if length <= 0:
+            return [*tokens[at:]] if length == 0 else []
+        length -= len(text)
+    return []
+
+
 class RemoteSteps:
     """`mcts.steps.StepPolicy` over a server's chat: a continuation is one streamed sample.
 
@@ -199,7 +213,7 @@ class RemoteSteps:
             *self.student.opening.messages(problem.question),
             {"role": "user", "content": problem.question},
         )
-        await self.student.engine.server.greet(question)
+        await self.student.engine.server.greet()
         warm, cost = self.temperature if temperature is None else temperature, Cost()
         draws = [
             self._draw(question, steps, sample_seed(seed, index), limits, warm, cost)
@@ -240,21 +254,38 @@ class RemoteSteps:
                 tokens += part.tokens
                 thought, finish = thought + part.hidden, part.finish or finish
                 self.student.heard(number, before + text)
-                if server.closes and "\n" in part.text and self._full(text, before, limits):
+                new = self._new(text, before)
+                if server.closes and "\n" in part.text and self._full(new, before, limits):
                     break
-        if thought and not text and finish == "length":
-            raise RequestError(
-                f"{self.student.name} only thought for {limits.tokens} tokens: raise "
-                "search.max_tokens"
+        new = self._new(text, before)
+        if new != text:
+            tokens = behind(
+                tokens, len(text.encode(errors="replace")) - len(new.encode(errors="replace"))
             )
-        if text.startswith(before) and not server.goes_on:
-            text, tokens = text[len(before) :], []
-        return self._continuation(text, tokens, finish, before, limits)
+        if thought and not new and finish == "length":
+            self.student.thoughts += 1
+            end = Step((self.student.tokenizer.of(b""),), (0.0,), "")
+            return Continuation((end,), ended=False, cut=True)
+        return self._continuation(new, tokens, finish, before, limits)
+
+    def _new(self, text: str, before: str) -> str:
+        """What of a sample's text is new: a model that was asked to go on may repeat the beginning,
+        of which nothing is new while it does.
+        """
+        if not before or self.student.engine.server.goes_on:
+            return text
+        if before.startswith(text):
+            return ""
+        return text.removeprefix(before)
 
     def _full(self, text: str, before: str, limits: Limits) -> bool:
         """Whether the whole steps of `text` are as many as wanted, or end the response."""
         whole = split_steps(f"{text}.", self.student.step)[:-1]  # a step begins where one has ended
-        return len(whole) >= limits.steps or any(is_final(step, before) for step in whole)
+        for step in whole:
+            if is_final(step, before):
+                return True
+            before += step
+        return len(whole) >= limits.steps
 
     def _continuation(
         self,

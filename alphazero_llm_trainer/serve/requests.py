@@ -307,7 +307,7 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
         messages = [*student.opening.messages(users[-1]), *messages]
     seed = body.seed % (1 << SEED_BITS)
     if isinstance(student, RemoteStudent):
-        check_remote(method.name != SAMPLE)
+        check_remote(method.name != SAMPLE and not body.return_token_ids)
         return Wanted(body, method, (), users[-1], seed, tuple(messages))
     context = student.engine.capabilities.max_context
     ids = student.chat_ids(messages, body.continue_final_message)

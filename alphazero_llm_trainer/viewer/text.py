@@ -93,7 +93,13 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
 
 def _line(text: str) -> str:
     """A step of several lines as one: blank lines go, the others are joined by a slash."""
-    return " / ".join(line.strip() for line in text.split("\n") if line.strip()) or text.strip("\n")
+    joined = " / ".join(line.strip() for line in text.split("\n") if line.strip())
+    return plain(joined or text.strip("\n"))
+
+
+def plain(text: str) -> str:
+    """A line without what a terminal would obey: a model, or a server, may write anything."""
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\t")
 
 
 def _mean(tree: Any, node: int) -> str:
