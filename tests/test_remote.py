@@ -266,6 +266,18 @@ def test_thinking_alone_is_a_reply_without_words(url: str) -> None:
         [reply], cost = drawn(student, n=1)
     assert reply.cut and not reply.ended and text_of(reply.steps) == "" and cost.sampled_tokens == 2
     assert student.word is not None and "1 replies that were thinking alone" in student.word
+    assert student.engine.server.logprobs  # a thought kept apart says nothing of them
+
+
+def test_a_sample_is_closed_as_soon_as_its_step_is_whole(url: str) -> None:
+    lines = ["3 + 4 = 7\n", "7 - 5 = 2\n", "2 + 2 = 4\n", "#### 4"]
+    says = [*map(chunk, lines), chunk(finish="stop", usage={**USAGE, "completion_tokens": 50})]
+    for priced in (False, True):  # in dollars the usage at its end counts
+        with Proxy(url, says=says) as place:
+            student = student_at(place, completion_cost=float(priced))
+            [line], cost = drawn(student, steps=1, n=1)
+        assert [step.text for step in line.steps] == lines[:1] and not line.ended
+        assert cost.sampled_tokens == (50 if priced else 1)
 
 
 def test_a_server_that_comes_late_is_greeted_again(url: str) -> None:

@@ -213,9 +213,10 @@ class ChatServer:
             raise EngineError(f"{place} broke off in a reply, or sends no chat completion")
         if sample.finish == "content_filter":
             raise RequestError(f"{place} refuses to answer: its content filter ended the reply")
-        if sample.length and not sample.told:
-            self.logprobs = False
-            if not sample.counted:
+        if not sample.told:
+            # A thought that the server keeps apart has no tokens of the text's: it says nothing.
+            self.logprobs = self.logprobs and not sample.shown
+            if sample.length and not sample.counted:
                 raise EngineError(
                     f"{place} tells neither usage nor log-probabilities, so that no token can be "
                     "counted: take another server"
@@ -321,12 +322,13 @@ class ChatServer:
 
 @dataclass(slots=True)
 class Sampled:
-    """What came of a sample so far: characters, whether tokens were told and whether usage counted
-    them, and why it ended.
+    """What came of a sample so far: characters, those of a hidden thought too, whether text was
+    `shown`, whether tokens were told and whether usage counted them, and why it ended.
     """
 
     cost: Cost
     length: int = 0
+    shown: bool = False
     told: bool = False
     counted: bool = False
     finish: str | None = None
@@ -342,6 +344,7 @@ class Sampled:
         listed = (choice.logprobs.content if choice.logprobs is not None else None) or []
         text = delta.content or ""
         self.length += len(text) + len(hidden)
+        self.shown = self.shown or bool(text)
         self.cost.sampled_tokens += max(len(listed), bool(text) + bool(hidden))
         self.finish = choice.finish_reason or self.finish
         self.count(body.usage)
