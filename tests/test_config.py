@@ -441,3 +441,32 @@ def test_the_engine_is_vllm_where_it_serves_best(
     assert config.engine.backend == backend
     told = plan.engine(config)
     assert ("alphazero-llm-trainer[gpu]" in told) == (cuda and not vllm)
+
+
+@pytest.mark.parametrize(
+    ("student", "cuda", "source"),
+    [
+        ("auto", False, "embedded"),
+        ("auto", True, "gsm8k"),
+        ("qwen3-4b", True, "gsm8k"),
+        ("qwen3-4b", False, "embedded"),
+        ("embedded", True, "embedded"),
+    ],
+)
+def test_the_problems_of_a_language_model_on_cuda_are_gsm8k(
+    student: str, cuda: bool, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "cuda_here", lambda: cuda)
+    student_is = f"student={student}"
+    assert load_config(overrides=[student_is]).problems.source == source
+    asked = load_config(overrides=[student_is, "problems.source=math"])
+    assert asked.problems.source == "math"
+
+
+def test_sft_from_scratch_on_cuda_is_the_embedded_student_on_its_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "cuda_here", lambda: True)
+    config = load_config(recipe="sft_scratch.yaml")
+    limits = config.search.max_tokens, config.search.max_depth
+    assert (config.student, config.problems.source, *limits) == ("embedded", "embedded", 160, 12)

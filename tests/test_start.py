@@ -266,6 +266,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
         )
         said = capsys.readouterr().err
         assert ("pre-flight, 32 responses: " in said) == (count > 0)
+        assert ("a response to each of 8 questions: " in said) == (count > 0)
         run = out / "run-001"
         trees = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
         for record in trees:

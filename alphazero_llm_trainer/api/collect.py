@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def collect(
-    problems: Problems = "embedded",
+    problems: Problems = "auto",
     model: str | Path | Student = "auto",
     *,
     num: int = 96,

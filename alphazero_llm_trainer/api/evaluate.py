@@ -61,7 +61,7 @@ class Table:
 
 
 def evaluate(
-    problems: Problems | Sequence[str] = "embedded",
+    problems: Problems | Sequence[str] = "auto",
     model: str | Path | Student = "auto",
     *,
     reward: Reward = None,

@@ -89,7 +89,7 @@ def interval_of(facts: Mapping[str, float] | None) -> Interval | None:
 
 
 def train(
-    problems: Problems = "embedded",
+    problems: Problems = "auto",
     reward: Reward = None,
     *,
     model: str | Path = "auto",
@@ -150,7 +150,7 @@ def train(
         for name, setting in (config or {}).items()
         for key, value in flat(nested(name, setting))
     }
-    if problems == "embedded":  # the default
+    if problems == "auto":
         asked["problems.source"] = None
     if model != "auto":
         asked |= {"student": resolved.student, "train.student": resolved.train.student}

@@ -38,6 +38,7 @@ AUTO_LARGE, AUTO_SMALL = (
     "llama-3.2-3b",
     "embedded",
 )  # what the student `auto` is with CUDA, and without
+SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
 
 
 class Config(Section):
@@ -201,7 +202,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
-    config = with_backend(with_tier(with_limits(config, raw.get("search", {}))))
+    config = with_source(with_backend(with_tier(with_limits(config, raw.get("search", {})))))
     rewards = config.rewards
     if not (
         rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
@@ -285,8 +286,21 @@ def with_backend(config: Config) -> Config:
 
 def wants_vllm(config: Config) -> bool:
     """Whether vLLM would serve the configured student best."""
-    path, alone = config.models[resolve_name(config)].path, os.environ.get("WORLD_SIZE", "1") == "1"
-    return alone and cuda_here() and path not in ("package", "scratch") and path[-5:] != ".gguf"
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    path = config.models[resolve_name(config)].path
+    return alone and cuda_here() and path not in SMALL and path[-5:] != ".gguf"
+
+
+def with_source(config: Config) -> Config:
+    """`config` with `problems.source: auto` resolved: GSM8K for a language model on CUDA, else the
+    embedded problems.
+    """
+    if config.problems.source != "auto":
+        return config
+    small = config.models[resolve_name(config)].path in SMALL
+    source = "gsm8k" if cuda_here() and not small else "embedded"
+    problems = config.problems.model_copy(update={"source": source})
+    return config.model_copy(update={"problems": problems})
 
 
 def vllm_here() -> bool:

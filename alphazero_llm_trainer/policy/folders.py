@@ -11,14 +11,13 @@ from typing import Any
 
 from ..config.cache import cache_folder
 from ..config.hub import ask_hub_or_cache, offline_because
-from ..config.load import AUTO_SMALL, Config, nested, resolve_name
+from ..config.load import AUTO_SMALL, SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
 from ..files import read_object, write_json
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
-SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 GGUF = ".gguf"
 INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"

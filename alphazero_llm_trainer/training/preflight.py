@@ -28,7 +28,7 @@ def preflight(
     stop: Callable[[], bool],
 ) -> str:
     """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone.
-    Returns a line of figures.
+    Returns a line of figures, and of what the run's sampling would take at that speed.
     """
     answers = answer(
         student,
@@ -48,11 +48,18 @@ def preflight(
     known = any(task.gold or source_of(task.problem).gold_free for task in tasks)
     right = sum(map(sum, answers.correct)) if known else None
     check(config, len(responses), right, unstated, answers.tokens)
+    speed, train = answers.tokens / answers.seconds, config.train
+    each = answers.tokens / len(responses)
+    planned, tokens = f"a response to each of {train.num_examples:,} questions", train.tokens
+    if tokens is None:
+        tokens = round(each * train.num_examples)
+    else:
+        planned = "the run's"
     return (
         f"pre-flight, {len(responses)} responses: "
         f"{'' if right is None else f'{right} right, '}{unstated} without an answer,"
-        f" {answers.tokens / len(responses):,.0f} tokens each, "
-        f"{answers.tokens / answers.seconds:,.0f} tokens a second"
+        f" {each:,.0f} tokens each, {speed:,.0f} tokens a second; {planned}: {tokens:,} tokens, "
+        f"{max(1, round(tokens / speed / 60)):,} min"
     )
 
 
