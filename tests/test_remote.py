@@ -97,7 +97,15 @@ class Proxy:
             client.stream("POST", f"{self.target}/chat/completions", json=body) as answer,
         ):
             async for line in answer.aiter_lines():
-                if not ("usage" in self.lacks and '"usage"' in line):
+                if "usage" in self.lacks and '"usage"' in line:
+                    continue
+                if "cached" in self.lacks and '"usage"' in line:  # tells what it computed alone
+                    told = json.loads(line.removeprefix("data: "))
+                    usage = told.get("usage") or {}
+                    if details := usage.pop("prompt_tokens_details", None):
+                        usage["prompt_tokens"] -= details["cached_tokens"]
+                    yield f"data: {json.dumps(told)}\n".encode()
+                else:
                     yield f"{line}\n".encode()
 
     def __enter__(self) -> str:
@@ -168,9 +176,10 @@ def test_another_server_goes_on_with_its_own_chain() -> None:
     assert cost.sampled_tokens < 2 * len(line.steps[0].token_ids) + 8
 
 
-@pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage"])
+@pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage", "cached"])
 def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) -> None:
-    whole = text_of(drawn(student_at(url))[0][0].steps)
+    own = drawn(student_at(url))[0][0].steps
+    whole = text_of(own)
     with (proxy := Proxy(url, lacks)) as place:
         student = student_at(place)
         [first, _], cost = drawn(student)
@@ -179,12 +188,15 @@ def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) 
         drawn(student, first.steps[:1])
         body = proxy.bodies[before]
     server = student.engine.server
-    assert server.logprobs == (lacks != "logprobs") and server.goes_on == (lacks == "logprobs")
+    assert server.logprobs == (lacks != "logprobs")
+    assert server.goes_on == (lacks in ("logprobs", "cached"))
     if lacks == "logprobs":
         assert {step.logprobs[0] for step in first.steps} == {-20.0}
         assert cost.sampled_tokens > len(first.steps)  # by the server's usage
         assert body["messages"][-1] == {"role": "assistant", "content": first.steps[0].text}
-    else:
+        # The limit is of the response: what it has already is told by the text of all samples.
+        assert body["max_tokens"] == pytest.approx(60 - len(own[0].token_ids), abs=3)
+    elif lacks != "cached":
         assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
         assert student.word is not None and "begins a new message" in student.word
     assert (cost.sampled_tokens > 10) and len({step.token_ids for step in first.steps}) == len(

@@ -30,9 +30,10 @@ import torch
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
-from alphazero_llm_trainer.engine.completions import BaseModelEngine
+from alphazero_llm_trainer.engine.completions import Ask, BaseModelEngine, sampling
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.vllm_launch import launch_for
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -260,6 +261,27 @@ def test_scores_are_the_same(ours: Student, backend: tuple[str, Student]) -> Non
     note(name, "score, 192 random tokens: log-probabilities (nats)", None, None, most)
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("kind", ["full", "lora", "nf4"])
+def test_vllm_knows_every_argument(
+    ours: Student, cuda: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of CUDA too: an unknown name or value is an error of the class itself."""
+    if kind == "nf4" and not cuda:
+        pytest.skip("4 bits need CUDA, as `launch_for` says")
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    spec = ours.spec.model_copy(update={"quantization": "nf4" if kind == "nf4" else "none"})
+    adapter = "full" if kind == "full" else "lora"
+    made = launch_for(ours.model, str(PACKAGED), spec, adapter, load_config().engine).arguments
+    taken = AsyncEngineArgs(**made)
+    assert all(getattr(taken, name) == value for name, value in made.items())
+    for temperature in (0.0, 0.7):
+        SamplingParams(**sampling(Ask((1, 2), 8, temperature, 7, (0,), top_k=5, scored=True)))
+
+
 def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
     name, student = backend
     prefixes = [p[: len(p) - i] for i, p in enumerate(prompts(ours, 8))]
@@ -433,6 +455,10 @@ def test_adapters_are_swapped(
         )
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
+        # Of the prompt's own tokens too, which vLLM computes beside other requests' adapters.
+        pairs = [(ids[:8], ids[8:]) for ids in prompts(ours, 16)]
+        scored = [asyncio.run(some.score(pairs)) for some in (own, engine)]
+        most = max(most, *(gap(a, b) for a, b in zip(*scored, strict=True)))
         most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))
         assert all(
             [one.token_ids for one in theirs] != [one.token_ids for one in other] for other in seen

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,6 @@ MOST_CALLS = 32  # under way at once
 RETRIES = 6  # after 408, 409, 429 and 5xx, by the openai package
 SAMPLE_SECONDS = 1800.0  # of one sample
 MOST_TEXT = 64  # characters a token: more of them are no sample of `max_tokens`
-QUESTION = {"role": "user", "content": "How many apples are in 3 boxes of 14 apples?"}
 
 Message = Mapping[str, str]
 Token = tuple[bytes, float]  # its text in UTF-8, and its log-probability (nats)
@@ -239,7 +239,8 @@ class ChatServer:
 
         A message that goes on is as many tokens longer than the question alone as it has, or some
         shorter, where a template opens a thought before an answer; one that was closed, with a new
-        one opened behind it, has the chat's own tokens too. Where the server tells no usage, or
+        one opened behind it, has the chat's own tokens too. A server that doesn't count what it had
+        in its cache tells of the message's few tokens alone. Where the server tells no usage, or
         leaves the message out, it counts as one that doesn't go on.
 
         Raises:
@@ -253,18 +254,21 @@ class ChatServer:
         await asyncio.shield(self._greeting)
 
     async def _greet(self) -> None:
+        # Another one each time, which no server has in its cache.
+        words = f"How many apples are in {time.time_ns() // 1000 % 900 + 100} boxes of 14 apples?"
+        question = {"role": "user", "content": words}
         try:
-            asked = await self._prompt([QUESTION])
+            asked = await self._prompt([question])
         except RequestError:
             self.logprobs = False
             try:
-                asked = await self._prompt([QUESTION])
+                asked = await self._prompt([question])
             except RequestError as error:
                 raise EngineError(f"{error}; it has {await self._models()}") from error
-        begun = [QUESTION, {"role": "assistant", "content": PROBE}]
+        begun = [question, {"role": "assistant", "content": PROBE}]
         try:
             longer = await self._prompt(begun, going_on=True)
-            within = asked - THOUGHT <= longer <= asked + SPARE
+            within = asked - THOUGHT <= longer <= asked + SPARE or 0 < longer <= SPARE
             self.goes_on = asked > 0 and within and longer != asked
         except RequestError:
             pass  # it takes no such message

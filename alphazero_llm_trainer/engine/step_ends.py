@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers import is_final
+
 LINE = r"\n\s*\Z"  # some tokens hold a line end and the next line's indentation
 SENTENCE = r"(\n\s*|[.!?]['\")\]]*\s*)\Z"
 
@@ -96,6 +98,20 @@ def split_steps(text: str, rule: str) -> list[str]:
             start = place.end()
     rest = text[start:]
     return [*steps, rest] if rest.strip() else steps
+
+
+def response_steps(
+    text: str, rule: str, before: str, most: int | None = None
+) -> tuple[list[str], bool]:
+    """The steps of a reply to the response `before`, at most `most`, and whether they are all of
+    it: whatever follows the final answer is no part of a response.
+    """
+    steps = split_steps(text, rule)
+    for count, step in enumerate(steps[:most], 1):
+        if is_final(step, before):
+            return steps[:count], count == len(steps)
+        before += step
+    return steps[:most], most is None or most >= len(steps)
 
 
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:

@@ -12,17 +12,14 @@ import aiohttp
 
 from ..answers import is_final
 from ..config.sections import SearchConfig
+from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE
 from ..engine.protocol import Drawn, Generated, Limits
-from ..engine.step_ends import split_steps
+from ..engine.step_ends import response_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step, text_of
 from .frozen import FrozenStudent
 
-SEED_BITS = 31  # some servers take 32 bits with a sign
-GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
-PROBE = "1"  # one token, of nearly every tokenizer
-SPARE = 2  # tokens: PROBE's, and where it isn't one
 NEEDS = (
     "tree search asks with continue_final_message, which vLLM, llama.cpp's server and "
     "`alphazero-llm-trainer serve` have:"
@@ -156,7 +153,11 @@ class ChatSteps:
             self._asked = prompt_of(cost)
         ended = choice.get("finish_reason") == "stop"
         if self.frozen is None:
-            drawn = self._cut(choice["message"].get("content") or "", ended, text_of(prefix))
+            text = choice["message"].get("content") or ""
+            steps, read = response_steps(text, self.settings.step, text_of(prefix))
+            drawn = Continuation(
+                tuple(Step((), (), step) for step in steps), ended and read, cut=read and not ended
+            )
         else:
             ids, logprobs = tuple(choice["token_ids"]), tuple(choice["token_logprobs"])
             drawn = self.frozen.steps.cut(
@@ -165,20 +166,6 @@ class ChatSteps:
         if len(drawn.steps) > limits.steps:
             drawn = Continuation(drawn.steps[: limits.steps], ended=False)
         return drawn, cost
-
-    def _cut(self, text: str, ended: bool, before: str) -> Continuation:
-        """A reply to the response `before` as steps. Whatever follows the final answer is not part
-        of the response.
-        """
-        steps = split_steps(text, self.settings.step)
-        kept: list[Step] = []
-        for step in steps:
-            kept.append(Step((), (), step))
-            if is_final(step, before):
-                break
-            before += step
-        read = len(kept) == len(steps)
-        return Continuation(tuple(kept), ended and read, cut=read and not ended)
 
     async def _check_server(self) -> None:
         """Raise EngineError for a server that takes the parameter and ignores it.

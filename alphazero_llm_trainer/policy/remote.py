@@ -19,7 +19,7 @@ from ..config.sections import StepRule, StudentModel
 from ..engine.chat_server import ChatServer, Message, Token
 from ..engine.completions import all_or_none, sample_seed
 from ..engine.protocol import Capabilities, Drawn, Limits
-from ..engine.step_ends import split_steps
+from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError
 from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
 
@@ -93,6 +93,7 @@ class RemoteStudent:
     heard: Callable[[int, str], None] = lambda number, text: None
     draws: int = 0
     thoughts: int = 0
+    letters: int = 0  # of all samples
     folder: None = None
     messages: tuple[Message, ...] = ()
 
@@ -238,13 +239,18 @@ class RemoteSteps:
                 messages.append({"role": "user", "content": AGAIN})
         number, text, thought = self.student.draws, "", ""
         self.student.draws += 1
+        most = limits.tokens
+        if prefix and not server.logprobs:
+            # Each step counts as one token there: what it has is told by all samples' text.
+            each = server.cost.sampled_tokens / max(self.student.letters, 1)
+            most = max(1, most - round(each * len(before)))
         tokens: list[Token] = []
         finish: str | None = None
         stream = server.sample(
             messages,
             cost,
             temperature=temperature,
-            max_tokens=limits.tokens,
+            max_tokens=most,
             seed=seed,
             going_on=bool(prefix) and server.goes_on,
         )
@@ -257,6 +263,7 @@ class RemoteSteps:
                 new = self._new(text, before)
                 if server.closes and "\n" in part.text and self._full(new, before, limits):
                     break
+        self.student.letters += len(text) + len(thought)
         new = self._new(text, before)
         if new != text:
             tokens = behind(
@@ -295,17 +302,8 @@ class RemoteSteps:
         before: str,
         limits: Limits,
     ) -> Continuation:
-        """A sample after the text `before` as steps. Whatever follows the final answer is no part
-        of the response.
-        """
-        texts = split_steps(text, self.student.step)
-        kept: list[str] = []
-        for step in texts[: limits.steps]:
-            kept.append(step)
-            if is_final(step, before):
-                break
-            before += step
-        read = len(kept) == len(texts)
+        """A sample after the text `before` as steps."""
+        kept, read = response_steps(text, self.student.step, before, limits.steps)
         ended = read and finish == "stop"
         steps = self._steps(kept, tokens, ended)
         return Continuation(steps, ended, cut=read and finish == "length" and text[-1:] != "\n")
