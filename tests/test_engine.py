@@ -30,11 +30,12 @@ from support import (
 )
 
 from alphazero_llm_trainer.config.sections import EngineConfig
-from alphazero_llm_trainer.engine import inprocess
+from alphazero_llm_trainer.engine import inprocess, sampling
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama, library
 from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.sampling import DeviceSampler, Sampler, Special
 from alphazero_llm_trainer.engine.vllm_server import ServerEngine
 from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.errors import EngineError
@@ -50,6 +51,7 @@ IN_PROCESS = [
     "native, no memo",
     "transformers",
     "transformers, no memo",
+    "transformers, no memo, as on CUDA",
 ]
 
 
@@ -81,14 +83,16 @@ def made(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> InProcessEngine:
     """An engine with one of the forwards, perhaps without stored next-token distributions."""
-    kind, _, more = kind.partition(", ")
-    if more == "no memo":
+    kind, *more = kind.split(", ")
+    if "no memo" in more:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     if kind == "native" and library() is None:
         pytest.skip("no C compiler here")
     engine = tiny_engine(MODEL, native="auto" if kind == "native" else "off")
     assert isinstance(engine.forward, NativeLlama if kind == "native" else LibraryForward)
-    assert (engine.tree.next_logprobs is None) == (more == "no memo")
+    assert (engine.tree.next_logprobs is None) == ("no memo" in more)
+    if "as on CUDA" in more:
+        engine.sampler = engine.queue.sampler = DeviceSampler(library())
     return engine
 
 
@@ -525,6 +529,46 @@ def test_without_draws_from_what_the_policy_leaves(
         assert abs(sum(pair[0] == a for pair in pairs) / count - expected) < 0.025
     assert engine.cost.sampled_tokens == sum(map(len, pairs))
     assert_idle(engine)
+
+
+def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, words, count = np.random.default_rng(7), 83, 3000
+    table = torch.from_numpy(np.log(rng.dirichlet(np.full(words, 0.3), size=30) + 1e-12))
+    table = table.bfloat16().float()  # many are equal
+    table[3], table[3, [40, 50]] = -math.inf, 0.0
+    rows, uniforms = rng.integers(0, 30, count).tolist(), rng.random(count).tolist()
+    temperatures = rng.choice([0.0, 0.01, 0.7, 1.0, 2.0], count).tolist()
+    special = {}
+    for i in range(0, count, 2):
+        a, b, c = table[rows[i]].topk(3).indices.tolist()
+        # `a` is taken wholly, most of `b` is, and nothing of all others.
+        drawn = (((a,), (-0.5,)), ((b, c), (-1.0, -0.1)))
+        warm, kind = (None, 0.6)[i % 4 // 2], i % 3 if temperatures[i] else 1
+        special[i] = [
+            Special(taken=Taken.of(drawn), tempered=warm),
+            Special(top_p=rng.uniform(0.05, 1), tempered=warm),
+            Special(tempered=warm),
+        ][kind]
+    every = [((word,), (-5.0,)) for word in range(words)]
+    temperatures[0], special[0] = 1.0, Special(taken=Taken.of(every))
+    assert special[0].taken is not None  # of it nothing is left
+    host, device = Sampler(None), DeviceSampler(None)
+    right = host.draw(table, rows, temperatures, uniforms, special)
+    drawn = device.draw(table, rows, temperatures, uniforms, special)
+    # Where a number falls on a boundary, rounding decides.
+    assert sum(a != b for a, b in zip(drawn.tokens, right.tokens, strict=True)) <= 2
+    assert drawn.logprobs == [table[row, a] for row, a in zip(rows, drawn.tokens, strict=True)]
+    same = [i for i in right.tempered if drawn.tokens[i] == right.tokens[i]]
+    assert drawn.tempered.keys() == right.tempered.keys() and len(same) > count // 5
+    assert [drawn.tempered[i] for i in same] == pytest.approx([right.tempered[i] for i in same])
+    monkeypatch.setattr(sampling, "TILE", 7 * words)
+    assert device.draw(table, rows, temperatures, uniforms, special) == drawn
+    for i in range(100):
+        own = {0: special[i]} if i in special else {}
+        [alone], _, _ = device.draw(table, [rows[i]], [temperatures[i]], [uniforms[i]], own)
+        assert alone == drawn.tokens[i]
+    for k in (1, 5, words, 200):
+        assert device.top(table, range(30), k) == host.top(table, range(30), k)
 
 
 def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(

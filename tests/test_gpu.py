@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 
 LAYERS = 8
@@ -71,3 +72,20 @@ def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Stude
         ]
         gaps = [abs(a - b) for a, b in zip(one.logprobs, there, strict=True)]
         assert max(gaps) < 0.25 and sum(gaps) / len(gaps) < 0.03
+
+
+def test_draws_on_cuda_are_those_on_the_cpu() -> None:
+    sampler, count, some = DeviceSampler(None), 500, torch.Generator().manual_seed(1)
+    table = (4 * torch.randn(64, 32_000, generator=some)).bfloat16().float().log_softmax(-1)
+    rows = torch.randint(64, (count,), generator=some).tolist()
+    uniforms = torch.rand(count, generator=some, dtype=torch.float64).tolist()
+    temperatures = [(0.0, 0.7, 1.0)[i % 3] for i in range(count)]
+    special = {i: Special(top_p=0.9, tempered=0.6) for i in range(0, count, 5)}
+    right, drawn = (
+        sampler.draw(where, rows, temperatures, uniforms, special)
+        for where in (table, table.to("cuda"))
+    )
+    # Where a number falls on a boundary, what `exp` rounds decides.
+    assert sum(a != b for a, b in zip(drawn.tokens, right.tokens, strict=True)) <= 5
+    assert drawn.logprobs == [table[row, a] for row, a in zip(rows, drawn.tokens, strict=True)]
+    assert sampler.top(table.to("cuda"), rows, 8) == sampler.top(table, rows, 8)

@@ -383,14 +383,14 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
 @needs_compiler
 def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
     rng = np.random.default_rng(7)
-    table = np.log(rng.dirichlet(np.full(83, 0.3), size=30) + 1e-12).astype(np.float32)
+    table = torch.from_numpy(np.log(rng.dirichlet(np.full(83, 0.3), size=30) + 1e-12)).float()
     table[3, 40] = table[3, 50] = 0.0  # a tie: the first one wins
     rows = sorted(rng.integers(0, 30, 4000).tolist())
     temperatures = rng.choice([0.0, 0.001, 0.7, 1.0, 2.0], 4000).tolist()
     uniforms = rng.random(4000).tolist()
     ours, numpys = Sampler(LIBRARY), Sampler(None)
-    chosen, logprobs = ours.draw(table, rows, temperatures, uniforms)
-    others, _ = numpys.draw(table, rows, temperatures, uniforms)
+    chosen, logprobs, _ = ours.draw(table, rows, temperatures, uniforms, {})
+    others, _, _ = numpys.draw(table, rows, temperatures, uniforms, {})
     assert (
         sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2
     )  # where a draw falls on a boundary

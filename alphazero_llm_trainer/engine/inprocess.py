@@ -29,7 +29,7 @@ from .native import NativeLlama, library
 from .prefix_tree import PrefixTree
 from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .queue_rows import Call, DecodingRow, Forward, Rider
-from .sampling import Sampler
+from .sampling import DeviceSampler, Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
 from .without import Taken
@@ -109,7 +109,8 @@ class InProcessEngine(Engine):
         self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
-        self.sampler = Sampler(kernels)
+        on_host = weight.device.type == "cpu"
+        self.sampler = Sampler(kernels) if on_host else DeviceSampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
@@ -275,8 +276,8 @@ class InProcessEngine(Engine):
         node = self.tree.find(prefix)
         if node is not None and self.tree.memoised[node]:
             self._charge(len(prefix), len(prefix))
-            table, index = self.tree.distributions([node])
-            return list(self.sampler.top(table, index, k)[0])
+            assert self.tree.next_logprobs is not None
+            return list(self.sampler.top(self.tree.next_logprobs, [node], k)[0])
         future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
         self._row(prefix).peeks.append((future, k))
         return future
@@ -305,8 +306,8 @@ class InProcessEngine(Engine):
                 parent = path[i - 1]
                 if not tree.memoised[parent]:
                     break
-                table, [at] = tree.distributions([parent])
-                tree.logprob[path[i]] = float(table[at, tree.token[path[i]]])
+                assert tree.next_logprobs is not None
+                tree.logprob[path[i]] = float(tree.next_logprobs[parent, tree.token[path[i]]])
         else:
             return [tree.logprob[node] for node in wanted]
         row = self.queue.queue(path, i - 1)

@@ -92,16 +92,16 @@ class LibraryForward:
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See `Forward.compute`."""
         began = time.perf_counter()
-        tables: dict[int, np.ndarray] = {}
+        tables: dict[int, torch.Tensor] = {}
         for window in windows(sorted(rows, key=lambda row: len(row.nodes))):
             self._compute(window, tables)
         seconds = time.perf_counter() - began
         read = [tables[id(row)] for row in rows if id(row) in tables]
         return Computed(
-            sum(len(row.nodes) for row in rows), seconds, np.stack(read) if read else None
+            sum(len(row.nodes) for row in rows), seconds, torch.stack(read) if read else None
         )
 
-    def _compute(self, rows: list[DecodingRow], tables: dict[int, np.ndarray]) -> None:
+    def _compute(self, rows: list[DecodingRow], tables: dict[int, torch.Tensor]) -> None:
         """Compute one window; distributions that the tree can't keep go to `tables`."""
         tree, device = self.tree, self.tree.device
         lengths = np.array([len(row.nodes) for row in rows])
@@ -159,7 +159,7 @@ class LibraryForward:
             self.tree.logprob[node] = value
 
     def _memoise(
-        self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, np.ndarray]
+        self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, torch.Tensor]
     ) -> None:
         """Keep the distributions `[n, V]` after the rows' last nodes: in the tree, else in `tables`
         where they are read.
@@ -171,7 +171,7 @@ class LibraryForward:
             for node in ends:
                 tree.memoised[node] = True
             return
-        for row, whole in zip(rows, logprobs.cpu().numpy(), strict=True):
+        for row, whole in zip(rows, logprobs, strict=True):
             if row.read():
                 tables[id(row)] = whole
 

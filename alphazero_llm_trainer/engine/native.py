@@ -193,7 +193,7 @@ class NativeLlama:
         self.unit = product_unit(dtype, self.parameters)
         # Where the tree doesn't keep distributions: one table for all calls, a new one's pages
         # would cost more than the draws.
-        self.table = np.empty((0, tree.vocabulary), dtype=np.float32)
+        self.table = torch.empty((0, tree.vocabulary))
         shared, active = getattr(model, "shared", model), getattr(model, "active", None)
         shape, inner = model.config, shared.model
         heads = shape.num_attention_heads
@@ -295,9 +295,9 @@ class NativeLlama:
             into = tree.next_logprobs.data_ptr()
         else:
             if len(self.table) < len(plan.kept):
-                self.table = np.empty((len(plan.kept), tree.vocabulary), dtype=np.float32)
+                self.table = torch.empty((len(plan.kept), tree.vocabulary))
             table = self.table[: len(plan.kept)]
-            into = table.ctypes.data
+            into = table.data_ptr()
         index = array("i", nodes)
         scores, values = np.empty(count, np.float32), np.empty(count, np.float32)
         began = time.perf_counter()

@@ -207,13 +207,3 @@ class PrefixTree:
     def used(self) -> int:
         """How many nodes hold a token."""
         return len(self.children) - 1 - len(self.free)
-
-    def distributions(self, nodes: list[int]) -> tuple[np.ndarray, list[int]]:
-        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all memoised) its
-        row there.
-        """
-        assert self.next_logprobs is not None
-        if self.next_logprobs.device.type == "cpu":
-            return self.next_logprobs.numpy(), nodes
-        index = torch.tensor(nodes, device=self.next_logprobs.device)
-        return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))

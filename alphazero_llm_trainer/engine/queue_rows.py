@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from .protocol import Generated, GenerateRequest
@@ -85,13 +84,13 @@ class Computed:
     """What a forward did: nodes computed, seconds inside the model, and next-token
     log-probabilities.
 
-    `table` `[n, vocabulary]` (nats) has one row for each row that someone reads, in order; None
-    where the tree keeps all.
+    `table` `[n, vocabulary]` (nats, on the tree's device) has one row for each row that someone
+    reads, in order; None where the tree keeps all.
     """
 
     tokens: int
     seconds: float
-    table: np.ndarray | None
+    table: torch.Tensor | None
 
 
 class Forward(Protocol):

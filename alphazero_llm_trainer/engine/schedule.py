@@ -12,16 +12,15 @@ import asyncio
 from collections import deque
 from typing import NamedTuple
 
-import numpy as np
+import torch
 
 from ..errors import EngineError
 from ..types import Cost
 from .prefix_tree import Pairs, PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
-from .sampling import Sampler, draw_nucleus
+from .sampling import Sampler, Special
 from .step_ends import StepEnds
-from .without import tempered
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
@@ -168,7 +167,7 @@ class Schedule:
         read = [row for row in self.live if row.riders or row.peeks]
         index = list(range(len(read)))
         if table is None and read:
-            table, index = tree.distributions([row.nodes[-1] for row in read])
+            table, index = tree.next_logprobs, [row.nodes[-1] for row in read]
         if len(read) < len(self.live) or any(row.peeks or row.values for row in read):
             self._answer(read, table, index)
             index = [place for row, place in zip(read, index, strict=True) if row.riders]
@@ -179,7 +178,9 @@ class Schedule:
         self.live = self.advance(frontier, table, index) if frontier else []
         self.drawing = []
 
-    def _answer(self, read: list[DecodingRow], table: np.ndarray | None, index: list[int]) -> None:
+    def _answer(
+        self, read: list[DecodingRow], table: torch.Tensor | None, index: list[int]
+    ) -> None:
         """Resolve the futures of the live rows (all but the riders') and close the rows that have
         no riders.
 
@@ -208,7 +209,7 @@ class Schedule:
             self.drawing = []
 
     def advance(
-        self, frontier: Frontier, table: np.ndarray | None, index: list[int]
+        self, frontier: Frontier, table: torch.Tensor | None, index: list[int]
     ) -> list[DecodingRow]:
         """Every rider draws its next token and goes on through known nodes until it ends or must
         wait for a forward.
@@ -278,15 +279,17 @@ class Schedule:
         row.riders += riders
         return []
 
-    def _draw(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> _Drawn:
+    def _draw(self, frontier: Frontier, table: torch.Tensor | None, index: list[int]) -> _Drawn:
         """Draw for each rider of `frontier` whose caller still waits."""
         tree = self.tree
         if table is None:
-            table, index = tree.distributions([node for node, _, _ in frontier])
+            table, index = tree.next_logprobs, [node for node, _, _ in frontier]
+            assert table is not None
         rows: list[int] = []
         temperatures: list[float] = []
         uniforms: list[float] = []
-        special: list[tuple[int, Rider]] = []  # draws that aren't the sampler's alone, or tell more
+        special: dict[int, Special] = {}
+        riding: list[tuple[int, Rider]] = []  # of these draws
         wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
         for (_, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
@@ -297,16 +300,19 @@ class Schedule:
                 if request.top_k:
                     wanted.setdefault(request.top_k, []).append(len(rows))
                 if rider.taken is not None or request.tempered is not None or request.top_p < 1:
-                    special.append((len(rows), rider))
+                    special[len(rows)] = Special(request.top_p, rider.taken, request.tempered)
+                    riding.append((len(rows), rider))
                 rows.append(place)
                 temperatures.append(request.temperature)
                 uniforms.append(rider.draws[len(rider.tokens)])
         if not rows:
             return _Drawn([], [], {})
-        tokens, logprobs = self.sampler.draw(table, rows, temperatures, uniforms)
-        for i, rider in special:
-            tokens[i] = draw_special(rider, table[rows[i]], tokens[i])
-            logprobs[i] = float(table[rows[i], tokens[i]])
+        tokens, logprobs, warm = self.sampler.draw(table, rows, temperatures, uniforms, special)
+        for i, rider in riding:
+            if rider.taken is not None:
+                rider.taken = rider.taken.after.get(tokens[i])
+            if i in warm:
+                rider.tempered.append(warm[i])
         tops: dict[int, Pairs] = {}
         for k, draws in wanted.items():
             tops.update(
@@ -337,19 +343,3 @@ class Schedule:
         call.missing -= 1
         if not call.missing:
             call.future.set_result([generated for generated in call.done if generated is not None])
-
-
-def draw_special(rider: Rider, logprobs: np.ndarray, token: int) -> int:
-    """The rider's draw from `logprobs` `[V]` where it leaves sequences or the tail out, else
-    `token`; its log-probability at `tempered` is kept.
-    """
-    request, uniform = rider.call.request, rider.draws[len(rider.tokens)]
-    if rider.taken is not None:
-        left = rider.taken.draw(logprobs, request.temperature, uniform)
-        token = token if left is None else left
-        rider.taken = rider.taken.after.get(token)
-    elif request.top_p < 1:
-        token = draw_nucleus(logprobs, request.temperature, request.top_p, uniform)
-    if request.tempered is not None:
-        rider.tempered.append(tempered(logprobs, request.tempered, token))
-    return token
