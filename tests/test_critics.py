@@ -267,8 +267,14 @@ def test_intervals_come_from_questions_not_from_states_or_pairs() -> None:
     pairs = metrics.Pairs(question % 2, 1 - question % 2, question)
     interval = metrics.pair_accuracy(np.array([0.0, 1.0]), states, pairs)["pair accuracy"]
     assert interval.value == 0.5 and interval.low <= 0.01 and interval.high >= 0.99
-    # Perfect order on few questions says nothing, however many states they have; nor do outcomes
-    # that are all alike.
+    # Perfect order on few questions says nothing, however many states or pairs they have; nor do
+    # outcomes that are all alike.
+    for questions, low, gain in ((1, 0.0, -1.0), (9, 0.0, -1.0), (10, 1.0, 0.5)):
+        question = np.arange(20 * questions) // 20
+        pairs = metrics.Pairs(question % 1, 1 - question % 1, question)
+        states.logprob[:] = -1.0
+        figures = metrics.pair_accuracy(np.array([1.0, 0.0]), states, pairs)
+        assert [figure.low for figure in figures.values()] == [low, min(low, 0.5), gain]
     for questions, beats in ((1, False), (9, False), (10, True)):
         numbers = np.repeat(np.arange(questions), 100)
         states = states_of([(i % 2, 3) for i in range(numbers.size)], numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,8 +53,12 @@ def student(config: Config) -> Student:
 
 
 @pytest.fixture(scope="module")
-def network(student: Student) -> Iterator[CriticVerifier]:
+def network(student: Student) -> CriticVerifier:
     """A random value network with an engine of its own: every token that it reads costs."""
+    return random_value(student, 0.2)
+
+
+def random_value(student: Student, bias: float) -> CriticVerifier:
     torch.manual_seed(5)
     shape = LlamaConfig(
         vocab_size=student.model.config.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
@@ -64,8 +68,8 @@ def network(student: Student) -> Iterator[CriticVerifier]:
         LlamaForCausalLM(shape).eval(), eos_id=student.engine.eos_id, step_ends=student.engine.step_ends,
         settings=EngineConfig(max_context=1024),
     )  # fmt: skip
-    engine.set_value(torch.randn(32) * 0.3, 0.2)
-    yield CriticVerifier(Critic(engine, 0.0, {}), "value")
+    engine.set_value(torch.randn(32) * 0.3, bias)
+    return CriticVerifier(Critic(engine, 0.0, {}), "value")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,22 @@ def test_seeds_decide_whatever_runs_beside(
             )
 
 
+def test_a_value_that_is_low_everywhere_answers_all_the_same(
+    student: Student, config: Config
+) -> None:
+    """It ranks: what it says of a hard problem rejects nothing, and nothing is accepted."""
+    low = random_value(student, -6.0)
+    unrejecting = load_config(overrides=["student=embedded", "search.verify.reject_below=0"])
+    contexts = [MethodContext(student, low, settings_) for settings_ in (config, unrejecting)]
+    for method in sorted(set(METHODS) - {"greedy", "majority"}):
+        for task in TASKS[:4]:
+            found, free = (
+                asyncio.run(answered(method, context, task.problem, 3, 400)) for context in contexts
+            )
+            assert found.response == free.response is not None and not found.unjudged
+            assert found.ended_by != "accepted" and found.tokens == free.tokens
+
+
 def test_over_budget_is_an_error(
     student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +211,7 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
 class Judge:
     """A verifier that rejects every step after the first `depth`, and accepts nothing."""
 
-    name, computes = "scripted", False
+    name, checks, computes = "scripted", True, False
 
     def __init__(self, depth: int, total: float) -> None:
         self.depth, self.total = depth, total

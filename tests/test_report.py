@@ -157,8 +157,8 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
-def critic_card(earned: bool, gain: list[float], kind: str = "value") -> dict[str, Any]:
-    test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
+def critic_card(earned: bool, gain: list[float], kind: str = "prm") -> dict[str, Any]:
+    test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.75, 0.65, 0.85],
             "pair accuracy over log-probability": gain}  # fmt: skip
     return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
             "questions": {"test": 20}, "pairs": {"test": 30}}  # fmt: skip
@@ -169,20 +169,22 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
     assert critic_text(better).startswith(yes)
     assert "ranking steps: not clearly, " in critic_text(level)
-    assert "lambda" in critic_text(better) and "lambda" not in critic_text(
-        critic_card(True, [0.1, 0.05, 0.15], "prm")
-    )
+    value = critic_card(True, [-0.1, -0.15, -0.05], "value")
+    told = "Better than chance at telling which states end right: AUC 0.750 [0.650, 0.850]"
+    assert critic_text(value).startswith(told)
+    assert "lambda" in critic_text(value) and "lambda" not in critic_text(better)
     from_file = critic_card(True, [0.1, 0.05, 0.15])
     del from_file["test"]["pair accuracy, log-probability"]
     assert critic_text(from_file).startswith("Better than chance at ranking steps: 0.700")
     assert critic_text(critic_card(False, [0.1, 0.05, 0.15])).startswith(
         "Not better than chance: don't use it"
     )
-    (tmp_path / "critic.json").write_text(json.dumps(better))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7, "held_out_loss": 0.6}\n')
-    assert cli.main(["report", str(tmp_path)]) == 0
-    page = Page(tmp_path / "report.html")
-    assert yes in page and page.counts["svg"] == 2
+    for card, big, said in ((better, "0.700", yes), (value, "0.750", told)):
+        (tmp_path / "critic.json").write_text(json.dumps(card))
+        assert cli.main(["report", str(tmp_path)]) == 0
+        page = Page(tmp_path / "report.html")
+        assert said in page and page.counts["svg"] == 2 and page.texts(big)
 
 
 @pytest.mark.parametrize(

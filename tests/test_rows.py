@@ -43,7 +43,7 @@ class Likely:
     its calls under way.
     """
 
-    name, computes = "likely", False
+    name, checks, computes = "likely", True, False
     scored_tokens = alive = most = 0
 
     async def __call__(

@@ -39,7 +39,7 @@ PROBLEM = Problem("p", "question", "test")
 class Rule:
     """FAKE verifier: judges each step by a function of its text. A test tool."""
 
-    name, scored_tokens = "rule", 0
+    name, checks, scored_tokens = "rule", True, 0
 
     def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
         self.good, self.computes = good, computes
@@ -49,6 +49,19 @@ class Rule:
     ) -> Judgement:
         scores = tuple(self.good(step.text) for step in steps)
         return Judgement(scores, min(scores, default=1.0))
+
+
+class Ranker(Rule):
+    """FAKE value: a function of a response's beginning, which checks no step. A test tool."""
+
+    checks = False
+
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        beginnings = itertools.accumulate(step.text for step in steps)
+        values = tuple(map(self.good, beginnings))
+        return Judgement(values, values[-1], frozenset(range(len(steps))))
 
 
 def step(text: str, probability: float = 0.5) -> Step:
@@ -246,11 +259,12 @@ def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
     computes=st.booleans(),
     threshold=st.sampled_from((0.0, 0.5, 1.0)),
     width=st.sampled_from((1, 3)),
+    kind=st.sampled_from((Rule, Ranker)),
 )
 def test_sampled_and_scored_tokens_never_exceed_the_budget(
-    seed: int, budget: int, computes: bool, threshold: float, width: int
+    seed: int, budget: int, computes: bool, threshold: float, width: int, kind: type[Rule]
 ) -> None:
-    verifier = Rule(lambda text: 0.3 if "x" in text else 0.8, computes)
+    verifier = kind(lambda text: 0.3 if "x" in text else 0.8, computes)
     result = search(
         verifier, seed, seed, budget_tokens=budget, width=width,
         verify={"reject_below": threshold, "accept_above": 0.9, "reserve": 10},
@@ -275,6 +289,63 @@ def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> 
 def test_token_search_takes_no_verifier() -> None:
     with pytest.raises(ConfigError, match=r"search\.mode is token"):
         search(Rule(lambda text: 1.0), mode="token")
+
+
+# -- a value
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
+    answers = 0
+    for seed in range(20):
+        low = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
+        result = search(low, seed, simulations=8, budget_tokens=200, verify={"reserve": 60})
+        free = search(
+            low, seed, simulations=8, budget_tokens=200, verify={"reserve": 60, "reject_below": 0.0}
+        )
+        tree = result.tree
+        assert tree.to_dict() == free.tree.to_dict() and result.answer == free.answer
+        assert REJECTED not in tree.verdict and result.ended_by != "accepted"
+        answers += result.answer is not None
+        # Every step has its V, and a finished response backs up that of its end.
+        for node in range(1, len(tree)):
+            assert tree.V[node] == low.good(tree.response(node)) and tree.prm[node] is None
+            if tree.verdict[node] == "answer":
+                assert tree.reward[node] == tree.V[node]
+    assert answers == 20
+
+
+def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
+    def visits(good: Callable[[str], float], best: str) -> int:
+        """Visits of the first step `best` in 20 trees, whose responses are the answers."""
+        count = 0
+        for seed in range(20):
+            result = search(
+                Ranker(good), seed, seed, simulations=60, exploration=0.2, choose="value"
+            )
+            tree = result.tree
+            first = [child for child in tree.children[ROOT] if tree.text[child].startswith(best)]
+            count += sum(tree.N[child] for child in first)
+            answers = [tree.response(end) for end in tree.leaves() if tree.verdict[end] == "answer"]
+            if any(answer.startswith(best) for answer in answers) and good(best) > good("w"):
+                assert result.response is not None and result.response.startswith(best)
+        return count
+
+    for best in ("w0", "w1", "w2"):
+        liked = visits(lambda text: 0.45 if text.startswith(best) else 0.01, best)
+        assert liked > 1.1 * visits(lambda text: 0.2, best)
+
+
+def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there() -> None:
+    answered = 0
+    for seed in range(20):
+        asked = {"verify": {"reserve": 60}, "budget_tokens": 120, "max_tokens": 20}
+        result = search(Ranker(lambda text: 0.3), seed, simulations=1000, **asked)
+        assert result.ended_by == "tokens" and result.cost.sampled_tokens <= 120
+        if any(result.tree.reward):
+            assert result.cost.sampled_tokens > 100
+            answered += 1
+    assert answered > 10
 
 
 # -- what the verifier could not check

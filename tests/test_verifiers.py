@@ -96,7 +96,17 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
             found = await verifier(PROBLEM, PROMPT, given)
             assert verifier.scored_tokens == scored
         expected = await engine.values([(*PROMPT, 20, 21, 2), (*PROMPT, 20, 21, 2, 22, 2)])
-        assert found == Judgement(tuple(expected), expected[1])
+        assert found == Judgement(tuple(expected), expected[1], frozenset({0, 1}))
+        assert not found.checked and not found.rejects(1.0) and not verifier.checks
+        # Beside a rule it ranks what the rule lets pass.
+        both = Product([Calculator(), verifier])
+        for last, score in ((END, 1.0), (WRONG, 0.0)):
+            found = await both(PROBLEM, PROMPT, [steps[0], RIGHT, last])
+            [value] = await engine.values(
+                [(*PROMPT, *steps[0].token_ids, *RIGHT.token_ids, *last.token_ids)]
+            )
+            assert found.steps == (1.0, 1.0, score) and found.total == pytest.approx(score * value)
+            assert found.checked and found.rejects(0.5) == (last is WRONG)
 
     run(main)
 

@@ -248,8 +248,8 @@ class Judgement:
 
     `steps` `[S]` has a score a step: how likely the step is right after the steps before it.
     `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
-    are the numbers of the steps in which there was nothing to check: they score 1, and where that
-    is all of them the response is unjudged, neither accepted nor rejected.
+    are the numbers of the steps that were not checked, whose scores reject nothing. Where that is
+    all of them the response is neither accepted nor rejected.
     """
 
     steps: tuple[float, ...]
@@ -258,21 +258,28 @@ class Judgement:
 
     @property
     def checked(self) -> bool:
-        """Whether a step was checked: else the response is unjudged."""
+        """Whether a step was checked."""
         return len(self.unchecked) < len(self.steps)
+
+    def rejects(self, below: float, last: bool = False) -> bool:
+        """Whether a checked step (the `last` one alone) scores less than `below`."""
+        steps = list(enumerate(self.steps))[-1:] if last else enumerate(self.steps)
+        return any(score < below and at not in self.unchecked for at, score in steps)
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """How responses are compared: by their totals, and unjudged ones stand below all that were
-        judged and are possible, above those with a total of 0.
+        """How responses are compared: by their totals, and unchecked ones stand below all that were
+        checked and are possible, above those with a total of 0.
         """
         return self.total > 0, self.checked, self.total
 
 
 class Verifier(Protocol):
     """Judges responses without a gold answer: a calculator, log-probabilities, a process reward
-    model.
+    model, a value network.
 
+    `checks` tells that it checks steps, and so accepts and rejects; one that doesn't ranks
+    responses by their totals alone, and leaves all steps unchecked.
     `computes` tells that a model of its own reads the prompt and every step: each comparison adds
     those tokens to the sampled ones (`mcts.metered.MeteredVerifier` counts them). A rule, and what
     the policy's own sampling gave already, is free. `scored_tokens` is what such a model's engine
@@ -281,6 +288,9 @@ class Verifier(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def checks(self) -> bool: ...
 
     @property
     def computes(self) -> bool: ...

@@ -37,8 +37,8 @@ class Answered:
 
     `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the
     verifier), "tokens" (the budget ended it) or "too long" (the prompt doesn't fit into the
-    context). `unjudged`: the verifier was asked, and found no step of the response that it could
-    check.
+    context). `unjudged`: a verifier that checks steps was asked, and found none in the response
+    that it could check.
     """
 
     response: str | None
@@ -241,6 +241,8 @@ class Attempt:
             node = tree.attach(node, step)
             if chain.judged is not None and at not in chain.judged.unchecked:
                 tree.prm[node] = chain.judged.steps[at]
+            elif chain.judged is not None and not self.context.verifier.checks:
+                tree.V[node] = chain.judged.steps[at]
         # Counted samples are ranked; none is repaired.
         rejected = (
             self.count is None and chain.judged is not None and self.rejects(chain, last=True)
@@ -264,10 +266,7 @@ class Attempt:
 
     def rejects(self, chain: Chain, last: bool = False) -> bool:
         """Whether the verifier rejects a step of `chain` (the `last` one alone)."""
-        if chain.judged is None:
-            return True
-        scores = chain.judged.steps[-1:] if last else chain.judged.steps
-        return any(score < self.verify.reject_below for score in scores)
+        return chain.judged is None or chain.judged.rejects(self.verify.reject_below, last)
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""

@@ -7,7 +7,6 @@ Pure functions over numbers, for a value network and a PRM alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -87,15 +86,21 @@ def pair_accuracy(
     where that is known.
 
     The intervals are over questions: the pairs of one question are not independent of each other.
+    Of fewer than `LEAST` they are all that can be.
     """
-    interval = partial(paired_bootstrap, seed=seed, groups=pairs.question.tolist())
+    groups = pairs.question.tolist()
+
+    def interval(after: list[float], before: list[float], least: float = 0.0) -> Interval:
+        figure = paired_bootstrap(after, before, seed=seed, groups=groups)
+        return Interval(figure.value, least, 1.0) if len(set(groups)) < LEAST else figure
+
     ordered = in_order(value, pairs).tolist()
     nothing = [0.0] * len(ordered)
     figures = {"pair accuracy": interval(ordered, nothing)}
     if np.isfinite(states.logprob[np.r_[pairs.better, pairs.worse]]).all():
         likely = in_order(states.logprob, pairs).tolist()
         figures["pair accuracy, log-probability"] = interval(likely, nothing)
-        figures["pair accuracy over log-probability"] = interval(ordered, likely)
+        figures["pair accuracy over log-probability"] = interval(ordered, likely, -1.0)
     return figures
 
 

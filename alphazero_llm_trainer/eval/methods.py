@@ -39,7 +39,8 @@ async def answered(
             f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on"
             f" {problem.id} with a budget of {budget}: its figures can't be compared"
         )
-    return Answered(response, ended_by, cost, response in attempt.judge.unjudged)
+    unjudged = context.verifier.checks and response in attempt.judge.unjudged
+    return Answered(response, ended_by, cost, unjudged)
 
 
 # -- whole responses

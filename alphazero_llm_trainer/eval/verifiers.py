@@ -25,7 +25,7 @@ RANKING = "log-probability"  # in a product
 class NoVerifier:
     """Everything is as good as everything else."""
 
-    name, computes, scored_tokens = "none", False, 0
+    name, checks, computes, scored_tokens = "none", True, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -40,7 +40,7 @@ class LogProbability:
     tokens. No tokens give 1.
     """
 
-    name, computes, scored_tokens = "log-probability", False, 0
+    name, checks, computes, scored_tokens = "log-probability", True, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -61,12 +61,13 @@ class Product:
     their step scores.
 
     Log-probability ranks finished responses, and neither checks nor rejects a step: one that is
-    merely unlikely isn't wrong. A step is unchecked where no other part checked it.
+    merely unlikely isn't wrong. A step's score is of the parts that checked it, 1 where none did.
     """
 
     def __init__(self, parts: Sequence[Verifier]) -> None:
         self.parts = parts
         self.name = "+".join(part.name for part in parts)
+        self.checks = any(part.checks for part in parts if part.name != RANKING)
         self.computes = any(part.computes for part in parts)
 
     @property
@@ -82,7 +83,8 @@ class Product:
             judged = await part(problem, prompt_ids, steps)
             total *= judged.total
             if part.name != RANKING:
-                scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
+                for at in set(range(len(steps))) - judged.unchecked:
+                    scores[at] *= judged.steps[at]
                 unchecked.append(judged.unchecked)
         return Judgement(
             tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset()

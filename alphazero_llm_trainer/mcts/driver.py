@@ -173,26 +173,28 @@ class Search:
             else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
         )
 
+    def kept(self, tree: Tree) -> int:
+        """Tokens of the budget that simulations leave to `Expansion.close`."""
+        settings = self.settings
+        half = (settings.budget_tokens or 0) // 2
+        if settings.rollout == "none":  # the one rollout at the end
+            return min(settings.max_tokens, half)
+        if self.verifier is None or self.generating or any(tree.reward):
+            return 0
+        return min(settings.verify.reserve, half)  # the chain that answers where none passed
+
     async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost) -> str:
         """Run simulations until something ends the tree; returns what did."""
-        settings = self.settings
-        kept = 0
-        if settings.rollout == "none" and settings.budget_tokens is not None:
-            # For the one rollout at the end.
-            kept = min(settings.max_tokens, settings.budget_tokens // 2)
-        elif (
-            self.verifier is not None and settings.budget_tokens is not None and not self.generating
-        ):
-            # For the chain that answers where none passed.
-            kept = min(settings.verify.reserve, settings.budget_tokens // 2)
-        await expansion.open(self.left(cost, kept))
-        whole = self.left(cost, kept)
+        settings, tree = self.settings, mcts.tree
+        await expansion.open(self.left(cost, self.kept(tree)))
+        before = cost.sampled_tokens + cost.scored_tokens
         ended_by: str | None = None
         while ended_by is None:
-            left = self.left(cost, kept)
-            if left is not None and whole is not None and left < whole:
+            left = self.left(cost, self.kept(tree))
+            spent = cost.sampled_tokens + cost.scored_tokens - before
+            if left is not None and spent:
                 # What is left pays for, at what a simulation cost so far.
-                paid = max(1, left * mcts.simulation // (whole - left))
+                paid = max(1, left * mcts.simulation // spent)
                 mcts.expected = min(paid, mcts.simulations - mcts.simulation)
             leaves = mcts.ask(settings.width)
             if not leaves:

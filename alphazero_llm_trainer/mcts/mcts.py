@@ -58,8 +58,9 @@ class Evaluation:
     estimate: the value network's V of the leaf, in [0, 1].
     value: what this simulation backs up from the leaf, in [0, 1]; None when the playouts did that.
     rollouts: how responses went on from the leaf; kept beside the tree.
-    scores: a verifier's score of each step of the one playout, in [0, 1]; None where it had nothing
-    to check.
+    scores: a verifier's score of each step of the one playout, in [0, 1]; None where it checked
+    nothing.
+    values: V of each step of the one playout, where the verifier is a value network.
     """
 
     playouts: Sequence[Playout] = ()
@@ -71,6 +72,7 @@ class Evaluation:
     rollouts: Sequence[Rollout] = ()
     rollout_weight: float = 1.0
     scores: Sequence[float | None] = ()
+    values: Sequence[float] = ()
 
     def rewards(self) -> list[float]:
         """Everything that must lie in [0, 1]."""
@@ -81,6 +83,7 @@ class Evaluation:
             self.estimate,
             self.value,
             *self.scores,
+            *self.values,
             *(reward.total for reward in rewards if reward is not None),
         ]
         return [number for number in numbers if number is not None]
@@ -206,6 +209,8 @@ class Mcts:
             node = tree.attach(node, step, *proposer)
             if depth < len(evaluation.scores):
                 tree.prm[node] = evaluation.scores[depth]
+            if depth < len(evaluation.values):
+                tree.V[node] = evaluation.values[depth]
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
                 tree.finish(node, playout.verdict, playout.reward)

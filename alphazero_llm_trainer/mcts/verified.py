@@ -52,6 +52,7 @@ class VerifiedExpansion(Expansion):
         room = self.settings.max_tokens - len(ids_of(steps))
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
         scores: list[float | None] = []
+        values: list[float] = []
         total, why = 1.0, None
         while why is None:
             fresh = len(steps) > start or not self.tree.children[leaf.node]
@@ -61,7 +62,7 @@ class VerifiedExpansion(Expansion):
                 why = "depth" if limits.steps <= 0 else "length"
                 break
             if allowed <= 0:
-                return self.unfinished(steps[start:], scores)
+                return self.unfinished(steps[start:], scores, values)
             known = () if fresh else self.drawn(leaf.node)
             next_step, spent = await self.draw(
                 steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known
@@ -76,7 +77,7 @@ class VerifiedExpansion(Expansion):
             elif not next_step.steps or next_step.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
-                    return self.unfinished(steps[start:], scores)
+                    return self.unfinished(steps[start:], scores, values)
                 why = "length"
                 break
             steps += next_step.steps
@@ -87,13 +88,15 @@ class VerifiedExpansion(Expansion):
                 if price > left:
                     # Unjudged steps earn nothing: what the budget can't pay for isn't known.
                     if why is None:
-                        return self.unfinished(steps[start:], scores)
+                        return self.unfinished(steps[start:], scores, values)
                     total = 0.0
                     break
                 left -= price
             judged = await self.judge(steps)
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
-            if judged.steps[-1] < self.settings.verify.reject_below:
+            if not self.judge.verifier.checks:
+                values.append(judged.steps[-1])
+            if judged.rejects(self.settings.verify.reject_below, last=True):
                 why = REJECTED
             else:  # a beginning in which nothing was checked says nothing of what comes
                 total = judged.total if judged.checked or why is not None else total
@@ -106,6 +109,7 @@ class VerifiedExpansion(Expansion):
             [Playout(chain, why, reward)],
             scores=scores,
             estimate=total if why == REJECTED else None,
+            values=values,
         )
 
     async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
@@ -117,11 +121,14 @@ class VerifiedExpansion(Expansion):
         answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
-    def unfinished(self, steps: Sequence[Step], scores: Sequence[float | None]) -> Evaluation:
+    def unfinished(
+        self, steps: Sequence[Step], scores: Sequence[float | None], values: Sequence[float]
+    ) -> Evaluation:
         """What the budget left of a chain: its steps stay open, for the chain that `close`
         draws.
         """
-        return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
+        playout = Playout(Continuation(tuple(steps), False), None, None)
+        return Evaluation([playout], scores=scores, values=values)
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""

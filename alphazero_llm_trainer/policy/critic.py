@@ -60,12 +60,14 @@ class Critic:
 class CriticVerifier:
     """`Verifier`: a step scores the critic's p after it. A response's total is a value's last p, a
     PRM's least one.
+
+    A PRM checks steps. A value checks none: of a hard problem every state has a low one.
     """
 
     computes = True
 
     def __init__(self, critic: Critic, kind: Kind) -> None:
-        self.critic, self.name = critic, kind
+        self.critic, self.name, self.checks = critic, kind, kind == "prm"
 
     @property
     def scored_tokens(self) -> int:
@@ -83,7 +85,9 @@ class CriticVerifier:
             so_far += step.token_ids
             states.append(so_far)
         scores = tuple(await self.critic.engine.values(states))
-        return Judgement(scores, min(scores) if self.name == "prm" else scores[-1])
+        if self.checks:
+            return Judgement(scores, min(scores))
+        return Judgement(scores, scores[-1], frozenset(range(len(scores))))
 
 
 def load_value(folder: Path, student: Student, config: Config) -> Critic:

@@ -88,6 +88,7 @@ class CausalPrm:
     engine: Engine
     tokenizer: Any
     name: str = "prm"
+    checks: bool = True
     computes: bool = True
 
     @property
@@ -123,6 +124,7 @@ class ClassifierPrm:
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     tokenizer: Any
     name: str = "prm"
+    checks: bool = True
     computes: bool = True
     scored_tokens: int = 0
 

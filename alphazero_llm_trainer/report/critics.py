@@ -1,4 +1,6 @@
-"""How well a value network or a PRM does: does it beat chance, and the policy's log-probability?"""
+"""How well a value network or a PRM does: does it beat chance, and a PRM the policy's
+log-probability?
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from .tables import columns
 
 Card = Mapping[str, Any]
 PAIRS = "pair accuracy"  # how often the better of two next steps is ranked higher
+AUC = "AUC"  # how often a state that ends right is ranked above one that ends wrong
 LIKELY, GAIN = f"{PAIRS}, log-probability", f"{PAIRS} over log-probability"
 
 
@@ -26,6 +29,8 @@ def critic_verdict(card: Card) -> tuple[str, str]:
     if not card["earned"]:
         return f"Not better than chance: don't use it. On validation, {card['why']}", "bad"
     test = intervals(card)
+    if card["kind"] == "value":
+        return f"Better than chance at telling which states end right: AUC {test[AUC]}", "good"
     if LIKELY not in test:  # trees without log-probabilities
         return f"Better than chance at ranking steps: {test[PAIRS]}", "good"
     kind = test[GAIN].kind
@@ -51,7 +56,7 @@ def critic_text(card: Card) -> str:
 
 
 def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
-    """A critic's page: verdict, the order of steps against the policy's own, and loss."""
+    """A critic's page: verdict, the order of states and of steps, and loss."""
     loss = {
         name: [(line["step"], exact(line[key])) for line in metrics]
         for name, key in (("training", "loss"), ("held out", "held_out_loss"))
@@ -62,12 +67,16 @@ def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
         line_chart("Loss (nats)", loss, "steps"),
     ]
     facts = [("kind", card["kind"])]
+    first = PAIRS
     if card["kind"] == "value":
         facts.append(("weight of rollouts", f"{card['rollout_weight']:.2f}"))
+        first = AUC
     return [
-        hero(f"{card['test'][PAIRS][0]:.3f}", *critic_verdict(card), facts),
+        hero(f"{card['test'][first][0]:.3f}", *critic_verdict(card), facts),
         paragraph(
-            f"{PAIRS}: how often the better of two next steps gets the higher number", "soft"
+            f"{AUC}: how often a state that ends right gets a higher number than one that ends "
+            f"wrong; {PAIRS}: how often the better of two next steps gets the higher number",
+            "soft",
         ),
         figures(drawn, "Grey: what needs no training."),
     ]

@@ -484,7 +484,10 @@ def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dic
     return {
         "rollout_weight": 1.0 if math.isnan(weight) else weight,
         "earned": earned,
-        "why": f"AUC {ranked} {'beats' if earned else 'does not beat'} chance ({CHANCE})",
+        "why": (
+            f"AUC {ranked} over the states of {len(set(validation.states.question)):,} questions "
+            f"{'beats' if earned else 'does not beat'} chance ({CHANCE})"
+        ),
         "test": {name: list(astuple(figure)) for name, figure in figures.items()},
     }
 
