@@ -1,4 +1,6 @@
-"""What needs a CUDA device (`-m gpu`; written without one): 4-bit weights, the engine in bf16."""
+"""What needs a CUDA device (`-m gpu`; written without one): 4-bit weights, the engine in bf16, draws,
+attention and kernels of the device.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
-from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
+from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student, use_liger
+from alphazero_llm_trainer.training.packing import plan
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, computed
 
 LAYERS = 8
 pytestmark = [
@@ -89,3 +94,39 @@ def test_draws_on_cuda_are_those_on_the_cpu() -> None:
     assert sum(a != b for a, b in zip(drawn.tokens, right.tokens, strict=True)) <= 5
     assert drawn.logprobs == [table[row, a] for row, a in zip(rows, drawn.tokens, strict=True)]
     assert sampler.top(table.to("cuda"), rows, 8) == sampler.top(table, rows, 8)
+
+
+def a_llama() -> Any:
+    """Small random layers on the device, in fp32."""
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4}
+    shape |= {"head_dim": 64, "intermediate_size": 512, "vocab_size": 1000}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2)).cuda().eval()
+
+
+def test_flex_attention_has_the_dense_masks_loss_and_gradients() -> None:
+    model, some = a_llama(), torch.Generator().manual_seed(2)
+    words = torch.randint(5, 1000, (6, 300), generator=some).tolist()
+    rows = [TrainRow(tuple(words[0][:200]), tuple(each[:90]), (), ()) for each in words]
+    found = []
+    for attention in ("sdpa", "flex_attention"):
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        made = plan(rows, TOGETHER)
+        scores = computed(Scorer(model), model.config, made, torch.float32, "cuda")
+        scores.logprobs.sum().backward()
+        found.append((scores.logprobs.detach(), *(p.grad.clone() for p in model.parameters())))
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
+
+
+def test_liger_s_kernels_give_the_models_own_logits() -> None:
+    pytest.importorskip("liger_kernel")
+    model, ids = a_llama(), torch.arange(5, 85, device="cuda")[None]
+    with torch.no_grad():
+        right = model(input_ids=ids).logits
+        use_liger(model, "a")
+        assert "Liger" in str(model.model.norm)
+        found, others = model(input_ids=ids).logits, a_llama()(input_ids=ids).logits
+    assert (found - right).norm() < 0.01 * right.norm()
+    assert torch.equal(others, right)  # models that are made later have their own layers

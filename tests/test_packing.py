@@ -7,10 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_llama
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask as Blocks
 
+from alphazero_llm_trainer.engine.device import tell_once
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.packing import Work, plan
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import Scorer, computed
+from alphazero_llm_trainer.training.scoring import Scorer, computed, packing
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can
@@ -75,6 +80,65 @@ def test_gradients_equal_the_librarys(model, work):
     assert max(grad.abs().max() for grad in found[0][2:]) > 1e-2
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_flex_attention_has_the_dense_masks_gradients(monkeypatch):
+    """Without its kernel: torch's own formula of it, which a CPU computes when it isn't checked."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    some = torch.Generator().manual_seed(2)
+    words = torch.randint(5, 50, (6, 100), generator=some).tolist()
+    # Three blocks of 128 tokens: some are seen wholly, some in part, some not at all.
+    rows, model = rows_of([(words[0][:70], each[:60]) for each in words]), tiny_llama(2)
+    weights, found = torch.randn(6, 60, generator=some), []
+    for attention in ("sdpa", "flex_attention"):
+        model.set_attn_implementation(attention)
+        [made] = plan(rows, FREE_PAIRS).forwards
+        blocks = isinstance(
+            made.inputs(model.config, torch.float32, "cpu")["attention_mask"], Blocks
+        )
+        assert blocks == (attention == "flex_attention") and made.width > 3 * 128
+        model.zero_grad()
+        with torch.compiler.set_stance("force_eager"):
+            logprobs, entropies = by_training(model, rows, FREE_PAIRS)
+            (weights * logprobs).sum().backward()
+        found.append((logprobs.detach(), entropies, *(p.grad.clone() for p in model.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "wanted", "device", "expected", "said"),
+    [
+        ("sdpa", "auto", "cpu", "auto", None),
+        ("sdpa", "auto", "cuda", "off", "on CUDA sdpa is slow with masks of theirs"),
+        ("sdpa", "on", "cuda", "on", None),
+        ("sdpa", "off", "cuda", "off", None),
+        ("flex_attention", "auto", "cuda", "auto", None),
+        ("flex_attention", "on", "cuda", "on", None),
+        ("flash_attention_2", "auto", "cuda", "off", "flash_attention_2 takes no masks of theirs"),
+    ],
+)
+def test_what_packs_where(attention, wanted, device, expected, said, caplog):
+    tell_once.cache_clear()
+    policy = tiny_llama(2)
+    policy.config._attn_implementation = attention
+    for _ in range(2):
+        assert packing(policy, wanted, torch.device(device)) == expected
+    assert len(caplog.messages) == (said is not None)
+    assert said is None or (
+        said in caplog.text and "attn_implementation flex_attent" in caplog.text
+    )
+
+
+def test_flash_attention_is_refused_where_rows_are_to_be_packed():
+    policy = tiny_llama(2)
+    policy.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        ConfigError, match=r"train\.pack is on and flash_attention_2 takes no masks"
+    ):
+        packing(policy, "on", torch.device("cuda"))
+    critic = Critic(policy)  # its rows have sequences of their own, and its layers flash attention
+    assert critic.work is None and critic.config._attn_implementation == "flash_attention_2"
 
 
 @settings(max_examples=40, deadline=None)

@@ -29,6 +29,7 @@ from transformers import (
 from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
@@ -40,6 +41,7 @@ from alphazero_llm_trainer.policy.folders import find_model, with_model
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     Student,
+    check_device,
     load_student,
     load_tokenizer,
     make_student,
@@ -307,6 +309,39 @@ def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
         ConfigError, match="dtype is float16, in which updates are lost: use 'lora'"
     ):
         make_trainable(student.model, student.spec, "full")
+
+
+def test_attention_is_what_the_entry_names_or_a_sentence(tmp_path: Path) -> None:
+    folder = saved_llama(tmp_path / "student", "float32")
+
+    def load(**keys: Any) -> Student:
+        entry = {"path": str(folder), **keys}
+        return load_student(load_config(overrides=[{"student": "a", "models": {"a": entry}}]))
+
+    found = {name: load(attn_implementation=name).model.config for name in ("eager", None)}
+    assert [each._attn_implementation for each in found.values()] == ["eager", "sdpa"]
+    for keys, said in (
+        ({"attn_implementation": "nonsense"}, r"attn_implementation is nonsense, which can't be"),
+        ({"attn_implementation": "flash_attention_2"}, r"is flash_attention_2, .*install what it"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"^models\.a\..*{said}.* or set it to null$"):
+            load(**keys)
+
+
+def test_kernels_that_are_not_here_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    liger, flex = (
+        StudentModel(path="package", **keys)
+        for keys in ({"use_liger_kernel": True}, {"attn_implementation": "flex_attention"})
+    )
+    for here, spec, said in (
+        (None, liger, "use_liger_kernel is true and liger-kernel is not installed: pip install"),
+        ("here", liger, "use_liger_kernel needs a CUDA device to train and there is none here"),
+        ("here", flex, "attn_implementation needs a CUDA device .* set it to null"),
+    ):
+        monkeypatch.setattr(student_module, "find_spec", lambda name, here=here: here)
+        with pytest.raises(ConfigError, match=rf"^models\.a\.{said}"):
+            check_device("a", "package", spec)
 
 
 def saved_llama(folder: Path, dtype: str) -> Path:

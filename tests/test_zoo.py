@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine import masks, miniature
+from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.last_layer import LastLayer
 from alphazero_llm_trainer.engine.masks import FULL
@@ -251,6 +252,27 @@ def test_engine_and_training_equal_transformers(name: str) -> None:
     check_training(model, pack=False)
     assert packs(model)
     check_training(model, pack=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "llama4_text"])
+def test_flex_attention_sees_what_the_models_own_layers_see(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Packed rows by its blocks, windows and chunks too; the engine computes in sdpa, and says
+    so.
+    """
+    tell_once.cache_clear()
+    model = made(name, RIGHT if name in RIGHT else REFUSED)
+    right = [own(model, row) for row in words()]
+    model.set_attn_implementation("flex_attention")
+    with torch.compiler.set_stance("force_eager"):
+        packed_rows = trained_logprobs(model, words(), pack=True)
+        for got, expected in zip(packed_rows, right, strict=True):
+            torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=CLOSE)
+        if name in RIGHT:
+            check_engine(model)
+            assert "attn_implementation is flex_attention in training alone" in caplog.text
+    assert model.config._attn_implementation == "flex_attention"
 
 
 @pytest.mark.parametrize("name", FLAT)

@@ -285,10 +285,10 @@ class StudentModel(Section):
     none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
-    without CUDA. `max_tokens`, `max_depth`, `step`, `reserve`, `simulations` and `temperature` are
-    of its searches where `search` says none. `shape` is also of a student from scratch.
-    `system_prompt` takes the place of every source's; `prompts` are those that it was trained with,
-    by source.
+    without CUDA. `attn_implementation` is `from_pretrained`'s. `max_tokens`, `max_depth`, `step`,
+    `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape`
+    is also of a student from scratch. `system_prompt` takes the place of every source's; `prompts`
+    are those that it was trained with, by source.
     """
 
     path: str
@@ -298,6 +298,8 @@ class StudentModel(Section):
     adapter: Literal["full", "lora"] = "lora"
     quantization: Literal["none", "nf4"] = "none"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    attn_implementation: str | None = None
+    use_liger_kernel: bool = False
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
     max_tokens: Positive = 400

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def tell_once(sentence: str) -> None:
+    """Warn of something once a process."""
+    log.warning(sentence)
 
 
 def device_memory() -> tuple[str, int, int]:

@@ -9,8 +9,6 @@ Each step computes all live rows of the queue (`schedule.py`) in one forward (`n
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
 from .admission import check_tokens
-from .device import context_of, device_memory, kv_shape, text_config, token_bytes
+from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import PrefixTree
@@ -42,13 +40,6 @@ if TYPE_CHECKING:
 QUIET, TURNS = 3, 16
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-
-@functools.cache
-def tell_once(reason: str) -> None:
-    """Say that torch computes rows of the engine one by one, and why."""
-    log.warning("torch computes the engine's forward, many times slower: %s", reason)
 
 
 class InProcessEngine(Engine):
@@ -91,7 +82,7 @@ class InProcessEngine(Engine):
 
             check_forward(model, context)
             if settings.native == "auto" and weight.device.type == "cpu":
-                tell_once(reason)
+                tell_once(f"torch computes the engine's forward, many times slower: {reason}")
         size = token_bytes(shape, dtype)
         memory = device_memory()[2]
         self.tree = PrefixTree(

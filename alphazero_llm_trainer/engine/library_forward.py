@@ -15,9 +15,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import PREFILL_TOKENS
-from .device import text_config
+from .device import tell_once, text_config
 from .last_layer import LastLayer
-from .masks import masks
+from .masks import DENSE, attention, masks
 from .prefix_tree import ROOT, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -72,12 +72,18 @@ class LibraryForward:
         self.cache.layers = list(self.layers)
         self.cache.layer_class_to_replicate = None
         self.value: tuple[torch.Tensor, float] | None = None
-        self.last_layer = LastLayer(getattr(model, "shared", model))
+        whole: Any = getattr(model, "shared", model)
+        self.last_layer, self.shape = LastLayer(whole), text_config(model)
+        self.attention = self.shape._attn_implementation
+        if self.attention not in DENSE:
+            self.attention = "sdpa" if whole._supports_sdpa else "eager"
+            tell_once(
+                f"attn_implementation is {self.shape._attn_implementation} in training alone: the "
+                f"in-process engine has masks of its own, which {self.attention} takes"
+            )
         # What a model adds to its scores itself is a number; torch's attention takes a bool for
         # scores of any precision.
-        self.mask_dtype = (
-            tree.dtype if text_config(model)._attn_implementation == "eager" else torch.bool
-        )
+        self.mask_dtype = tree.dtype if self.attention == "eager" else torch.bool
 
     def facts(self) -> dict[str, Any]:
         """See `Forward.facts`."""
@@ -124,13 +130,14 @@ class LibraryForward:
         # A query sees the keys at its own position and before; padding is behind them.
         keys = torch.arange(paths.shape[1], device=device)[None]
         seen = keys[:, None] <= positions[:, :, None]  # [n, S, L]
-        hidden = self.model.base_model(
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state  # [n, S, D]
+        with attention(self.shape, self.attention):
+            hidden = self.model.base_model(
+                input_ids=torch.from_numpy(ids).to(device),
+                attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+            ).last_hidden_state  # [n, S, D]
         ends = torch.from_numpy(lengths - 1).to(device)
         last = hidden[torch.arange(len(rows), device=device), ends]
         logprobs = torch.log_softmax(self.last_layer(last).float(), dim=-1)  # [n, V], nats

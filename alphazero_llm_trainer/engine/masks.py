@@ -7,12 +7,18 @@ then.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
+FLEX = "flex_attention"  # takes blocks of one, and so needs no memory of its size
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Masks = torch.Tensor | dict[str, torch.Tensor]
+BlockMasks = BlockMask | dict[str, BlockMask]
 
 
 def spans(config: Any) -> dict[str, int | None]:
@@ -45,15 +51,12 @@ def masks(
         keys: `[G or 1, M]` likewise.
         dtype: of an additive mask; bool for one that is True where a query sees.
     """
-    near = keys[:, None, :], queries[:, :, None]
     made: dict[str, torch.Tensor] = {}
     for kind, span in spans(config).items():
         if span is None or seen.shape[-1] <= span:
             made[kind] = seen
-        elif kind == CHUNKED:
-            made[kind] = seen & (near[0] // span == near[1] // span)
         else:
-            made[kind] = seen & (near[1] - near[0] < span)
+            made[kind] = seen & near(kind, span, queries[:, :, None], keys[:, None, :])
     if all(mask is seen for mask in made.values()):
         made = {FULL: seen}
     if dtype != torch.bool:
@@ -63,3 +66,46 @@ def masks(
             )
     made = {kind: mask[:, None] for kind, mask in made.items()}
     return made if len(made) > 1 else next(iter(made.values()))
+
+
+def near(kind: str, span: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Whether layers of a kind see a key at a position as far before their query's."""
+    return query // span == key // span if kind == CHUNKED else query - key < span
+
+
+def block_masks(
+    config: Any, seen: Callable[..., torch.Tensor], positions: torch.Tensor
+) -> BlockMasks:
+    """`masks` of FlexAttention: `seen(sequence, head, query, key)` are indices, `positions`
+    `[G, N]`.
+    """
+
+    def of(kind: str, span: int | None) -> Callable[..., torch.Tensor]:
+        if span is None or positions.shape[1] <= span:
+            return seen
+        return lambda g, h, q, k: (
+            seen(g, h, q, k) & near(kind, span, positions[g, q], positions[g, k])
+        )
+
+    count, width = positions.shape
+    made = {
+        kind: create_block_mask(of(kind, span), count, None, width, width, device=positions.device)
+        for kind, span in spans(config).items()
+    }
+    return made if len(made) > 1 else next(iter(made.values()))
+
+
+@contextmanager
+def attention(shape: Any, name: str) -> Iterator[None]:
+    """Attention of a name within, for the layers that a configuration belongs to."""
+    own, shape._attn_implementation = shape._attn_implementation, name
+    try:
+        yield
+    finally:
+        shape._attn_implementation = own
+
+
+def for_any_device(config: Any) -> None:
+    """Leave flash attention and the like, for which a copy has no kernels on the CPU."""
+    if config._attn_implementation not in DENSE:
+        config._attn_implementation = None  # as transformers chooses

@@ -23,6 +23,7 @@ from transformers import logging as transformers_logging
 from ..errors import EngineError
 from .device import kv_shape
 from .library_forward import LibraryForward
+from .masks import for_any_device
 from .precision import uncovered
 from .prefix_tree import PrefixTree
 from .queue_rows import DecodingRow
@@ -98,6 +99,7 @@ def miniature(model: Any, context: float) -> Any:
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    for_any_device(config)
     text = config.get_text_config()
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig) and part is not text:

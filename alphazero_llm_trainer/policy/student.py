@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
+from ..engine.masks import FLEX
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 logging.getLogger("bitsandbytes").setLevel(
     logging.ERROR
 )  # its import tells of kernels that a CPU could have
+ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 # What two classes must read alike, and a tokenizer give back as it stands, but for letters that its
@@ -260,8 +263,20 @@ def hush_transformers() -> None:
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
     """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA
-    device.
+    device, and for kernels that aren't here.
     """
+    if spec.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ConfigError(
+            f"models.{name}.use_liger_kernel is true and liger-kernel is not installed: pip install "
+            "liger-kernel, or set it to false"
+        )
+    cuda, flex = torch.cuda.is_available(), spec.attn_implementation == FLEX
+    if not cuda and (spec.use_liger_kernel or flex):
+        key, value = ("attn_implementation", "null") if flex else ("use_liger_kernel", "false")
+        raise ConfigError(
+            f"models.{name}.{key} needs a CUDA device to train and there is none here: set it to "
+            f"{value}"
+        )
     if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
         return
     if source == "package":
@@ -386,6 +401,8 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=options["dtype"],
         )
+    if spec.attn_implementation is not None:
+        options["attn_implementation"] = spec.attn_implementation
     folder, file = place(source)
     if file and find_spec("gguf") is None:
         raise ConfigError(
@@ -397,21 +414,44 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
         model = load_weights(AutoModelForCausalLM, folder, **options, **file)
     except AlphaZeroError:
         raise
-    except ImportError as error:
-        raise ConfigError(
-            f"student {source} is quantised and bitsandbytes is missing: install "
-            "alphazero-llm-trainer[gpu]"
-        ) from error
     except Exception as error:
+        if isinstance(error, ImportError) and "bitsandbytes" in str(error):
+            raise ConfigError(
+                f"student {source} is quantised and bitsandbytes is missing: install "
+                "alphazero-llm-trainer[gpu]"
+            ) from error
         raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
     if spec.quantization == "none":
         model.to(torch.device(device))  # type: ignore[arg-type]
+    if spec.use_liger_kernel:
+        use_liger(model, name)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes would repack such a CPU's weights at the first inference: rounded scales,
             # and a product that no gradient passes from then on.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return model.eval()
+
+
+def use_liger(model: Any, name: str) -> None:
+    """Have a model's norms and MLPs computed by Liger's kernels. Raises ConfigError for a kind that
+    it doesn't know.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    from transformers.integrations.liger import apply_liger_kernel
+
+    kind = model.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigError(
+            f"models.{name}.use_liger_kernel is true and liger-kernel has none for {kind} models: "
+            "set it to false"
+        )
+    code = vars(sys.modules[type(model).__module__])
+    before = dict(code)
+    # The last layer is ours (`training.scoring`), and rotary positions are a function of all
+    # models of a kind.
+    apply_liger_kernel(model, {"rope": False, "fused_linear_cross_entropy": False})
+    code.update(before)  # it leaves its classes to models of this kind that are made later
 
 
 def check_quantisation(source: str) -> None:
@@ -437,6 +477,11 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     complaint = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][
         :200
     ].rstrip(".")
+    if spec.attn_implementation is not None and ABOUT_ATTENTION.search(complaint):
+        return (
+            f"models.{name}.attn_implementation is {spec.attn_implementation}, which can't be had "
+            f"here ({complaint}): install what it needs, or set it to null"
+        )
     if Path(source).is_dir():
         return f"student {source} can't be loaded ({complaint}): check the folder"
     mirror = (

@@ -16,7 +16,7 @@ from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .models import attach
 from .packing import Work, plan
-from .scoring import MASKS_IN_4D, check_packs
+from .scoring import check_packs, packing
 
 
 class Score(torch.nn.Linear):
@@ -55,11 +55,10 @@ class Critic(torch.nn.Module):
             bind(self, policy, name)
         else:
             deepen(backbone.requires_grad_(True), extra_layers)
-        if backbone.config._attn_implementation not in MASKS_IN_4D:
-            # It always computes packed rows: a mask of our own.
-            backbone.config._attn_implementation = "sdpa"
-        self.backbone = backbone
-        self.score = Score(self.config.hidden_size, 1, device=next(policy.parameters()).device)
+        self.backbone, device = backbone, next(policy.parameters()).device
+        apart = packing(policy, "auto", device) == "off"
+        self.work = None if apart else Work.of(self.config)
+        self.score = Score(self.config.hidden_size, 1, device=device)
         torch.nn.init.zeros_(self.score.weight)
         torch.nn.init.constant_(self.score.bias, start)
 
@@ -75,9 +74,9 @@ class Critic(torch.nn.Module):
         `prompt_ids` and `completion_ids`.
 
         Rows that share their beginnings are computed together, in sequences as long as sharing
-        saves work (`packing.plan`).
+        saves work (`packing.plan`), where `scoring.packing` has them packed.
         """
-        made, device = plan(rows, Work.of(self.config)), self.score.weight.device
+        made, device = plan(rows, self.work), self.score.weight.device
         numbers = []
         for part in made.forwards:
             inputs = part.inputs(self.config, self.backbone.dtype, device)

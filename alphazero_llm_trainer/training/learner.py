@@ -9,7 +9,6 @@ the parts' gradients add up to one mean.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,9 +30,8 @@ from .losses import Figures
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
 from .rows import Minibatches, TrainRow
-from .scoring import Scorer, Scores, check_packs, packs, score
+from .scoring import Scorer, Scores, packing, score
 
-log = logging.getLogger(__name__)
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
 REFUSALS = (
@@ -125,14 +123,7 @@ class Learner:
         if memory.checkpointing:
             checkpoint_layers(inner)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
-        self.pack = "off" if self.sharded else objective.pack
-        if self.pack == "on":
-            check_packs(model, "train.pack=on", "set it to auto")
-        elif self.pack == "auto" and not packs(model):
-            log.info(
-                "responses are not packed: a %s isn't itself in packed rows", type(model).__name__
-            )
-            self.pack = "off"
+        self.pack = packing(model, "off" if self.sharded else objective.pack, self.device)
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
         beside = objective.extra().values()

@@ -15,6 +15,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..engine.masks import for_any_device
 from ..errors import CheckpointError
 from ..policy.adapters import is_adapted, unusual
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
@@ -47,6 +48,7 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    for_any_device(config)
     chosen = model.get_input_embeddings().weight.dtype if dtype is None else dtype
     state = {}
     for name, parameter in model.named_parameters():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..engine.masks import masks
+from ..engine.masks import FLEX, block_masks, masks
 from .rows import TrainRow
 
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
@@ -92,22 +92,22 @@ class Forward:
     shares: bool
 
     def inputs(self, config: Any, dtype: torch.dtype, device: Any) -> dict[str, Any]:
-        """What a model of `config` takes: additive masks of `dtype` where rows share their
-        beginnings.
+        """What a model of `config` takes: where rows share their beginnings a mask, FlexAttention's
+        blocks or an additive one of `dtype`.
         """
         ids = stacked([trie.tokens for trie in self.tries]).to(device)  # [G, N]
         if not self.shares:
-            return {
-                "input_ids": ids,
-                "attention_mask": stacked([[1] * len(trie.tokens) for trie in self.tries]).to(
-                    device
-                ),
-            }
+            # Padding is behind a row's end, where none of its tokens sees it: without a mask
+            # attention is causal, and has its fastest kernel.
+            return {"input_ids": ids}
         positions = stacked([trie.depths for trie in self.tries]).to(device)
         ends = stacked([trie.ends for trie in self.tries]).to(device)
         places = torch.arange(ids.shape[1], device=device)
         # Padding sees itself alone, so that no row of the mask is empty.
         ends = torch.where(ends > 0, ends, places + 1)
+        if config._attn_implementation == FLEX:
+            blocks = block_masks(config, lambda g, h, q, k: (k <= q) & (q < ends[g, k]), positions)
+            return {"input_ids": ids, "position_ids": positions, "attention_mask": blocks}
         seen = (places <= places[:, None]) & (
             places[:, None] < ends[:, None, :]
         )  # [G, who sees, who is seen]

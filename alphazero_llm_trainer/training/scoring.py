@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial
 
+from ..engine.device import tell_once
 from ..engine.last_layer import LastLayer
+from ..engine.masks import DENSE, FLEX
 from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_of
 from ..errors import ConfigError
 from .packing import Plan, Work, plan
@@ -28,7 +30,6 @@ TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
 PACKS_FROM = (
     0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
 )
-MASKS_IN_4D = ("sdpa", "eager")  # attention that takes an additive mask of our own
 
 
 class LabelLogProbs(torch.autograd.Function):
@@ -177,7 +178,7 @@ def score(
         dtype: of the additive masks of packed sequences.
     """
     apart = plan(rows, None)
-    if pack != "off" and config._attn_implementation in MASKS_IN_4D:
+    if pack != "off":
         work = Work.of(config)
         shared = plan(rows, work)
         if pack == "on" or shared.work(work) < PACKS_FROM * apart.work(work):
@@ -223,6 +224,35 @@ def packs(model: Any) -> bool:
         return True
     gap = trial(model, math.inf, packed_gap)
     return gap is not None and gap <= GAP
+
+
+def packing(model: Any, wanted: str, device: torch.device) -> str:
+    """`wanted` of `train.pack`, or "off" where rows can't share a sequence or lose by it: then with
+    a word. Raises ConfigError where it is "on" and they can't.
+    """
+    if wanted == "off":
+        return wanted
+    attention = model.config._attn_implementation
+    free = f"the student's attn_implementation {FLEX}"
+    if wanted == "on":
+        check_packs(model, "train.pack=on", "set it to auto")
+        if attention not in (*DENSE, FLEX):
+            raise ConfigError(
+                f"train.pack is on and {attention} takes no masks of packed rows: set it to auto, "
+                f"or make {free}"
+            )
+        return wanted
+    why = None
+    if not packs(model):
+        why = f"a {type(model).__name__} isn't itself in packed rows"
+    elif attention not in (*DENSE, FLEX):
+        why = f"{attention} takes no masks of theirs; make {free} and they are"
+    elif attention != FLEX and device.type == "cuda":
+        why = f"on CUDA {attention} is slow with masks of theirs; make {free} and they are"
+    if why is not None:
+        tell_once(f"responses are not packed: {why}")
+        return "off"
+    return wanted
 
 
 def check_packs(model: Any, wanted: str, fix: str) -> None:
