@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 from alphazero_llm_trainer.config.load import load_config
@@ -34,6 +35,7 @@ class CompletionServer:
         self.thread = LoopThread("completions")
         self.students: dict[str, Any] = {self.name: make()}
         self.answered: dict[str, int] = {}
+        self.seeds = count()  # of draws that name none
         owner = self
 
         class Server(ThreadingHTTPServer):
@@ -107,6 +109,8 @@ class CompletionServer:
         student = self.students.get(sent["model"])
         if student is None:
             return 404, {"error": {"message": f"The model {sent['model']} does not exist."}}
+        if path == "/inference/v1/generate":
+            return 200, self.generate(student, sent)
         return 200, self.complete(student, sent)
 
     def complete(self, student: Any, sent: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +148,28 @@ class CompletionServer:
             "choices": [choice],
             "usage": {"prompt_tokens_details": {"cached_tokens": one.cached_tokens}},
         }
+
+    def generate(self, student: Any, sent: dict[str, Any]) -> dict[str, Any]:
+        """What verifiers' training client asks for."""
+        asked, prompt = sent["sampling_params"], tuple(sent["token_ids"])
+        request = GenerateRequest(
+            prompt,
+            max_new_tokens=asked.get("max_tokens", 1024 - len(prompt)),
+            temperature=asked["temperature"],
+            seed=next(self.seeds),
+            stop_ids=frozenset(asked["stop_token_ids"]),
+        )
+        [[one]] = self.wait(student.engine.generate([request]))
+        logged = [
+            {"token": f"token_id:{token}", "logprob": value}
+            for token, value in zip(one.token_ids, one.logprobs, strict=True)
+        ]
+        choice = {
+            "token_ids": one.token_ids,
+            "logprobs": {"content": logged},
+            "finish_reason": "length" if one.finish == "length" else "stop",
+        }
+        return {"choices": [choice]}
 
     def wait(self, work: Any) -> Any:
         return self.thread.wait(work)

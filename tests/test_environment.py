@@ -13,6 +13,8 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from aiohttp import web
+from completion_server import CompletionServer
+from renderers import DefaultRendererConfig
 from support import tiny_chat
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.episode import WireEpisode
@@ -43,7 +45,7 @@ from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
-from alphazero_llm_trainer.policy.folders import find_model
+from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
@@ -414,6 +416,44 @@ def test_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
         found = trace.info["mcts"]["tree"]
         assert found["token_ids"] == [list(ids) for ids in own["token_ids"]]
         assert found["N"] == own["N"]
+
+
+def test_an_environment_server_scores_by_the_tasksets_settings(tmp_path: Path) -> None:
+    """It gets a task's data alone."""
+    file = tmp_path / "own.yaml"
+    file.write_text("rewards: {step_penalty: 0.25}\n")
+    env = environment({"config_file": str(file)})
+    server = EnvServer(env.config, "tcp://127.0.0.1:0")
+    for task in env.taskset:
+        served = server._build_task(task.data.model_dump(mode="json"))
+        assert served.config == task.config and served.config.needs.step_penalty == 0.25
+    server.frontend.close()
+    server.ctx.term()
+
+
+def test_a_training_client_gets_whole_responses_with_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verifiers' client of vLLM's token endpoint, as prime-rl uses it."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = CompletionServer()
+    client = vf.TrainClientConfig(
+        base_url=server.url, renderer=DefaultRendererConfig(), renderer_model_name=str(PACKAGED)
+    )
+    sampling = vf.SamplingConfig(temperature=1.0)
+    student, engine = server.students["student"], server.students["student"].engine
+    try:
+        for episode in play(environment(), vf.ModelContext("student", client, sampling)):
+            [trace] = episode.traces
+            ids, reply = trace.branches[0].token_ids, trace.nodes[-1]
+            prompt = student.prompt_ids(trace.task.data.prompt)
+            assert episode.ok and tuple(ids[: len(prompt)]) == prompt
+            assert trace.last_reply == student.decode(ids[len(prompt) :]).strip()
+            [own] = server.wait(engine.score([(prompt, tuple(ids[len(prompt) :]))]))
+            assert reply.logprobs == pytest.approx(own, abs=1e-4)
+            assert trace.metrics["correctness_reward"] in (0.0, 1.0)
+    finally:
+        server.close()
 
 
 def test_search_over_any_endpoint_votes_and_never_sends_gold(

@@ -56,6 +56,8 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
     """
 
     def __init__(self, config: AlphaZeroEnvConfig) -> None:
+        if isinstance(config.taskset, AlphaZeroTasksetConfig):
+            config.taskset.tell_the_task()  # an environment server makes its tasks of this alone
         super().__init__(config)
         self._starting = asyncio.Lock()
         self._served: Served | None = None

@@ -4,6 +4,7 @@ as metrics.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
 class AlphaZeroData(vf.TaskData):
     """A question with its gold answer, as traces record it. Only the rewards read `gold`."""
 
+    id: str | None = None  # verifiers' own from 0.4 on; the one that prime-rl pins has none
     gold: str
     source: str = "embedded"
     level: int = 0
@@ -74,7 +76,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         Raises:
             ConfigError: then no part of the reward that is on has a weight.
         """
-        clone = self.with_data()
+        clone = copy.copy(self)
         clone.config = self.config.model_copy(update={"use_student_model": on})
         hre, pre, custom = (
             0.0 if there else None for there in (self.has_grader, on, self.config.needs.custom)
