@@ -97,7 +97,6 @@ class TrainConfig(Section):
     push_to_hub: str | None
     demonstrations: NonNegative
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None
-    demonstration_weight: NonNegativeFloat
     optimizer: OptimizerConfig
     updates_per_round: Positive
     rows_per_round: Positive

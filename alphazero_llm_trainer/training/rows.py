@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # expert iteration and rft: different right responses of a question, those sampled most often first
 RESPONSES = 4
+DEMONSTRATION = 0.5  # weight of a replayed row in the loss; a policy row has 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +381,7 @@ class RowBuilder:
             return []
         rng = Random(derive_seed(self.config.seed, "replay", number))
         pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(wanted)]
-        weight = self.config.train.demonstration_weight if scored else 1.0
+        weight = DEMONSTRATION if scored else 1.0
         old = (
             asyncio.run(self.student.engine.score(pairs))
             if scored
