@@ -59,6 +59,7 @@ from alphazero_llm_trainer.training.critic_data import (
 )
 from alphazero_llm_trainer.training.critic_run import (
     HeldOut,
+    ValueTrainer,
     Watch,
     arguments_of,
     bradley_terry,
@@ -70,6 +71,7 @@ from alphazero_llm_trainer.training.critic_run import (
     train_critic,
 )
 from alphazero_llm_trainer.training.models import MemoryOptions
+from alphazero_llm_trainer.training.packing import Work, plan
 from alphazero_llm_trainer.training.size import used_questions
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
@@ -161,6 +163,38 @@ def test_numbers_of_packed_states_are_those_of_flat_ones() -> None:
             torch.testing.assert_close(
                 next(logits), critic.score(hidden)[0].detach(), rtol=0, atol=1e-5
             )
+
+
+def test_a_bound_of_the_sequences_changes_neither_the_loss_nor_its_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng, critic = Random(41), Critic(tiny_llama(), extra_layers=1, start=0.3)
+    torch.nn.init.normal_(critic.score.weight)
+    rows = []
+    for prompt in (PROMPT, (20, 21)):
+        paths = [tuple(rng.choices((5, 6), k=rng.randrange(1, 40))) for _ in range(12)]
+        rows += state_rows(an_example({ids: (rng.random(), 1.0) for ids in paths}, prompt))[0]
+
+    def update(pair: float) -> tuple[int, torch.Tensor, dict[str, torch.Tensor]]:
+        """The longest sequence, the loss and its gradient where pairs of tokens cost so much."""
+        work = Work(1.0, pair)
+        monkeypatch.setattr(Work, "of", classmethod(lambda cls, config: work))
+        critic.zero_grad()
+        loss: torch.Tensor = ValueTrainer.compute_loss(Any, critic, {"rows": rows})  # type: ignore[arg-type]
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradient = {
+            name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None
+        }
+        return max(forward.width for forward in plan(rows, work).forwards), loss.detach(), gradient
+
+    long, loss, gradient = update(0.0)
+    for pair in (0.005, 1e9):
+        short, other, also = update(pair)
+        assert short < 0.8 * long
+        torch.testing.assert_close(other, loss, rtol=0, atol=1e-5)
+        assert gradient.keys() == also.keys()
+        for name in gradient:
+            torch.testing.assert_close(also[name], gradient[name], rtol=0, atol=1e-5)
 
 
 def test_extra_layers_change_nothing_until_they_are_trained() -> None:
