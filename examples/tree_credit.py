@@ -4,9 +4,8 @@ each node's tokens.
 `uv run python examples/tree_credit.py [ROLLOUTS.jsonl]` reads what `export --kind rollouts` wrote;
 without a file a few questions are searched first.
 
-An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was
-not tried there. `train.credit=step` counts a step once for each response through it; here it is
-counted once.
+In prime-rl `assign_advantages` has its place in the algorithm of prime_rl_trees.py.
+`train.credit=step` counts a step once for each response through it; here it is counted once.
 """
 
 import json
