@@ -248,7 +248,7 @@ def packing(model: Any, wanted: str, device: torch.device) -> str:
     elif attention not in (*DENSE, FLEX):
         why = f"{attention} takes no masks of theirs; make {free} and they are"
     elif attention != FLEX and device.type == "cuda":
-        why = f"on CUDA {attention} is slow with masks of theirs; make {free} and they are"
+        why = f"on CUDA {attention} would hold their masks in full; make {free} and they are"
     if why is not None:
         tell_once(f"responses are not packed: {why}")
         return "off"
