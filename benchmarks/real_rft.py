@@ -34,7 +34,7 @@ from benchmarks import provenance  # noqa: E402
 
 SEED, ROWS, BATCH = 7, 3000, 32  # BATCH of rows answered at once, and of an update
 TEMPERATURE, SAMPLES, FORKS = 0.7, 4, 8
-RATE, WARMUP, EPOCHS, KEPT_EVERY = 2e-4, 5, 2, 4
+RATE, FINAL, WARMUP, EPOCHS, KEPT_EVERY = 2e-4, 0.1, 5, 2, 4
 VALIDATION, DRAWS, WARM = 250, 4, 0.6
 ARMS = ("rft", "forked", "known", "gold")
 
@@ -204,7 +204,7 @@ class Real:
             student.model,
             Likelihood(),
             MemoryOptions.of(config, student.spec, student.model),
-            Schedule(RATE, WARMUP, updates + 1),
+            Schedule(RATE, WARMUP, updates + 1, FINAL),
             config.train.optimizer,
         )
         learner.schedule.step()  # its first rate is 0
@@ -266,7 +266,7 @@ def page(args: argparse.Namespace) -> None:
         }
     for arm in ("published", *ARMS):
         if (args.work / f"{arm}.json").is_file():
-            updates = lines(args.work / f"{arm}.jsonl")
+            updates = {line["update"] for line in lines(args.work / f"{arm}.jsonl")}
             facts["arms"][arm] = {"updates": len(updates), **read(args.work / f"{arm}.json")}
     provenance.write(args.out, facts)
 

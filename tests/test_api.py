@@ -123,6 +123,8 @@ def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) 
 
     [row] = asyncio.run(notebook()).rows
     assert row["reward"][0] == 0.5
+    some = {"methods": ["greedy"], "num": 2, "progress": False}
+    assert az.evaluate(out=tmp_path / "default", **some).rows[0]["problems"] == 2
 
 
 def test_train_on_tasks_with_a_reward_writes_its_folder_alone(

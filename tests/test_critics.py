@@ -288,6 +288,7 @@ def test_auc_agrees_with_enumeration(seed: int) -> None:
             )  # each question, which has one state here, counts the same
             wins += share * ((value[i] > value[j]) + 0.5 * (value[i] == value[j]))
             total += share
+    assert metrics.auc(value, states, draws=0).low == 0.0
     ranked = metrics.auc(value, states)
     assert (
         ranked.value == pytest.approx(wins / total)

@@ -182,11 +182,14 @@ def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) 
     whole = text_of(own)
     with (proxy := Proxy(url, lacks)) as place:
         student = student_at(place)
+        student.max_tokens = 60
         [first, _], cost = drawn(student)
         assert text_of(first.steps) == whole
         before = len(proxy.bodies)
         drawn(student, first.steps[:1])
         body = proxy.bodies[before]
+        drawn(student, first.steps[:1], tokens=20)
+        short = proxy.bodies[-1]
     server = student.engine.server
     assert server.logprobs == (lacks != "logprobs")
     assert server.goes_on == (lacks in ("logprobs", "cached"))
@@ -196,6 +199,8 @@ def test_a_server_that_lacks_something_is_asked_otherwise(url: str, lacks: str) 
         assert body["messages"][-1] == {"role": "assistant", "content": first.steps[0].text}
         # The limit is of the response: what it has already is told by the text of all samples.
         assert body["max_tokens"] == pytest.approx(60 - len(own[0].token_ids), abs=3)
+        # What a budget leaves is of this sample alone.
+        assert short["max_tokens"] == 20
     elif lacks != "cached":
         assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
         assert student.word is not None and "begins a new message" in student.word

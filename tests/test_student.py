@@ -50,7 +50,7 @@ from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
-from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows
+from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
 from alphazero_llm_trainer.types import Opening
 
 MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
@@ -342,6 +342,14 @@ def test_kernels_that_are_not_here_are_a_sentence(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(student_module, "find_spec", lambda name, here=here: here)
         with pytest.raises(ConfigError, match=rf"^models\.a\.{said}"):
             check_device("a", "package", spec)
+    # An answer needs none of them: such a student answers on a CPU.
+    for key, value in (("use_liger_kernel", "true"), ("attn_implementation", "flash_attention_2")):
+        config = load_config(overrides=["student=embedded", f"models.embedded.{key}={value}"])
+        assert load_student(config, inference=True).spec.attn_implementation is None
+        with pytest.raises((ConfigError, CheckpointError), match=f"^models.embedded.{key} "):
+            load_student(config)
+        with pytest.raises(ConfigError, match="made from scratch: leave them out"):
+            student_from_scratch(config, load_student(load_config()).tokenizer)
 
 
 def saved_llama(folder: Path, dtype: str) -> Path:

@@ -107,6 +107,10 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
             )
             assert found.steps == (1.0, 1.0, score) and found.total == pytest.approx(score * value)
             assert found.checked and found.rejects(0.5) == (last is WRONG)
+        # Beside what merely ranks it is the only score of a state.
+        ranked = Product([LogProbability(), verifier])
+        found = await ranked(PROBLEM, PROMPT, steps)
+        assert found.steps == tuple(expected) and not found.checked and not ranked.checks
 
     run(main)
 

@@ -106,6 +106,7 @@ def evaluate(
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
     resolved, folder = configured(model, config, arguments, load_answering)
+    problems = resolved.problems.source if problems == "auto" else problems
     several = not isinstance(problems, str | Source) and all(
         isinstance(address, str) for address in problems
     )

@@ -96,9 +96,10 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         "split",
         "samples",
     )
+    named = args.sources or ["auto"]
     work = Evaluation.of(
         lambda name: f"--{name.replace('_', '-')}",
-        source=args.sources or [config.problems.source],
+        source=[config.problems.source if name == "auto" else name for name in named],
         **{name: getattr(args, name) for name in names},
     )
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -254,8 +254,10 @@ class ChatServer:
         await asyncio.shield(self._greeting)
 
     async def _greet(self) -> None:
-        # Another one each time, which no server has in its cache.
-        words = f"How many apples are in {time.time_ns() // 1000 % 900 + 100} boxes of 14 apples?"
+        # Another one each time, from its first word on: no server has it in its cache.
+        words = (
+            f"{time.time_ns() // 1000 % 900 + 100} boxes hold 14 apples each. How many are they?"
+        )
         question = {"role": "user", "content": words}
         try:
             asked = await self._prompt([question])

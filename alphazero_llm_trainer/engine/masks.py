@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
-FLEX = "flex_attention"  # takes blocks of one, and so needs no memory of its size
+FLEX = "flex_attention"  # takes blocks of one, which is held in bytes while they are made
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Masks = torch.Tensor | dict[str, torch.Tensor]
 BlockMasks = BlockMask | dict[str, BlockMask]

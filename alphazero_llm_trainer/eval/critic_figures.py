@@ -50,7 +50,7 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     ties count half.
 
     Each question counts the same. The interval is the bootstrap's over questions; of fewer than
-    `LEAST` it is all of [0, 1].
+    `LEAST`, or without draws, it is all of [0, 1].
     """
     _, rank = np.unique(value, return_inverse=True)
     totals = np.bincount(states.question, states.weight)  # [Q]
@@ -66,7 +66,7 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
         return float(right @ (wrong.cumsum() - wrong / 2) / pairs) if pairs > 0 else float("nan")
 
     whole, count = area(np.ones(totals.size)), totals.size
-    if count < LEAST or np.isnan(whole):
+    if count < LEAST or not draws or np.isnan(whole):
         return Interval(whole, 0.0, 1.0)
     rng = np.random.default_rng(seed)
     drawn = [area(times) for times in rng.multinomial(count, np.full(count, 1 / count), draws)]

@@ -61,7 +61,8 @@ class Product:
     their step scores.
 
     Log-probability ranks finished responses, and neither checks nor rejects a step: one that is
-    merely unlikely isn't wrong. A step's score is of the parts that checked it, 1 where none did.
+    merely unlikely isn't wrong. A step's score is of the parts that checked it, 1 where none did;
+    of all other parts where none checks.
     """
 
     def __init__(self, parts: Sequence[Verifier]) -> None:
@@ -83,8 +84,9 @@ class Product:
             judged = await part(problem, prompt_ids, steps)
             total *= judged.total
             if part.name != RANKING:
-                for at in set(range(len(steps))) - judged.unchecked:
-                    scores[at] *= judged.steps[at]
+                for at in range(len(steps)):
+                    if at not in judged.unchecked or not self.checks:
+                        scores[at] *= judged.steps[at]
                 unchecked.append(judged.unchecked)
         return Judgement(
             tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset()

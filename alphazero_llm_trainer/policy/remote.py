@@ -80,14 +80,16 @@ class RemoteEngine:
 class RemoteStudent:
     """The model of `engine.openai`, with what search reads of a student.
 
-    `heard` is called with the number of a sample and its text so far, while it comes. `messages`
-    are a conversation that takes the place of every problem's question.
+    `max_tokens` are a response's at most. `heard` is called with the number of a sample and its
+    text so far, while it comes. `messages` are a conversation that takes the place of every
+    problem's question.
     """
 
     name: str
     spec: StudentModel
     engine: RemoteEngine
     step: StepRule
+    max_tokens: int
     opening: Opening = NOTHING
     tokenizer: Numbers = field(default_factory=Numbers)
     heard: Callable[[int, str], None] = lambda number, text: None
@@ -164,7 +166,8 @@ def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:
             )
     spec = config.models[name]
     server = ChatServer(config.engine.openai, spec.path)
-    return RemoteStudent(name, spec, RemoteEngine(server), config.search.step, opening)
+    search = config.search
+    return RemoteStudent(name, spec, RemoteEngine(server), search.step, search.max_tokens, opening)
 
 
 def behind(tokens: Sequence[Token], length: int) -> list[Token]:
@@ -240,10 +243,10 @@ class RemoteSteps:
         number, text, thought = self.student.draws, "", ""
         self.student.draws += 1
         most = limits.tokens
-        if prefix and not server.logprobs:
-            # Each step counts as one token there: what it has is told by all samples' text.
-            each = server.cost.sampled_tokens / max(self.student.letters, 1)
-            most = max(1, most - round(each * len(before)))
+        if prefix and not server.logprobs and self.student.letters:
+            # A step counts as one token there: how many it has is told by all samples' text.
+            taken = len(before) * server.cost.sampled_tokens / self.student.letters
+            most = min(most, max(1, self.student.max_tokens - round(taken)))
         tokens: list[Token] = []
         finish: str | None = None
         stream = server.sample(

@@ -158,6 +158,7 @@ def load_student(
     source = str(folder) if folder is not None else weights_of(spec)
     if HUB_ID.fullmatch(source) and not Path(source).exists():
         ask_hub_or_cache()
+    spec = without_cuda(spec) if inference else spec
     check_device(name, source, spec)
     model: Any = load_model(source, spec, name)
     tokenizer = load_tokenizer(source)
@@ -259,6 +260,16 @@ def hush_transformers() -> None:
     transformers_logging.disable_progress_bar()
     if sys.stderr.isatty():
         enable_progress_bars()
+
+
+def without_cuda(spec: StudentModel) -> StudentModel:
+    """`spec`, where there is no CUDA without its kernels, of which an answer needs none."""
+    if torch.cuda.is_available():
+        return spec
+    attention = spec.attn_implementation
+    fast = attention is not None and attention.startswith(("flash", "flex"))
+    plain = {"attn_implementation": None if fast else attention, "use_liger_kernel": False}
+    return spec.model_copy(update=plain)
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:

@@ -56,7 +56,8 @@ class Critic(torch.nn.Module):
         else:
             deepen(backbone.requires_grad_(True), extra_layers)
         self.backbone, device = backbone, next(policy.parameters()).device
-        apart = packing(policy, "auto", device) == "off"
+        # On the CPU and on CUDA alike: masks of such short sequences may be held in full.
+        apart = packing(policy, "auto", torch.device("cpu")) == "off"
         self.work = None if apart else Work.of(self.config)
         self.score = Score(self.config.hidden_size, 1, device=device)
         torch.nn.init.zeros_(self.score.weight)

@@ -289,7 +289,7 @@ class HeldOut:
             loss = bradley_terry(logits[self.pairs.better], logits[self.pairs.worse])
         return {
             "held_out_loss": float(loss),
-            "held_out_auc": auc(logits.numpy(), self.states, draws=1).value,  # no interval
+            "held_out_auc": auc(logits.numpy(), self.states, draws=0).value,
         }
 
 
