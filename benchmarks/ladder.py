@@ -127,6 +127,8 @@ def tuned(seed: Seed, name: str, rates: dict[str, float]) -> float:
             return accuracy
         return validation(student.parent)
 
+    if name == GRPO:
+        prm(seed, rates)  # once, before the runs side by side that read it
     tried = [ARMS[name].rate * factor for factor in seed.args.factors]
     with ThreadPoolExecutor(seed.args.jobs) as pool:
         return max(zip(pool.map(reached, tried), tried, strict=True))[1]
