@@ -21,6 +21,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Generated, Limits
+from alphazero_llm_trainer.engine.step_ends import response_steps
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError
 from alphazero_llm_trainer.mcts.extract import shortfall
@@ -317,13 +318,11 @@ def test_a_teachers_answer_inside_it_ends_nothing(student: Any) -> None:
 
 
 def test_a_servers_answer_inside_it_ends_nothing() -> None:
+    reply = "#### 5\nso\n</think>\n#### 3\nmore\n"
+    texts, read = response_steps(reply, "line", "<think>\n")
+    assert texts == ["#### 5\n", "so\n", "</think>\n", "#### 3\n"] and not read
     config = load_config(overrides=["search.step=line"])
     calls = ChatSteps(None, [], config.search, None)  # type: ignore[arg-type]
-    texts = [
-        step.text
-        for step in calls._cut("#### 5\nso\n</think>\n#### 3\nmore\n", True, "<think>\n").steps
-    ]
-    assert texts == ["#### 5\n", "so\n", "</think>\n", "#### 3\n"]
     step = (Step((), (), "<think>\nso\n"),)
     problem = Problem("a", QUESTION, "embedded")
     inside, _ = asyncio.run(calls.adopt(problem, step, "#### 5", "teacher:x", Direction.RIGHT))

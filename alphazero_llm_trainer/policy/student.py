@@ -485,9 +485,8 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     """One sentence on a model that can't be loaded: transformers' own first line, and what to do
     about it.
     """
-    complaint = offline_because() or (str(error).strip().splitlines() or [type(error).__name__])[0][
-        :200
-    ].rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    complaint = lines[0][:200].rstrip(".")
     if spec.attn_implementation is not None and ABOUT_ATTENTION.search(complaint):
         return (
             f"models.{name}.attn_implementation is {spec.attn_implementation}, which can't be had "
@@ -495,6 +494,7 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
         )
     if Path(source).is_dir():
         return f"student {source} can't be loaded ({complaint}): check the folder"
+    complaint = offline_because() or complaint
     mirror = (
         ""
         if spec.mirror in (None, source)
