@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Seed, less, options, read, sampled, updates, validation  # noqa: E402
+from arms import Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
 from improvement import SAVED, STUDENT, Greedy, flags  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
@@ -139,7 +139,7 @@ def spent(student: Path) -> dict[str, int]:
     if student.name != "student":
         return {"tokens": 0, "questions": 0, "updates": read(student / "manifest.json")["steps"]}
     run = student.parent
-    questions = sum(line.get("questions", 0) for line in [read(run / "run.json")])
+    questions = sum(line.get("questions", 0) for line in metrics(run))
     return {"tokens": sampled(run), "questions": questions, "updates": updates(run)}
 
 
