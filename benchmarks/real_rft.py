@@ -155,8 +155,11 @@ class Real:
 
         from alphazero_llm_trainer.training.rows import TrainRow
 
+        tasks = {task.problem.id: task for task in self.tasks}
+
         def right(name: str) -> list[Line]:
-            ended = [x for x in lines(work / name) if x["right"] and x["finish"] == "eos"]
+            mine = [line for line in lines(work / name) if line["id"] in tasks]
+            ended = [line for line in mine if line["right"] and line["finish"] == "eos"]
             return sorted(ended, key=lambda line: len(line["ids"]))
 
         drawn = "forks" if arm == "forked" else "samples"
@@ -166,7 +169,6 @@ class Real:
         chosen = [*failed.values(), *greedy[: len(failed)]]
         if arm == "known":
             chosen = greedy[: 2 * len(failed)]
-        tasks = {task.problem.id: task for task in self.tasks}
         made = []
         for line in chosen:
             task = tasks[line["id"]]
