@@ -4,6 +4,8 @@
     uv run python benchmarks/real_rft.py greedy samples --model runs/qwen --threads 1
     uv run python benchmarks/real_rft.py rft --model runs/qwen
 
+On a GPU `--batch 1024 --set engine.max_batch=1024 --set engine.cache_bytes=16e9` fills it.
+
 Stages: `greedy` answers train rows, `samples` and `forks` answer those that it failed; `rft`,
 `forked`, `known` and `gold` train on rows and measure. Each goes on where it stopped, by a line or
 some updates, so the same line goes on after a stop; `--work` has what it wrote. `page` writes
@@ -26,13 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from arms import Seed, read  # noqa: E402
-from real import LONGEST, TEST, answered, of_t0  # noqa: E402
+from real import LONGEST, TEST, answered  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-SEED, ROWS, BATCH = 7, 3000, 32  # BATCH of rows answered at once, and of an update
+SEED, ROWS, BATCH = 7, 3000, 32  # BATCH of an update
 TEMPERATURE, SAMPLES, FORKS = 0.7, 4, 8
 RATE, FINAL, WARMUP, EPOCHS, KEPT_EVERY = 2e-4, 0.1, 5, 2, 4
 VALIDATION, DRAWS, WARM = 250, 4, 0.6
@@ -49,10 +51,10 @@ def lines(path: Path) -> list[Line]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def batched(items: list[Any]) -> Iterator[list[Any]]:
-    """BATCH of them after BATCH."""
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
+def batched(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """So many of them after so many."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class Real:
@@ -60,13 +62,17 @@ class Real:
 
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
+        import yaml
 
         torch.set_num_threads(args.threads)
+        self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         from alphazero_llm_trainer.api.search import load
         from alphazero_llm_trainer.problems.load import load_tasks
 
         self.args = args
-        self.student = load(args.model, config={"problems.source": "gsm8k"})
+        given = (word.partition("=") for word in args.set)
+        settings = {key: yaml.safe_load(value) for key, _, value in given}
+        self.student = load(args.model, config={"problems.source": "gsm8k", **settings})
         self.tasks = load_tasks("gsm8k", "train", args.questions)
 
     def answer(self, out: Path, wanted: list[tuple[Any, Line, Any]]) -> None:
@@ -74,7 +80,7 @@ class Real:
         from alphazero_llm_trainer.problems.grading import GRADERS
 
         engine, decode = self.student.engine, self.student.decode
-        for part in batched(wanted):
+        for part in batched(wanted, self.args.batch):
             began = time.monotonic()
             results = asyncio.run(engine.generate([request for _, _, request in part]))
             made = []
@@ -88,7 +94,7 @@ class Real:
                         "id": task.problem.id, **facts, "right": grade.correct,
                         "finish": drawn.finish, "sampled": len(drawn.token_ids), "ids": ids,
                         "logprobs": [round(value, 4) for value in drawn.logprobs],
-                        "commit": provenance.BEGAN["commit"],
+                        "commit": provenance.BEGAN["commit"], "device": self.device,
                     }
                 )  # fmt: skip
             with out.open("a", encoding="utf-8") as file:
@@ -138,7 +144,7 @@ class Real:
                     seed=derive_seed(SEED, kind, name, attempt),
                 )
                 wanted.append((task, {"attempt": attempt, "place": place}, request))
-            for part in batched(wanted):
+            for part in batched(wanted, self.args.batch):
                 if kind == "forks" and sum(line["sampled"] for line in lines(out)) >= budget:
                     return
                 self.answer(out, part)
@@ -236,7 +242,7 @@ class Real:
 
 def measure(arm: str, model: Path, args: argparse.Namespace) -> Line:
     """Greedy answers to the test rows and DRAWS samples of validation rows, of an arm or of the
-    `published` model.
+    `published` model, on the device that is here.
     """
     seed = Seed(SEED, args)
     warm = ("--samples", str(DRAWS), "--set", f"search.temperature={WARM}")
@@ -245,11 +251,8 @@ def measure(arm: str, model: Path, args: argparse.Namespace) -> Line:
     counts = [sum(map(bool, row)) / DRAWS for row in read(folder)["correct"]]
     made = {"validation_mean": sum(counts) / len(counts), "validation": counts}
     made["validation_greedy"] = drawn["rows"][0]["accuracy"]
-    if arm != "published":
-        outcomes = answered(seed, f"{arm}, test", model, "test", TEST)["rows"][0]["outcomes"]
-        right, before = list(map(float, outcomes)), list(map(float, of_t0("test")["outcomes"]))
-        made |= {"test": triple(wilson(outcomes.count("1"), len(outcomes))), "outcomes": outcomes}
-        made["test_less_published"] = triple(paired_bootstrap(right, before))
+    outcomes = answered(seed, f"{arm}, test", model, "test", TEST)["rows"][0]["outcomes"]
+    made |= {"test": triple(wilson(outcomes.count("1"), len(outcomes))), "outcomes": outcomes}
     (args.work / f"{arm}.json").write_text(json.dumps(made))
     return made
 
@@ -264,12 +267,22 @@ def page(args: argparse.Namespace) -> None:
             "questions": len({line["id"] for line in told}),
             "right": len({line["id"] for line in told if line["right"]}),
             "sampled_tokens": sum(line["sampled"] for line in told),
-            "commits": sorted({line["commit"] for line in told}),
+            "commits": sorted({line["commit"] for line in told if line["commit"]}),
+            "devices": sorted({line.get("device", "cpu") for line in told}),
         }
     for arm in ("published", *ARMS):
         if (args.work / f"{arm}.json").is_file():
             updates = {line["update"] for line in lines(args.work / f"{arm}.jsonl")}
             facts["arms"][arm] = {"updates": len(updates), **read(args.work / f"{arm}.json")}
+    arms = facts["arms"]
+    right = {arm: list(map(float, made["outcomes"])) for arm, made in arms.items()}
+    pairs = [(arm, "published") for arm in ARMS] + [("forked", "rft")]
+    for arm, before in pairs:
+        if arm in right and before in right:
+            gain = triple(paired_bootstrap(right[arm], right[before]))
+            arms[arm][f"test_less_{before}"] = gain
+            means = (arms[arm]["validation"], arms[before]["validation"])
+            arms[arm][f"validation_less_{before}"] = triple(paired_bootstrap(*means))
     provenance.write(args.out, facts)
 
 
@@ -298,6 +311,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
     parser.add_argument("--questions", type=int, default=ROWS, help="train rows; fewer: a trial")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=32, help="rows answered at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real-rft")
     parser.add_argument(

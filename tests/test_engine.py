@@ -93,6 +93,7 @@ def made(
     assert (engine.tree.next_logprobs is None) == ("no memo" in more)
     if "as on CUDA" in more:
         engine.sampler = engine.queue.sampler = DeviceSampler(library())
+        engine.forward.decoder.fixed = True  # type: ignore[attr-defined]
     return engine
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import tiny_engine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student, use_liger
@@ -77,6 +79,37 @@ def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Stude
         ]
         gaps = [abs(a - b) for a, b in zip(one.logprobs, there, strict=True)]
         assert max(gaps) < 0.25 and sum(gaps) / len(gaps) < 0.03
+
+
+def test_a_replayed_step_gives_what_its_kernels_do_one_by_one() -> None:
+    model = a_llama()
+    requests = [GenerateRequest((5, 6, 7 + i), max_new_tokens=20, seed=i) for i in range(20)]
+
+    def drawn(engine: InProcessEngine) -> list[Any]:
+        return [(one.token_ids, one.logprobs) for [one] in asyncio.run(engine.generate(requests))]
+
+    engines = {native: tiny_engine(model, native=native) for native in ("auto", "off")}
+    right = drawn(engines["off"])
+    assert not any(engines["off"].forward.decoder.graphs.values())  # type: ignore[attr-defined]
+    found = drawn(engines["auto"])
+    assert any(engines["auto"].forward.decoder.graphs.values())  # type: ignore[attr-defined]
+    assert same(found, right)
+    engines["auto"].sleep()
+    assert same(drawn(engines["auto"]), right)
+    with torch.no_grad():
+        model.lm_head.weight *= 1.5
+    for engine in engines.values():
+        engine.set_policy(None, 1)
+    right = drawn(engines["off"])
+    assert not same(found, right) and same(drawn(engines["auto"]), right)
+
+
+def same(found: list[Any], right: list[Any]) -> bool:
+    """Whether tokens are equal and log-probabilities nearly."""
+    return [ids for ids, _ in found] == [ids for ids, _ in right] and all(
+        mine == pytest.approx(theirs, abs=1e-3)
+        for (_, mine), (_, theirs) in zip(found, right, strict=True)
+    )
 
 
 def test_draws_on_cuda_are_those_on_the_cpu() -> None:

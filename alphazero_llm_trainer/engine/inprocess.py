@@ -120,7 +120,7 @@ class InProcessEngine(Engine):
             return NativeLlama(self.model, self.tree, self.settings.dtype)
         from .library_forward import LibraryForward
 
-        return LibraryForward(self.model, self.tree)
+        return LibraryForward(self.model, self.tree, self.settings.native == "auto")
 
     # -- the protocol
     # ----------------------------------------------------------------------------------------------
@@ -190,6 +190,7 @@ class InProcessEngine(Engine):
         """See `Engine.sleep`: its model is the trainer's own, the cache is given back."""
         if not self._busy():
             self.tree.release()
+            self.forward.release()
 
     def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""

@@ -15,9 +15,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import PREFILL_TOKENS
+from .decoder import Decoder, Out
 from .device import tell_once, text_config
 from .last_layer import LastLayer
-from .masks import DENSE, attention, masks
+from .masks import DENSE, GROUPED, attention, masks
 from .prefix_tree import ROOT, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -61,11 +62,13 @@ class _TreeLayer(DynamicLayer):
 
 
 class LibraryForward:
-    """`queue_rows.Forward` by transformers: rows of similar length in padded windows."""
+    """`queue_rows.Forward` by transformers: rows of one token together, longer ones of similar
+    length in padded windows.
+    """
 
     name = "transformers"
 
-    def __init__(self, model: PreTrainedModel, tree: PrefixTree) -> None:
+    def __init__(self, model: PreTrainedModel, tree: PrefixTree, graphs: bool = True) -> None:
         self.model, self.tree = model, tree
         self.layers = [_TreeLayer(index, tree) for index in range(tree.states_shape[1])]
         self.cache = DynamicCache()
@@ -84,6 +87,13 @@ class LibraryForward:
         # What a model adds to its scores itself is a number; torch's attention takes a bool for
         # scores of any precision.
         self.mask_dtype = tree.dtype if self.attention == "eager" else torch.bool
+        if self.attention == "sdpa" and whole._supports_attention_backend:
+            self.attention = GROUPED
+        self.decoder = Decoder(self._step, tree, graphs)
+
+    def release(self) -> None:
+        """See `Forward.release`."""
+        self.decoder.release()
 
     def facts(self) -> dict[str, Any]:
         """See `Forward.facts`."""
@@ -98,17 +108,56 @@ class LibraryForward:
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See `Forward.compute`."""
         began = time.perf_counter()
-        tables: dict[int, torch.Tensor] = {}
+        parts = []
         for window in windows(sorted(rows, key=lambda row: len(row.nodes))):
-            self._compute(window, tables)
+            if len(window[0].nodes) > 1:
+                logprobs = self._prefill(window)
+            else:
+                hidden, logprobs = self.decoder(window)
+                self._settle(window, hidden)
+            parts.append((window, logprobs))
+        table = self._memoise(rows, parts)
         seconds = time.perf_counter() - began
-        read = [tables[id(row)] for row in rows if id(row) in tables]
-        return Computed(
-            sum(len(row.nodes) for row in rows), seconds, torch.stack(read) if read else None
-        )
+        return Computed(sum(len(row.nodes) for row in rows), seconds, table)
 
-    def _compute(self, rows: list[DecodingRow], tables: dict[int, torch.Tensor]) -> None:
-        """Compute one window; distributions that the tree can't keep go to `tables`."""
+    def _run(
+        self,
+        ids: torch.Tensor,
+        paths: torch.Tensor,
+        positions: torch.Tensor,
+        nodes: torch.Tensor,
+        at: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Hidden states `[n, S, D]` of tokens `[n, S]`; see `_TreeLayer` for the others."""
+        for layer in self.layers:
+            layer.paths, layer.new_nodes, layer.at = paths, nodes, at
+        # A query sees the keys at its own position and before; padding is behind them.
+        keys = torch.arange(paths.shape[1], device=paths.device)[None]
+        seen = keys[:, None] <= positions[:, :, None]  # [n, S, L]
+        with attention(self.shape, self.attention):
+            hidden: torch.Tensor = self.model.base_model(
+                input_ids=ids,
+                attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+            ).last_hidden_state
+        return hidden
+
+    def _logprobs(self, last: torch.Tensor) -> torch.Tensor:
+        """Next-token log-probabilities `[n, V]` (nats) after hidden states `[n, D]`."""
+        return torch.log_softmax(self.last_layer(last).float(), dim=-1)
+
+    def _step(
+        self, ids: torch.Tensor, paths: torch.Tensor, nodes: torch.Tensor, positions: torch.Tensor
+    ) -> Out:
+        """See `decoder.Step`."""
+        at = (torch.arange(len(ids), device=ids.device), torch.zeros_like(ids))
+        hidden = self._run(ids[:, None], paths, positions[:, None], nodes, at)[:, 0]
+        return hidden, self._logprobs(hidden)
+
+    def _prefill(self, rows: list[DecodingRow]) -> torch.Tensor:
+        """Compute one window of longer rows; log-probabilities `[n, V]` after them."""
         tree, device = self.tree, self.tree.device
         lengths = np.array([len(row.nodes) for row in rows])
         starts = np.array([row.start for row in rows])
@@ -118,41 +167,33 @@ class LibraryForward:
         for i, row in enumerate(rows):
             ids[i, : len(row.nodes)] = [tree.token[node] for node in row.nodes]
             paths[i, : row.start + len(row.nodes)] = tree.path(row.nodes[-1])
-        nodes = [node for row in rows for node in row.nodes]
-        new_nodes = torch.tensor(nodes, device=device)
-        new_rows, new_columns = (
-            torch.from_numpy(at).to(device) for at in np.nonzero(columns < lengths[:, None])
-        )
-        positions = torch.from_numpy(starts[:, None] + columns).to(device)  # [n, S]
-        along = torch.from_numpy(paths).to(device)
-        for layer in self.layers:
-            layer.paths, layer.new_nodes, layer.at = along, new_nodes, (new_rows, new_columns)
-        # A query sees the keys at its own position and before; padding is behind them.
-        keys = torch.arange(paths.shape[1], device=device)[None]
-        seen = keys[:, None] <= positions[:, :, None]  # [n, S, L]
-        with attention(self.shape, self.attention):
-            hidden = self.model.base_model(
-                input_ids=torch.from_numpy(ids).to(device),
-                attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).last_hidden_state  # [n, S, D]
+        nodes = torch.tensor([node for row in rows for node in row.nodes], device=device)
+        at = np.nonzero(columns < lengths[:, None])
+        given = [
+            torch.from_numpy(each).to(device)
+            for each in (ids, paths, starts[:, None] + columns, *at)
+        ]
+        new = (given[3], given[4])
+        hidden = self._run(given[0], given[1], given[2], nodes, new)  # [n, S, D]
         ends = torch.from_numpy(lengths - 1).to(device)
-        last = hidden[torch.arange(len(rows), device=device), ends]
-        logprobs = torch.log_softmax(self.last_layer(last).float(), dim=-1)  # [n, V], nats
+        self._settle(rows, hidden[new])
+        for i, row in enumerate(rows):
+            if row.scoring is not None:
+                self._record_scores(row, self.last_layer(hidden[i, : len(row.nodes)]).float())
+        return self._logprobs(hidden[torch.arange(len(rows), device=device), ends])
+
+    def _settle(self, rows: list[DecodingRow], hidden: torch.Tensor) -> None:
+        """Note that the rows' nodes are computed, and their values of hidden states
+        `[new tokens, D]`.
+        """
+        tree, nodes = self.tree, [node for row in rows for node in row.nodes]
         for node in nodes:
             tree.ready[node] = True
         if self.value is not None:
             weight, bias = self.value
-            new = hidden[new_rows, new_columns].float()  # [new tokens, D]
-            values = torch.sigmoid(new @ weight.float() + bias).tolist()
+            values = torch.sigmoid(hidden.float() @ weight.float() + bias).tolist()
             for node, value in zip(nodes, values, strict=True):
                 tree.value[node] = value
-        for i, row in enumerate(rows):
-            if row.scoring is not None:
-                self._record_scores(row, self.last_layer(hidden[i, : len(row.nodes)]).float())
-        self._memoise(rows, logprobs, tables)
 
     def _record_scores(self, row: DecodingRow, logits: torch.Tensor) -> None:
         """Write the log-probabilities of a scoring row's chain (all but its first token) into the
@@ -166,21 +207,29 @@ class LibraryForward:
             self.tree.logprob[node] = value
 
     def _memoise(
-        self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, torch.Tensor]
-    ) -> None:
-        """Keep the distributions `[n, V]` after the rows' last nodes: in the tree, else in `tables`
-        where they are read.
+        self, rows: Sequence[DecodingRow], parts: list[tuple[list[DecodingRow], torch.Tensor]]
+    ) -> torch.Tensor | None:
+        """Keep the distributions `[n, V]` after the last nodes of each window's rows in the tree,
+        else return those that are read, in the order of `rows`.
         """
         tree = self.tree
-        ends = [row.nodes[-1] for row in rows]
         if tree.next_logprobs is not None:
-            tree.next_logprobs[torch.tensor(ends, device=logprobs.device)] = logprobs
-            for node in ends:
-                tree.memoised[node] = True
-            return
-        for row, whole in zip(rows, logprobs, strict=True):
-            if row.read():
-                tables[id(row)] = whole
+            for window, logprobs in parts:
+                ends = [row.nodes[-1] for row in window]
+                tree.next_logprobs[torch.tensor(ends, device=logprobs.device)] = logprobs
+                for node in ends:
+                    tree.memoised[node] = True
+            return None
+        window, logprobs = parts[0]
+        if window == list(rows) and all(row.read() for row in rows):
+            return logprobs
+        tables = {
+            id(row): whole
+            for window, logprobs in parts
+            for row, whole in zip(window, logprobs, strict=True)
+        }
+        read = [tables[id(row)] for row in rows if row.read()]
+        return torch.stack(read) if read else None
 
 
 def windows(rows: list[DecodingRow]) -> Iterator[list[DecodingRow]]:

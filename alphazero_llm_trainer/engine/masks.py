@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
+GROUPED = "grouped"  # what `grouped` is called in transformers
 FLEX = "flex_attention"  # takes blocks of one, which is held in bytes while they are made
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Masks = torch.Tensor | dict[str, torch.Tensor]
@@ -93,6 +96,31 @@ def block_masks(
         for kind, span in spans(config).items()
     }
     return made if len(made) > 1 else next(iter(made.values()))
+
+
+def grouped(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
+) -> tuple[torch.Tensor, None]:
+    """transformers' `sdpa`; of one query a row, the heads of a key-value head are queries of it
+    together, where copies of keys and values would take most of the time.
+    """
+    count, heads, length, size = query.shape
+    groups = key.shape[1]
+    if length > 1 or heads == groups or mask is None or "position_bias" in more:
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, mask, **more
+        )
+        return found
+    together = query.reshape(count, groups, heads // groups, size)
+    if mask.shape[1] > 1:
+        mask = mask.reshape(count, groups, heads // groups, -1)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        together, key, value, attn_mask=mask, scale=more.get("scaling")
+    )  # [n, groups, heads / groups, size of a value]
+    return out.reshape(count, 1, heads, -1), None
+
+
+AttentionInterface.register(GROUPED, grouped)
 
 
 @contextmanager

@@ -284,6 +284,9 @@ class NativeLlama:
             raise EngineError("there is not enough memory for the value head")
         self.valued = plain is not None
 
+    def release(self) -> None:
+        """See `Forward.release`: the kernels keep nothing."""
+
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See `Forward.compute`. A node that several rows need is computed once."""
         tree = self.tree

@@ -117,3 +117,7 @@ class Forward(Protocol):
         that.
         """
         ...
+
+    def release(self) -> None:
+        """Give memory back that it needs while it computes."""
+        ...
