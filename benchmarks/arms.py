@@ -93,7 +93,7 @@ class Seed:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", str(ROOT))]),
         }  # seeds run side by side
         with log.open("ab") as output:
             code = subprocess.run(
