@@ -216,11 +216,21 @@ def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(
             dtype
         }
     made(lora(use_dora=True), tmp_path / "dora")
+    made(lora(), tmp_path / "large", model=loud())  # its rounding alone is .2 nats
+    merged(loud(), tmp_path / "large")
     monkeypatch.setattr(
         "peft.tuners.lora.model.LoraModel.merge_and_unload", lambda self: self.unload()
     )
-    with pytest.raises(CheckpointError, match="nats from the adapter beside its base"):
-        merged(base(), tmp_path / "dora")
+    for model, name in ((base(), "dora"), (loud(), "large")):
+        with pytest.raises(CheckpointError, match="nats from the adapter beside its base"):
+            merged(model, tmp_path / name)
+
+
+def loud() -> Any:
+    """A base in bfloat16 with large logits."""
+    model: Any = base()
+    model.lm_head.weight.data *= 10
+    return model.bfloat16()
 
 
 def test_vllm_is_told_no_ranks_by_layer(tmp_path: Path) -> None:

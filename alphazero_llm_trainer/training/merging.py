@@ -23,8 +23,9 @@ from ..policy.weights import load_tensors, load_weights
 
 TOKENS = 9  # of the check
 # Nats, in the mean over the vocabulary: a sum in 16 bits is rounded once more than a weight and its
-# adapter.
+# adapter. After 76 updates at 2e-4 a right one was half as far off as the adapter changes its base.
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+SHARE, MOST = 0.75, 0.5  # of that change, which is allowed too, up to so many nats
 REFUSALS = (
     OSError,
     ValueError,
@@ -94,6 +95,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
+            before = sample(plain)
             apart = PeftModel.from_pretrained(plain, str(adapter)).eval()
             if not isinstance(apart.base_model, BaseTuner):
                 raise ValueError("it changes no weights")
@@ -122,7 +124,8 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
     if tied and torch.equal(*weights):
         model.config.tie_word_embeddings = True
         model.tie_weights()
-    check(model, expected, f"adapter {adapter}, merged,")
+    allowed = 0.0 if dtype == torch.float32 else min(SHARE * gap(before, expected), MOST)
+    check(model, expected, f"adapter {adapter}, merged,", allowed)
     return model
 
 
@@ -142,14 +145,19 @@ def sample(model: Any) -> torch.Tensor:
     return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
 
 
-def check(model: Any, expected: torch.Tensor, what: str) -> None:
+def gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The mean distance (nats) of two `sample`s."""
+    return float((one - other).abs().mean())
+
+
+def check(model: Any, expected: torch.Tensor, what: str, allowed: float = 0.0) -> None:
     """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample`), up to its
-    precision.
+    precision or to `allowed` nats.
     """
-    gap = float((sample(model) - expected).abs().mean())
-    if not gap <= GAPS[model.dtype]:
+    apart = gap(sample(model), expected)
+    if not apart <= max(GAPS[model.dtype], allowed):
         raise CheckpointError(
-            f"{what} is {gap:.3g} nats from the adapter beside its base: nothing is written; "
+            f"{what} is {apart:.3g} nats from the adapter beside its base: nothing is written; "
             "report it, with the"
             f" adapter's {ADAPTER_CONFIG}"
         )
