@@ -33,7 +33,7 @@ from typing import Any
 
 import provenance
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.config.load import load_config
@@ -116,7 +116,12 @@ def make_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPE, tie_word_embeddings=True, max_position_embeddings=4096)
     with torch.device(DEVICE):
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        save_random(LlamaForCausalLM(config), folder)
+
+
+def save_random(model: PreTrainedModel, folder: Path) -> None:
+    """A model's folder, in bfloat16 and with the embedded student's tokenizer."""
+    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
     for file in PACKAGED.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)

@@ -43,6 +43,13 @@ ARMS = ("rft", "forked", "known", "gold")
 Line = dict[str, Any]
 
 
+def device() -> str:
+    """What answers here."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def lines(path: Path) -> list[Line]:
     """What a stage has written so far; a last line that was cut is left out."""
     if not path.is_file():
@@ -65,7 +72,6 @@ class Real:
         import yaml
 
         torch.set_num_threads(args.threads)
-        self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         from alphazero_llm_trainer.api.search import load
         from alphazero_llm_trainer.problems.load import load_tasks
 
@@ -94,7 +100,7 @@ class Real:
                         "id": task.problem.id, **facts, "right": grade.correct,
                         "finish": drawn.finish, "sampled": len(drawn.token_ids), "ids": ids,
                         "logprobs": [round(value, 4) for value in drawn.logprobs],
-                        "commit": provenance.BEGAN["commit"], "device": self.device,
+                        "commit": provenance.BEGAN["commit"], "device": device(),
                     }
                 )  # fmt: skip
             with out.open("a", encoding="utf-8") as file:
@@ -253,6 +259,7 @@ def measure(arm: str, model: Path, args: argparse.Namespace) -> Line:
     made["validation_greedy"] = drawn["rows"][0]["accuracy"]
     outcomes = answered(seed, f"{arm}, test", model, "test", TEST)["rows"][0]["outcomes"]
     made |= {"test": triple(wilson(outcomes.count("1"), len(outcomes))), "outcomes": outcomes}
+    made["device"] = device()
     (args.work / f"{arm}.json").write_text(json.dumps(made))
     return made
 
@@ -276,7 +283,7 @@ def page(args: argparse.Namespace) -> None:
             facts["arms"][arm] = {"updates": len(updates), **read(args.work / f"{arm}.json")}
     arms = facts["arms"]
     right = {arm: list(map(float, made["outcomes"])) for arm, made in arms.items()}
-    pairs = [(arm, "published") for arm in ARMS] + [("forked", "rft")]
+    pairs = [(arm, "published") for arm in ARMS] + [("forked", "rft"), ("rft", "known")]
     for arm, before in pairs:
         if arm in right and before in right:
             gain = triple(paired_bootstrap(right[arm], right[before]))
