@@ -52,10 +52,10 @@ class Decoder:
 
     def _grow(self, rows: int, tokens: int) -> None:
         """Make room for so many; every row is seated anew."""
-        rows = max(1 << (rows - 1).bit_length(), len(self.paths) - 1)
+        rows = max(1 << (rows - 1).bit_length(), len(self.paths))
         tokens = max(1 << (tokens - 1).bit_length(), self.paths.shape[1], WIDTH)
         device = self.tree.device
-        self.paths = torch.full((rows + 1, tokens), ROOT, device=device)  # the last is for padding
+        self.paths = torch.full((rows, tokens), ROOT, device=device)
         self.inputs = torch.zeros((4, rows), dtype=torch.long, device=device)
         self.seats: dict[DecodingRow, int] = {}
         self.free = list(range(rows))
@@ -67,16 +67,16 @@ class Decoder:
         wide, long = count, tokens
         if self.fixed:
             wide, long = padded(count), padded(max(tokens, LEAST_TOKENS))
-        if wide >= len(self.paths) or long > self.paths.shape[1]:
+        if wide > len(self.paths) or long > self.paths.shape[1]:
             self._grow(wide, long)
         self._seat(rows)
-        inputs = np.zeros((4, wide), dtype=np.int64)  # seat, token, node, position
-        inputs[0, count:] = len(self.paths) - 1
+        inputs = np.empty((4, wide), dtype=np.int64)  # seat, token, node, position
         nodes = [row.nodes[-1] for row in rows]
         inputs[0, :count] = [self.seats[row] for row in rows]
         inputs[1, :count] = [self.tree.token[node] for node in nodes]
         inputs[2, :count] = nodes
         inputs[3, :count] = [row.start for row in rows]
+        inputs[:, count:] = inputs[:, :1]  # padding computes the first row again
         self.inputs[:, :wide] = torch.from_numpy(inputs).to(self.tree.device)
         hidden, logprobs = self._run(wide, long)
         return hidden[:count], logprobs[:count]
