@@ -165,6 +165,7 @@ class InProcessEngine(Engine):
         self.tree.clear()
         # Packed weights are copies, and adapters may have been added since. The old copy goes
         # first: both may not fit.
+        self.forward.release()
         del self.forward
         self.forward = self._make_forward()
         self.facts["forward"] = self.forward.facts()
