@@ -20,6 +20,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import Live, opened
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
@@ -61,7 +62,7 @@ class Ranker(Rule):
     ) -> Judgement:
         beginnings = itertools.accumulate(step.text for step in steps)
         values = tuple(map(self.good, beginnings))
-        return Judgement(values, values[-1], frozenset(range(len(steps))))
+        return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 
 
 def step(text: str, probability: float = 0.5) -> Step:
@@ -313,6 +314,20 @@ def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
             if tree.verdict[node] == "answer":
                 assert tree.reward[node] == tree.V[node]
     assert answers == 20
+
+
+def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one() -> None:
+    rejected = 0
+    for seed in range(20):
+        value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
+        rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
+        tree = search(Product([rule, value]), seed, simulations=8).tree
+        for node in range(1, len(tree)):
+            assert tree.V[node] == value.good(tree.response(node))
+            if tree.verdict[node] == REJECTED and tree.parent[node] != ROOT:
+                rejected += 1
+                assert tree.W[tree.parent[node]] > 0 == tree.reward[node]
+    assert rejected > 10
 
 
 def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:

@@ -96,7 +96,8 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
             found = await verifier(PROBLEM, PROMPT, given)
             assert verifier.scored_tokens == scored
         expected = await engine.values([(*PROMPT, 20, 21, 2), (*PROMPT, 20, 21, 2, 22, 2)])
-        assert found == Judgement(tuple(expected), expected[1], frozenset({0, 1}))
+        expected = tuple(expected)
+        assert found == Judgement(expected, expected[1], frozenset({0, 1}), expected)
         assert not found.checked and not found.rejects(1.0) and not verifier.checks
         # Beside a rule it ranks what the rule lets pass.
         both = Product([Calculator(), verifier])
@@ -107,6 +108,7 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
             )
             assert found.steps == (1.0, 1.0, score) and found.total == pytest.approx(score * value)
             assert found.checked and found.rejects(0.5) == (last is WRONG)
+            assert found.values[2] == value
         # Beside what merely ranks it is the only score of a state.
         ranked = Product([LogProbability(), verifier])
         found = await ranked(PROBLEM, PROMPT, steps)

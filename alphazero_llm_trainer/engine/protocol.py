@@ -249,12 +249,14 @@ class Judgement:
     `steps` `[S]` has a score a step: how likely the step is right after the steps before it.
     `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
     are the numbers of the steps that were not checked, whose scores reject nothing. Where that is
-    all of them the response is neither accepted nor rejected.
+    all of them the response is neither accepted nor rejected. `values` `[S]` are a value network's
+    V after each step, where one was asked.
     """
 
     steps: tuple[float, ...]
     total: float
     unchecked: frozenset[int] = frozenset()
+    values: tuple[float, ...] = ()
 
     @property
     def checked(self) -> bool:

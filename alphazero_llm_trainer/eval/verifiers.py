@@ -80,17 +80,18 @@ class Product:
     ) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         unchecked: list[frozenset[int]] = []
+        values: tuple[float, ...] = ()
         for part in self.parts:
             judged = await part(problem, prompt_ids, steps)
             total *= judged.total
+            values = judged.values or values  # one network at most is asked
             if part.name != RANKING:
                 for at in range(len(steps)):
                     if at not in judged.unchecked or not self.checks:
                         scores[at] *= judged.steps[at]
                 unchecked.append(judged.unchecked)
-        return Judgement(
-            tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset()
-        )
+        common = frozenset.intersection(*unchecked) if unchecked else frozenset()
+        return Judgement(tuple(scores), total, common, values)
 
 
 def named_verifier(name: str | None, prm: Path | None, value: Path | None, beside: str = "") -> str:

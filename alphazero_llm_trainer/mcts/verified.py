@@ -94,8 +94,7 @@ class VerifiedExpansion(Expansion):
                 left -= price
             judged = await self.judge(steps)
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
-            if not self.judge.verifier.checks:
-                values.append(judged.steps[-1])
+            values += judged.values[-1:]
             if judged.rejects(self.settings.verify.reject_below, last=True):
                 why = REJECTED
             else:  # a beginning in which nothing was checked says nothing of what comes

@@ -87,7 +87,7 @@ class CriticVerifier:
         scores = tuple(await self.critic.engine.values(states))
         if self.checks:
             return Judgement(scores, min(scores))
-        return Judgement(scores, scores[-1], frozenset(range(len(scores))))
+        return Judgement(scores, scores[-1], frozenset(range(len(scores))), scores)
 
 
 def load_value(folder: Path, student: Student, config: Config) -> Critic:
