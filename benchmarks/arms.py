@@ -72,14 +72,16 @@ class Seed:
         finished: Path,
         configured: bool = True,
         begun: bool = False,
+        script: Path | None = None,
     ) -> None:
-        """Run a command unless `finished` is there and not only `begun`; what it prints goes to
-        NAME.log.
+        """Run a command (a `script`'s, None: the package's) unless `finished` is there and not only
+        `begun`; what it prints goes to NAME.log.
         """
         if finished.is_file() and not begun:
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "alphazero_llm_trainer", words[0]]
+        program = [str(script)] if script else ["-m", "alphazero_llm_trainer"]
+        command = [sys.executable, *program, words[0]]
         if configured:
             command += [
                 *(("--config", str(self.config)) if self.config else ()),
