@@ -218,6 +218,7 @@ def engine_gap(small: Any) -> float:
     )  # fmt: skip
     assert tree.next_logprobs is not None
     forward, own = LibraryForward(small, tree), own_logprobs(small, words)
+    forward.decoder.fixed = True  # as on CUDA
     paths = [tree.walk(row) for row in words.tolist()]
     # How far each sequence is known after each forward: prefixes, pieces behind them, then token by
     # token.
