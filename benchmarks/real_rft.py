@@ -4,7 +4,7 @@
     uv run python benchmarks/real_rft.py greedy samples --model runs/qwen --threads 1
     uv run python benchmarks/real_rft.py rft --model runs/qwen
 
-On a GPU `--batch 1024 --set engine.max_batch=1024 --set engine.cache_bytes=16e9` fills it.
+On a GPU `--batch 1024 --set engine.max_batch=1024 --set engine.cache_bytes=16000000000` fills it.
 
 Stages: `greedy` answers train rows, `samples` and `forks` answer those that it failed; `rft`,
 `forked`, `known` and `gold` train on rows and measure. Each goes on where it stopped, by a line or
@@ -19,6 +19,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from arms import Seed, read  # noqa: E402
-from real import LONGEST, TEST, answered  # noqa: E402
+from real import LONGEST, TEST, answered, of_t0  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
@@ -62,6 +63,27 @@ def batched(items: list[Any], size: int) -> Iterator[list[Any]]:
     """So many of them after so many."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def chosen(arm: str, work: Path, names: set[str]) -> tuple[list[Line], list[Line]]:
+    """An arm's answers: the right ones of questions that greedy failed, shortest first and one of a
+    question, and as many that greedy answered. `known` has twice as many of the latter, or all;
+    `gold` the worked solutions of the questions of `rft`.
+    """
+    from random import Random
+
+    def right(name: str) -> list[Line]:
+        mine = [line for line in lines(work / name) if line["id"] in names]
+        ended = [line for line in mine if line["right"] and line["finish"] == "eos"]
+        return sorted(ended, key=lambda line: len(line["ids"]))
+
+    drawn = "forks" if arm == "forked" else "samples"
+    failed = {line["id"]: line for line in reversed(right(f"{drawn}.jsonl"))}
+    greedy = right("greedy.jsonl")
+    Random(SEED).shuffle(greedy)
+    if arm == "known":
+        return [], greedy[: 2 * len(failed)]
+    return [*failed.values()], greedy[: len(failed)]
 
 
 class Real:
@@ -159,30 +181,12 @@ class Real:
     # ----------------------------------------------------------------------------------------------
 
     def rows(self, arm: str, work: Path) -> list[Any]:
-        """An arm's rows: the right answers of questions that greedy failed, shortest first and one
-        of a question, and as many that greedy answered. `known` has the latter alone, `gold` the
-        worked solutions of the questions of `rft`.
-        """
-        from random import Random
-
+        """An arm's rows."""
         from alphazero_llm_trainer.training.rows import TrainRow
 
         tasks = {task.problem.id: task for task in self.tasks}
-
-        def right(name: str) -> list[Line]:
-            mine = [line for line in lines(work / name) if line["id"] in tasks]
-            ended = [line for line in mine if line["right"] and line["finish"] == "eos"]
-            return sorted(ended, key=lambda line: len(line["ids"]))
-
-        drawn = "forks" if arm == "forked" else "samples"
-        failed = {line["id"]: line for line in reversed(right(f"{drawn}.jsonl"))}
-        greedy = right("greedy.jsonl")
-        Random(SEED).shuffle(greedy)
-        chosen = [*failed.values(), *greedy[: len(failed)]]
-        if arm == "known":
-            chosen = greedy[: 2 * len(failed)]
         made = []
-        for line in chosen:
+        for line in [line for part in chosen(arm, work, set(tasks)) for line in part]:
             task = tasks[line["id"]]
             prompt, ids = self.student.prompt_ids(task.problem.question), line["ids"]
             if arm == "gold":
@@ -266,6 +270,9 @@ def measure(arm: str, model: Path, args: argparse.Namespace) -> Line:
 
 def page(args: argparse.Namespace) -> None:
     """`results/real_rft.json`."""
+    from alphazero_llm_trainer.problems.load import load_tasks
+
+    names = {task.problem.id for task in load_tasks("gsm8k", "train", args.questions)}
     facts: Line = {"questions": args.questions, "seed": SEED, "stages": {}, "arms": {}}
     for name in ("greedy", "samples", "forks"):
         told = lines(args.work / f"{name}.jsonl")
@@ -274,22 +281,28 @@ def page(args: argparse.Namespace) -> None:
             "questions": len({line["id"] for line in told}),
             "right": len({line["id"] for line in told if line["right"]}),
             "sampled_tokens": sum(line["sampled"] for line in told),
-            "commits": sorted({line["commit"] for line in told if line["commit"]}),
-            "devices": sorted({line.get("device", "cpu") for line in told}),
+            "commits": sorted({str(line["commit"]) for line in told}),
+            "devices": Counter(line.get("device", "cpu") for line in told),
         }
     for arm in ("published", *ARMS):
         if (args.work / f"{arm}.json").is_file():
-            updates = {line["update"] for line in lines(args.work / f"{arm}.jsonl")}
-            facts["arms"][arm] = {"updates": len(updates), **read(args.work / f"{arm}.json")}
+            facts["arms"][arm] = read(args.work / f"{arm}.json")
+            if arm != "published":
+                rows = map(len, chosen(arm, args.work, names))
+                updates = {line["update"] for line in lines(args.work / f"{arm}.jsonl")}
+                facts["arms"][arm] |= {"rows": [*rows], "updates": len(updates)}
     arms = facts["arms"]
-    right = {arm: list(map(float, made["outcomes"])) for arm, made in arms.items()}
+    on_cpu = {"outcomes": of_t0("test")["outcomes"], "device": "cpu"}
     pairs = [(arm, "published") for arm in ARMS] + [("forked", "rft"), ("rft", "known")]
-    for arm, before in pairs:
-        if arm in right and before in right:
-            gain = triple(paired_bootstrap(right[arm], right[before]))
-            arms[arm][f"test_less_{before}"] = gain
-            means = (arms[arm]["validation"], arms[before]["validation"])
-            arms[arm][f"validation_less_{before}"] = triple(paired_bootstrap(*means))
+    for arm, name in pairs:
+        if arm not in arms:
+            continue
+        known = [arms.get(name, {}), *[on_cpu] * (name == "published")]
+        for before in (one for one in known if one.get("device") == arms[arm]["device"]):
+            for key, what in (("outcomes", "test"), ("validation", "validation")):
+                if key in before:
+                    values = [list(map(float, one[key])) for one in (arms[arm], before)]
+                    arms[arm][f"{what}_less_{name}"] = triple(paired_bootstrap(*values))
     provenance.write(args.out, facts)
 
 
