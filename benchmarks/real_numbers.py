@@ -1,12 +1,12 @@
-"""R2 of PROTOCOL.md: the game of numbers, searched by a real model under a value that it learned.
+"""R2 of PROTOCOL.md: the game of numbers, searched under a value that was learned.
 
+    uv run python benchmarks/real_numbers.py sft value head test page
     ../shared/models/qwen-coder-0.5b.sh runs/qwen
-    uv run python benchmarks/real_numbers.py sft value --model runs/qwen
-    uv run python benchmarks/real_numbers.py test page --model runs/qwen
+    uv run python benchmarks/real_numbers.py sft value head test page --model runs/qwen
 
-Stages: `sft` plays legally after 3,000 random games, `value` learns from 2,000 games of 16 samples
-each, `test` answers 600 games in each way at each cap and ends where the value missed its gate,
-`page` writes `results/real_numbers.json`. Each goes on where it stopped. On a GPU see
+Stages: `sft` plays legally after random games, `value` learns a network of its own from sampled
+games, `head` a layer over the policy's states from the same, `test` answers games in each way at
+each cap, `page` writes `results/NAME.json`. Each goes on where it stopped. On a GPU see
 `real_rft.py`.
 """
 
@@ -17,6 +17,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,77 +34,109 @@ from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from alphazero_llm_trainer.types import Problem, Step, text_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-SEED, GAMES, TREES, SAMPLES, TESTED, CAPS = 7, 3000, 2000, 16, 600, (200, 400, 800)
-GATE = 0.85  # of the AUC over states of held-out games
+SEED, CAPS, SPLIT = 7, (200, 400, 800), "test"
 LEVEL = ("problems.levels=[2]", "search.temperature=1", "search.verify.first_temperature=1")
-RATE, STEPS = 2e-4, 94  # STEPS of 32 games: each once
-# Ways of answering: the method, its verifier, and settings.
+# Ways of answering: the method, what judges (a value's stage, None: the rules alone), and settings.
 WAYS: dict[str, tuple[str, ...]] = {
-    "puct": ("mcts", "calculator+value"),
-    "gumbel": ("mcts", "calculator+value", "search.select=gumbel"),
-    "permuted": ("mcts", "calculator+value"),
-    "step-rejection": ("step-rejection", "calculator"),
-    "restarts": ("mcts", "calculator", "search.select=restart"),
-    "adaptive-best-of-n": ("adaptive-best-of-n", "calculator"),
+    "puct": ("mcts", "head"),
+    "gumbel": ("mcts", "head", "search.select=gumbel"),
+    "permuted": ("mcts", "head"),
+    "network": ("mcts", "value"),
+    "step-rejection": ("step-rejection", ""),
+    "restarts": ("mcts", "", "search.select=restart"),
+    "adaptive-best-of-n": ("adaptive-best-of-n", ""),
 }
 PRIMARY = ("puct", "step-rejection", 400)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Games of `sft` and its settings, games and samples of a value and its settings, games of the
+    test.
+    """
+
+    sft: tuple[int, str]
+    value: tuple[int, int, str]
+    tested: int
+
+
+SMALL = Size((8000, "train.sft_steps=3500"), (4000, 8, "train.optimizer.epochs=3"), 1000)
+LORA = "train.optimizer.learning_rate=2e-4"
+REAL = Size(
+    (
+        3000,
+        f"{LORA} train.sft_steps=94 train.evaluate_every=94 train.optimizer.batch_size=32"
+        " train.optimizer.warmup=5 train.validation_size=100",
+    ),
+    (2000, 16, f"{LORA} train.optimizer.epochs=1"),
+    600,
+)
 
 
 class Run(Seed):
     """The stages, each a command."""
 
-    def folders(self) -> tuple[Path, Path]:
-        """The student's and the value's."""
-        return self.folder("sft"), self.folder("value")
+    @property
+    def size(self) -> Size:
+        return SMALL if self.args.model == "small" else REAL
 
     def common(self) -> list[str]:
         return ["--source", "numbers", *with_settings(LEVEL)]
 
     def sft_stage(self) -> None:
-        settings = [f"train.sft_steps={STEPS}", f"train.evaluate_every={STEPS}"]
-        settings += ["train.optimizer.batch_size=32", f"train.optimizer.learning_rate={RATE}"]
-        settings += ["train.optimizer.warmup=5", "train.validation_size=100"]
-        words = ["--model", str(self.args.model), "-n", str(GAMES), *with_settings(settings)]
+        games, settings = self.size.sft
+        words = ["--model", self.args.model, "-n", str(games), *with_settings(settings.split())]
         self.sft("sft", *self.common(), *words)
 
     def value_stage(self) -> None:
-        student, out = self.folders()
-        settings = ["search.simulations=1", f"search.samples={SAMPLES}"]
-        settings += [f"train.optimizer.learning_rate={RATE}", "train.optimizer.epochs=1"]
-        words = ["value", *self.common(), "--model", str(student), "-n", str(TREES)]
-        words += [*with_settings(settings), "--out", str(out)]
-        self.stage("value", words, out / "critic.json")
+        games, samples, settings = self.size.value
+        drawn = ["search.simulations=1", f"search.samples={samples}", *settings.split()]
+        self.critic("value", "-n", str(games), *with_settings(drawn))
+
+    def head_stage(self) -> None:
+        trees = str(self.folder("value"))
+        self.critic("head", "--data", trees, *with_settings(["train.critic.head=true"]))
+
+    def critic(self, name: str, *more: str) -> None:
+        words = ["value", *self.common(), "--model", str(self.folder("sft")), *more]
+        out = self.folder(name)
+        self.stage(name, [*words, "--out", str(out)], out / "critic.json")
 
     def test_stage(self) -> None:
-        student, value = self.folders()
-        auc = read(value / "critic.json")["test"]["AUC"][0]
-        if auc < GATE:
-            raise SystemExit(f"the value's AUC is {auc:.3f}: another value first (gate {GATE})")
-        for way, (method, verifier, *settings) in WAYS.items():
+        for way, (method, value, *settings) in WAYS.items():
             out = self.folder(f"test, {way}")
-            words = ["eval", *self.common(), "--model", str(student), "-n", str(TESTED)]
-            words += ["--methods", method, "--verifier", verifier, *with_settings(settings)]
-            words += ["--budget-tokens", *map(str, CAPS), "--out", str(out)]
-            words += ["--value", str(value)] * ("value" in verifier)
-            words += ["--resume"] * (out / "cells").is_dir()
+            words = ["eval", *self.common(), "--model", str(self.folder("sft"))]
+            words += ["--split", SPLIT, "-n", str(self.size.tested), "--methods", method]
+            words += ["--verifier", "calculator+value" if value else "calculator"]
+            words += ["--value", str(self.folder(value))] * bool(value)
+            words += ["--budget-tokens", *map(str, CAPS), *with_settings(settings)]
+            words += ["--out", str(out), *["--resume"] * (out / "cells").is_dir()]
             self.stage(f"test, {way}", words, out / "results.json", script=permuted(way))
 
     def page(self) -> None:
         """The figures there are."""
-        critic = read(self.folders()[1] / "critic.json")
+        values = {}
+        for name in ("value", "head"):
+            card = read(self.folder(name) / "critic.json")
+            values[name] = {key: card[key] for key in ("test", "questions", "seconds")}
         rows = {
             (way, row["budget"]): row
             for way in WAYS
             if (self.folder(f"test, {way}") / "results.json").is_file()
             for row in read(self.folder(f"test, {way}") / "results.json")["rows"]
         }
-        right = {key: [float(digit) for digit in row["outcomes"]] for key, row in rows.items()}
-        told = []
-        for (way, cap), row in rows.items():
-            gain = paired_bootstrap(right["puct", cap], right[way, cap])
-            told.append({"way": way, "cap": cap, **row, "puct_less_it": triple(gain)})
-        facts = {"value": {**critic["test"], "questions": critic["questions"]}, "rows": told}
-        provenance.write(self.args.out, {"seed": SEED, "primary": PRIMARY, **facts})
+        right = {key: list(map(float, row["outcomes"])) for key, row in rows.items()}
+        told = [
+            {
+                "way": way,
+                "cap": cap,
+                **row,
+                "puct_less_it": triple(paired_bootstrap(right["puct", cap], right[way, cap])),
+            }
+            for (way, cap), row in rows.items()
+        ]
+        facts = {"seed": SEED, "split": SPLIT, "primary": PRIMARY, "games": self.size.tested}
+        provenance.write(self.args.out, {**facts, "values": values, "rows": told})
 
 
 def permuted(way: str) -> Path | None:
@@ -161,19 +194,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", nargs="+", choices=["sft", "value", "test", "page"])
-    parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real-numbers")
+    parser.add_argument("stage", nargs="+", choices=["sft", "value", "head", "test", "page"])
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "real_numbers.json"
+        "--model", default="small", help="a folder with a chat model; small: an embedded student"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "numbers")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "numbers_value.json"
     )
     args = parser.parse_args()
     args.work = args.work.resolve()
     run = Run(SEED, args)
-    stages = {"sft": run.sft_stage, "value": run.value_stage, "test": run.test_stage}
+    stages = {
+        "sft": run.sft_stage,
+        "value": run.value_stage,
+        "head": run.head_stage,
+        "test": run.test_stage,
+        "page": run.page,
+    }
     for stage in args.stage:
-        stages.get(stage, run.page)()
+        stages[stage]()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.errors import (
     CheckpointError,
+    ConfigError,
     DataError,
     TrainingError,
 )
@@ -64,6 +65,7 @@ from alphazero_llm_trainer.training.critic_run import (
     arguments_of,
     bradley_terry,
     cross_entropy,
+    fit_head,
     new_critic,
     platt,
     prm_trainer,
@@ -528,6 +530,63 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     else:
         with pytest.raises(CheckpointError, match="trained on other weights"):
             load_critic(out, a_student(5, adapter, quantization), config, kind)
+
+
+@pytest.mark.parametrize(("adapter", "quantization"), [("full", "none"), ("lora", "nf4")])
+def test_a_head_reads_the_policys_own_states_and_costs_nothing(
+    adapter: str, quantization: str, tmp_path: Path
+) -> None:
+    student, config = a_student(adapter=adapter, quantization=quantization), settings(head=True)
+    before, out = fingerprint(student.model), tmp_path / "out"
+    network, card = trained("value", student, config, tmp_path, 200)
+    assert fingerprint(student.model) == before
+    assert card["earned"] and card["test"]["AUC"][0] > 0.6
+    save_critic(out, network, card, student, config)
+    assert {file.name for file in out.iterdir()} == {
+        "critic.json", "critic.safetensors", "metrics.jsonl"
+    }  # fmt: skip
+    critic = load_critic(out, student, config, "value")
+    assert critic.engine is student.engine and not critic.computes
+    questions = read_questions([tmp_path / "trees.jsonl"], VOCABULARY)
+    example = example_of(questions[0], student, config.train.critic)
+    expected = HeldOut([example], network, False).logits().sigmoid().tolist()
+    states = [example.prompt_ids + ids for ids in example.states]
+    assert run(lambda: student.engine.values(states)) == pytest.approx(expected, abs=1e-4)
+    verifier = CriticVerifier(critic, "value")
+    steps = [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
+    judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
+    assert judged.values == judged.steps and not verifier.computes and not verifier.scored_tokens
+    with pytest.raises(CheckpointError, match="reads the states of the student"):
+        load_critic(out, a_student(5, adapter, quantization), config, "value")
+    with pytest.raises(ConfigError, match=r"train\.critic\.head is true"):
+        trained("prm", student, config, tmp_path)
+
+
+def test_a_head_is_a_logistic_regression(tmp_path: Path) -> None:
+    student, config = a_student(), settings()
+    [tree, *more] = read_questions([write_journal(tmp_path / "trees.jsonl", 100)], VOCABULARY)
+    critic = Critic(student.model, start=0.0, head=True)
+    training, held_out = (
+        HeldOut([example_of(one, student, config.train.critic) for one in some], critic, False)
+        for some in (more, [tree])
+    )
+    best = fit_head(critic, training, held_out)
+    hidden = training.hidden()
+    size = hidden.std(0)[None] + 1e-6
+    with torch.no_grad():
+        assert torch.allclose(critic.score(hidden)[:, 0], training.logits(), atol=1e-4)
+
+    def loss(weight: torch.Tensor, bias: torch.Tensor) -> float:
+        logits = hidden @ weight[0] + bias
+        value = cross_entropy(logits, training.targets, training.weights)
+        return float(value + best["ridge"] * (weight * size).square().sum())
+
+    weight, bias = critic.score.weight.detach(), critic.score.bias.detach()
+    least = loss(weight, bias)
+    for seed in range(20):
+        some = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) / size
+        assert loss(weight + 0.03 * some, bias) > least
+        assert loss(weight, bias + 0.1 * (-1) ** seed) > least
 
 
 def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(

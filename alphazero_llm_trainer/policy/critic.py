@@ -9,7 +9,9 @@ A critic's folder holds `critic.json` (kind, figures, hashes of the other files;
 folder without it was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`,
 calibration included), and the layers as a model of transformers without a head. The critic of a
 student that trains adapters is an adapter over the student's own layers: it belongs to the students
-of one base.
+of one base. A head alone (`train.critic.head`) has no layers: it reads the policy's own states in the
+policy's own engine, as AlphaZero's one network has two heads (Silver et al. 2017), and belongs to
+one student.
 """
 
 from __future__ import annotations
@@ -64,15 +66,14 @@ class CriticVerifier:
     A PRM checks steps. A value checks none: of a hard problem every state has a low one.
     """
 
-    computes = True
-
     def __init__(self, critic: Critic, kind: Kind) -> None:
         self.critic, self.name, self.checks = critic, kind, kind == "prm"
+        self.computes = critic.computes
 
     @property
     def scored_tokens(self) -> int:
-        """Tokens that the critic's engine computed."""
-        return self.critic.engine.stats.computed_tokens
+        """Tokens that the critic's engine computed; none where that is the policy's."""
+        return self.critic.engine.stats.computed_tokens if self.computes else 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -125,9 +126,17 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
             f"student {student.name}"
             f" has {width} and {words}: train one for this student"
         )
-    engine = engine_over(read_network(folder, student, card), student, config)
+    own = bool(card.get("head"))
+    if own and card["base"] != fingerprint(student.model):
+        raise CheckpointError(
+            f"{NAMES[kind]} {folder} reads the states of the student that it was trained on, and "
+            f"student {student.name} has other weights: name that student's folder with --model"
+        )
+    engine: Engine = student.engine
+    if not own:
+        engine = engine_over(read_network(folder, student, card), student, config)
     engine.set_value(weight, bias)
-    return Critic(engine, card["rollout_weight"], card)
+    return Critic(engine, card["rollout_weight"], card, computes=not own)
 
 
 def read_card(folder: Path, kind: Kind) -> dict[str, Any]:

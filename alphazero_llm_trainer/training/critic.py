@@ -5,7 +5,7 @@ response.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..config.sections import LoraConfig
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .models import attach
-from .packing import Work, plan
+from .packing import Plan, Work, plan
 from .scoring import check_packs, packing
 
 
@@ -31,10 +31,10 @@ class Critic(torch.nn.Module):
     """A number at every state of a response: a policy's layers under a linear one, which says
     `start` everywhere at first.
 
-    Where the policy trains adapters (`lora`) they are one adapter more over its own layers, called
-    `name`. Else they are a copy with `extra_layers` on top, each an identity at first: a policy's
-    last layer knows what it expects of the next token, and only a layer above can hold that against
-    the token that came.
+    With `head` the layers are the policy's own, and stay as they are. Where the policy trains
+    adapters (`lora`) they are one adapter more over its own layers, called `name`. Else they are a
+    copy with `extra_layers` on top, each an identity at first: a policy's last layer knows what it
+    expects of the next token, and only a layer above can hold that against the token that came.
     """
 
     def __init__(
@@ -44,13 +44,17 @@ class Critic(torch.nn.Module):
         name: str = CRITIC_ADAPTER,
         extra_layers: int = 1,
         start: float = 0.5,
+        head: bool = False,
     ) -> None:
         super().__init__()
         check_packs(policy, "a critic", "use another student, or a method without a critic")
-        self.name, self.shared = name, lora is not None
-        backbone: Any = policy.base_model if lora is not None else copy.deepcopy(policy.base_model)
-        self.config = copy.deepcopy(backbone.config) if lora is not None else backbone.config
-        if lora is not None:
+        self.name, self.head, self.shared = name, head, lora is not None and not head
+        own = self.head or self.shared
+        backbone: Any = policy.base_model if own else copy.deepcopy(policy.base_model)
+        self.config = copy.deepcopy(backbone.config) if own else backbone.config
+        if self.head:
+            pass
+        elif lora is not None:
             attach(policy, lora, name)
             bind(self, policy, name)
         else:
@@ -65,10 +69,10 @@ class Critic(torch.nn.Module):
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that training changes, by name: none of the policy's own."""
-        if not self.shared:
+        if not (self.shared or self.head):
             return {name: p for name, p in self.named_parameters() if p.requires_grad}
         score = {f"score.{name}": p for name, p in self.score.named_parameters()}
-        return own_parameters(self.backbone, self.name) | score
+        return score if self.head else own_parameters(self.backbone, self.name) | score
 
     def forward(self, rows: Sequence[Any]) -> torch.Tensor:
         """`[B, T]`: the number of the state before each response token; padding is 0. Rows have
@@ -77,17 +81,18 @@ class Critic(torch.nn.Module):
         Rows that share their beginnings are computed together, in sequences as long as sharing
         saves work (`packing.plan`), where `scoring.packing` has them packed.
         """
-        made, device = plan(rows, self.work), self.score.weight.device
-        numbers = []
+        made = plan(rows, self.work)
+        return made.spread([self.score(hidden)[:, 0] for hidden in self.hidden(made)])
+
+    def hidden(self, made: Plan) -> Iterator[torch.Tensor]:
+        """The hidden states `[M, H]` of the tokens before each response token, a forward at a
+        time.
+        """
+        device = self.score.weight.device
         for part in made.forwards:
             inputs = part.inputs(self.config, self.backbone.dtype, device)
-            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state.flatten(
-                0, 1
-            )  # [G * N, H]
-            numbers.append(
-                self.score(hidden.index_select(0, part.at.to(device)))[:, 0]
-            )  # [M], of the tokens before
-        return made.spread(numbers)
+            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
+            yield hidden.flatten(0, 1).index_select(0, part.at.to(device))  # of [G * N, H]
 
 
 def deepen(backbone: Any, extra_layers: int) -> None:

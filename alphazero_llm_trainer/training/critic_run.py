@@ -39,7 +39,7 @@ from ..errors import ConfigError, DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
 from ..files import sync_all, write_json
 from ..live import Progress
-from ..policy.adapters import bind, fingerprint
+from ..policy.adapters import POLICY, bind, fingerprint
 from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
 from ..policy.student import Student
 from .critic import Critic
@@ -62,6 +62,7 @@ from .models import (
     save_adapter,
     trained_state,
 )
+from .packing import plan
 
 Line = dict[str, float]
 PARTS = ("training", "validation", "test")
@@ -69,6 +70,7 @@ EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
 PATIENCE = 4  # measurements without a better held-out loss before training stops
 ROWS = 16  # of a forward that is only measured
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where the one before ended
 
 
 # -- losses and calibration
@@ -117,6 +119,40 @@ def platt(
     optimiser.step(closure)
     scale, shift = line.tolist()
     return (scale, shift) if scale >= 0 else (1.0, 0.0)
+
+
+def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
+    """Give the critic's last layer the least cross-entropy over the states of `training`, under the
+    ridge with the least on `validation`: logistic regression. Returns the figures there.
+    """
+    hidden = training.hidden()
+    mean, scale = hidden.mean(0), hidden.std(0) + 1e-6
+    hidden = (hidden - mean) / scale
+    line = torch.zeros(hidden.shape[1] + 1, requires_grad=True)
+    best: Line = {}
+    for number, ridge in enumerate(RIDGES):
+        optimiser = torch.optim.LBFGS([line], max_iter=200, line_search_fn="strong_wolfe")
+
+        def closure(ridge: float = ridge, optimiser: Any = optimiser) -> torch.Tensor:
+            optimiser.zero_grad()
+            logits = hidden @ line[:-1] + line[-1]
+            loss = cross_entropy(logits, training.targets, training.weights)
+            loss = loss + ridge * line[:-1].square().sum()
+            loss.backward()
+            return loss
+
+        loss = float(optimiser.step(closure).detach())
+        before = copy.deepcopy(critic.score)
+        with torch.no_grad():
+            weight = line[:-1] / scale
+            critic.score.weight.copy_(weight[None])
+            critic.score.bias.fill_(float(line[-1] - mean @ weight))
+        made = {"step": float(number), "ridge": ridge, "loss": loss, **validation.line("value")}
+        if best and made["held_out_loss"] > best["held_out_loss"]:
+            critic.score = before
+            break
+        best = made
+    return best
 
 
 # -- trainers
@@ -270,6 +306,22 @@ class HeldOut:
         self.weights = torch.tensor([self.rows[row].weights[at] for row, at in self.places])
 
     @torch.inference_mode()
+    def hidden(self) -> torch.Tensor:
+        """The hidden states `[N, H]` that the critic's last layer reads (fp32, CPU)."""
+        self.critic.eval()
+        found = torch.empty(len(self.places), self.critic.score.in_features)
+        row_of, at_of = torch.tensor(self.places).T
+        device = self.critic.score.weight.device.type
+        for start in range(0, len(self.rows), ROWS):
+            rows: Any = self.rows[start : start + ROWS]
+            made = plan(rows, self.critic.work)
+            with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
+                states = torch.cat([part.float().cpu() for part in self.critic.hidden(made)])
+            mine = ((row_of >= start) & (row_of < start + ROWS)).nonzero()[:, 0]
+            found[mine] = states[made.where[row_of[mine] - start, at_of[mine]]]
+        return found
+
+    @torch.inference_mode()
     def logits(self) -> torch.Tensor:
         """The critic's, of all states `[N]` (fp32, CPU)."""
         self.critic.eval()
@@ -350,9 +402,11 @@ class Watch(TrainerCallback):
 
 def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
     """A critic that starts as the policy and says 0 everywhere: one more adapter where the student
-    trains adapters.
+    trains adapters, or the policy's own states under a last layer.
     """
     spec = student.spec
+    if config.train.critic.head:
+        return Critic(student.model, start=0.0, head=True)
     trained = config.train.adapter or spec.adapter
     check_full(student.model, spec, trained)
     critic = Critic(
@@ -380,6 +434,8 @@ def train_critic(
         KeyboardInterrupt: the user asked to stop.
     """
     began, settings = time.perf_counter(), config.train.critic
+    if settings.head and kind == "prm":
+        raise ConfigError("train.critic.head is true and only a value has one: set it to false")
     questions = read_questions(data, text_config(student.model).vocab_size)
     if kind == "value" and any(question.preferences for question in questions):
         raise DataError(
@@ -395,30 +451,6 @@ def train_critic(
     memory = MemoryOptions.of(config, student.spec, student.model)
     examples = {name: examples_of(parts[name], kind, student, settings) for name in PARTS[1:]}
     critic = new_critic(student, config, kind)
-    trainer: Any
-    if kind == "value":
-        searched = (
-            example_of(question, student, settings, every_token=True)
-            for question in parts["training"]
-        )
-        rows = [state_rows(example)[0] for example in searched]
-        tokens = max(sum(len(row.completion_ids) for row in group) for group in rows)
-        trainer = value_trainer(
-            critic, rows, arguments_of(config, critic, memory, len(rows), tokens, out)
-        )
-    else:
-        examples["training"] = examples_of(parts["training"], kind, student, settings)
-        for name, some in examples.items():
-            if not any(example.pairs for example in some):
-                raise DataError(
-                    f"no {name} question has a pair of steps: collect more trees, or lower "
-                    "train.critic.margin"
-                )
-        pairs = [row for example in examples["training"] for row in pair_rows(example)]
-        tokens = max(sum(map(len, row.values())) for row in pairs)
-        trainer = prm_trainer(
-            critic, student, pairs, arguments_of(config, critic, memory, len(pairs), tokens, out)
-        )
     validation, test = (HeldOut(examples[name], critic, memory.autocast) for name in PARTS[1:])
     out.mkdir(parents=True, exist_ok=True)
     metrics = out / "metrics.jsonl"
@@ -432,14 +464,23 @@ def train_critic(
             f"{line['held_out_loss']:.4f}, AUC {line['held_out_auc']:.3f}"
         )
 
-    watch = Watch(critic, lambda: validation.line(kind), show, progress, stop)
-    trainer.add_callback(watch)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    if stop():
-        raise KeyboardInterrupt
+    if settings.head:
+        training = HeldOut(
+            examples_of(parts["training"], kind, student, settings), critic, memory.autocast
+        )
+        best = fit_head(critic, training, validation)
+        show(best)
+    else:
+        trainer = trainer_of(kind, critic, student, config, parts["training"], examples, out)
+        watch = Watch(critic, lambda: validation.line(kind), show, progress, stop)
+        trainer.add_callback(watch)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        if stop():
+            raise KeyboardInterrupt
+        load_trained_state(critic, watch.kept)
+        best = watch.best
     progress.wait("measuring")
-    load_trained_state(critic, watch.kept)
     scale, shift = platt(validation.logits(), validation.targets, validation.weights)
     with torch.no_grad():
         critic.score.weight.mul_(scale)
@@ -447,7 +488,7 @@ def train_critic(
     card = {
         "kind": kind,
         **figures_of(kind, validation, test, config.seed),
-        "best": watch.best,
+        "best": best,
         "calibration": {"scale": scale, "shift": shift},
         "questions": counts,
         "pairs": {"validation": len(validation.pairs.better), "test": len(test.pairs.better)},
@@ -455,6 +496,42 @@ def train_critic(
         "seconds": round(time.perf_counter() - began, 1),
     }
     return critic, card
+
+
+def trainer_of(
+    kind: Kind,
+    critic: Critic,
+    student: Student,
+    config: Config,
+    questions: Sequence[Question],
+    held_out: Mapping[str, Sequence[Example]],
+    out: Path,
+) -> Trainer:
+    """The trainer of a kind of critic on these questions. Raises DataError where a PRM has no pairs
+    in some part.
+    """
+    settings, memory = config.train.critic, MemoryOptions.of(config, student.spec, student.model)
+
+    def arguments(count: int, tokens: int) -> dict[str, Any]:
+        return arguments_of(config, critic, memory, count, tokens, out)
+
+    if kind == "value":
+        searched = (
+            example_of(question, student, settings, every_token=True) for question in questions
+        )
+        rows = [state_rows(example)[0] for example in searched]
+        tokens = max(sum(len(row.completion_ids) for row in group) for group in rows)
+        return value_trainer(critic, rows, arguments(len(rows), tokens))
+    training = examples_of(questions, kind, student, settings)
+    for name, some in {**held_out, "training": training}.items():
+        if not any(example.pairs for example in some):
+            raise DataError(
+                f"no {name} question has a pair of steps: collect more trees, or lower "
+                "train.critic.margin"
+            )
+    pairs = [row for example in training for row in pair_rows(example)]
+    tokens = max(sum(map(len, row.values())) for row in pairs)
+    return prm_trainer(critic, student, pairs, arguments(len(pairs), tokens))
 
 
 def examples_of(
@@ -505,7 +582,9 @@ def save_critic(
         tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias)
     )
     save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
-    if critic.shared:
+    if critic.head:
+        card = {**card, "head": True}
+    elif critic.shared:
         files += [
             f"{ADAPTER}/{name}"
             for name in save_adapter(student.model, folder / ADAPTER, critic.name)
@@ -516,7 +595,7 @@ def save_critic(
         student.tokenizer.save_pretrained(folder)
         files += ["config.json", "model.safetensors"]
     whole = {
-        "base": fingerprint(student.model, None),
+        "base": fingerprint(student.model, POLICY if critic.head else None),
         "student": student.name,
         "vocabulary": text_config(student.model).vocab_size,
         "seed": config.seed,
