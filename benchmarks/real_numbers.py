@@ -60,7 +60,11 @@ class Size:
     tested: int
 
 
-SMALL = Size((8000, "train.sft_steps=3500"), (4000, 8, "train.optimizer.epochs=3"), 1000)
+SMALL = Size(
+    (40_000, "train.sft_steps=14000 train.evaluate_every=2000"),
+    (4000, 8, "train.optimizer.epochs=3"),
+    1000,
+)
 LORA = "train.optimizer.learning_rate=2e-4"
 REAL = Size(
     (
