@@ -14,6 +14,7 @@ from support import tiny_engine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine import inprocess
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
@@ -81,7 +82,11 @@ def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Stude
         assert max(gaps) < 0.25 and sum(gaps) / len(gaps) < 0.03
 
 
-def test_a_replayed_step_gives_what_its_kernels_do_one_by_one() -> None:
+@pytest.mark.parametrize("memo", [0, inprocess.MEMO_BYTES])
+def test_a_replayed_step_gives_what_its_kernels_do_one_by_one(
+    memo: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inprocess, "MEMO_BYTES", memo)
     model = a_llama()
     requests = [GenerateRequest((5, 6, 7 + i), max_new_tokens=20, seed=i) for i in range(20)]
 
