@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.config.train import TrainConfig
-from alphazero_llm_trainer.errors import TrainingError
+from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.training import sft
 from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.sft import (
+    Kept,
     minibatches,
     new_student,
     settings_of,
@@ -126,6 +128,43 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
     assert all(
         torch.equal(parameter, seen[1][name]) for name, parameter in trained_state(model).items()
     )
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    student: Student, rows: list[TrainRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
+    accuracies = [0.5, 0.75, 0.25]
+
+    def trained(folder: Path, stop: int, identity: str = "a") -> tuple[Any, dict[str, Any]]:
+        """A training whose evaluation number `stop` is interrupted."""
+        model, calls = tiny(student), 0
+
+        def evaluate() -> float:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise KeyboardInterrupt
+            return accuracies[evaluated.pop(0)]
+
+        kept = Kept(folder, identity)
+        evaluated = list(range(len(kept.state["told"][1]) if kept.state else 0, 3))
+        return model, train_student(model, rows, settings(steps=8), 0, evaluate=evaluate, kept=kept)
+
+    whole, right = trained(tmp_path / "whole", 0)
+    for stop in (2, 1):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "parts", stop)
+    assert len(Kept(tmp_path / "parts", "a").state["told"][0]) == 5
+    model, found = trained(tmp_path / "parts", 0)
+    assert found["losses"] == right["losses"] and found["steps"] == 8
+    assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
+    for name, parameter in trained_state(whole).items():
+        assert torch.equal(parameter, trained_state(model)[name])
+    with pytest.raises(ConfigError, match="has a training under way with other data or settings"):
+        trained(tmp_path / "parts", 0, "b")
+    assert len(list((tmp_path / "parts").glob("after-*"))) == 1
 
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:

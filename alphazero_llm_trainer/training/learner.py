@@ -302,7 +302,7 @@ class Learner:
                 raise
             raise StorageError(
                 f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, "
-                "then go on with --resume"
+                "then go on"
             ) from error
         self.accelerator.wait_for_everyone()
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
@@ -26,7 +29,7 @@ from ..config.train import TrainConfig
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..files import write_json
+from ..files import read_object, sync_all, write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import opening, tasks_of
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 SAMPLES = 8
 PASSES, RATE = 3, 2e-4  # of a student that goes on, where the configuration leaves them open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
+KEPT, BEST = "under-way", "best.safetensors"
+KEPT_EVERY, KEPT_SHARE = 60.0, 0.05  # seconds between two, and at most so much of the time
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
 CONTEXT = 1024  # tokens, of a student from scratch
 
@@ -74,7 +79,8 @@ def supervise(
     From scratch it is the embedded or the small student. Else the one in `path` (None: the
     configured one) goes on: its adapter or all of it is trained (`train.adapter`), `out` is a plain
     folder with `adapter/` in it where there is one, and the manifest has the test accuracy before.
-    The test split is read once otherwise, at the end.
+    The test split is read once otherwise, at the end. What was stopped goes on by the same
+    arguments.
     """
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
@@ -114,8 +120,19 @@ def supervise(
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     evaluate = accuracy if validation else None
+    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
+    data = hashlib.sha256(data.encode()).hexdigest()
+    same = [data, settings.model_dump(mode="json"), config.seed, student.title, str(path), adapter]
+    kept = Kept(out / KEPT, hashlib.sha256(json.dumps(same).encode()).hexdigest())
     trained = train_student(
-        trainable, rows, settings, config.seed, memory, evaluate=evaluate, progress=progress
+        trainable,
+        rows,
+        settings,
+        config.seed,
+        memory,
+        evaluate=evaluate,
+        progress=progress,
+        kept=kept,
     )
     progress.wait("measuring")
     greedy = measure(test, "test problems, greedy")
@@ -125,14 +142,13 @@ def supervise(
         "test_greedy": share(greedy),
         "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
     }
-    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     last, evaluations = trained.pop("losses")[-50:], trained["evaluations"]
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": config.seed,
         "settings": settings.optimizer.model_dump(),
         "rows": len(rows),
-        "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
+        "data_sha256": data,
         "parameters": sum(p.numel() for p in trainable.parameters()),
         "loss": sum(last) / len(last),
         "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
@@ -143,6 +159,7 @@ def supervise(
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
+    shutil.rmtree(kept.folder, ignore_errors=True)
     return manifest
 
 
@@ -227,9 +244,10 @@ def train_student(
     *,
     evaluate: Callable[[], float] | None = None,
     progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best
-    evaluated weights.
+    evaluated weights. What is `kept` of such a training goes on.
 
     Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
     """
@@ -245,12 +263,14 @@ def train_student(
     )
     losses: list[float] = []
     evaluations: list[dict[str, float]] = []
-    best: tuple[float, dict[str, torch.Tensor]] | None = None
+    best: dict[str, torch.Tensor] = {}
     seconds = 0.0
     shown.start(steps, unit="step", doing="training", held="one")
-    for step, batch in zip(
-        range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False
-    ):
+    if kept is not None and (found := kept.restore(learner)) is not None:
+        (losses, evaluations, seconds), best = found
+        shown.at(len(losses))
+    batches = islice(minibatches(rows, optimizer.batch_size, seed), len(losses), steps)
+    for step, batch in enumerate(batches, len(losses) + 1):
         began = time.perf_counter()
         for part in learner.parts(batch):
             scores = learner.score(part)
@@ -263,11 +283,13 @@ def train_student(
         shown.now(f"loss {losses[-1]:.4f}")
         if evaluate is not None and (step % settings.evaluate_every == 0 or step == steps):
             accuracy = evaluate()
+            if accuracy > max((line["accuracy"] for line in evaluations), default=-1.0):
+                best = trained_state(model)
             evaluations.append({"step": step, "seconds": round(seconds, 1), "accuracy": accuracy})
-            if best is None or accuracy > best[0]:
-                best = accuracy, trained_state(model)
-    if best is not None:
-        load_trained_state(model, best[1])
+        if kept is not None:
+            kept.save(learner, (losses, evaluations, seconds), best)
+    if best:
+        load_trained_state(model, best)
     model.eval()
     return {
         "steps": len(losses),
@@ -275,6 +297,57 @@ def train_student(
         "losses": losses,
         "evaluations": evaluations,
     }
+
+
+Told = tuple[list[float], list[dict[str, float]], float]  # losses, evaluations, seconds
+
+
+class Kept:
+    """What a stopped training goes on from: a folder with the state after some update, the best
+    weights, and what was told.
+
+    `identity` says which training it is: ConfigError where the folder has another.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder, self.identity = folder, identity
+        self.due = time.monotonic() + KEPT_EVERY
+        self.state: dict[str, Any] = {}
+        if (folder / "state.json").is_file():
+            self.state = read_object(folder / "state.json")
+            if self.state["identity"] != identity:
+                raise ConfigError(
+                    f"--out {folder.parent} has a training under way with other data or settings: "
+                    f"run its own line again, name another --out, or delete {folder}"
+                )
+
+    def restore(self, learner: Learner) -> tuple[Told, dict[str, torch.Tensor]] | None:
+        """What was told and the best weights, where there is something to go on from."""
+        if not self.state:
+            return None
+        place = self.folder / self.state["place"]
+        losses, evaluations, seconds = self.state["told"]
+        learner.restore(place, len(losses))
+        best = load_file(place / BEST) if (place / BEST).is_file() else {}
+        return (losses, evaluations, seconds), best
+
+    def save(self, learner: Learner, told: Told, best: dict[str, torch.Tensor]) -> None:
+        """Write all of it, where that is due; the state's file comes last."""
+        began = time.monotonic()
+        if began < self.due:
+            return
+        before = self.state.get("place")
+        place = f"after-{len(told[0])}"
+        learner.save(self.folder / place)
+        if best:
+            save_file(best, self.folder / place / BEST)
+        sync_all(self.folder / place)
+        self.state = {"identity": self.identity, "place": place, "told": told}
+        write_json(self.folder / "state.json", self.state)
+        if before is not None:
+            shutil.rmtree(self.folder / before)
+        ended = time.monotonic()
+        self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
 
 def new_student(
