@@ -41,6 +41,7 @@ TREES = ("mcts", "beam")
 AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6")
 SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
+OTHERS, OTHER = ("math", "hotpotqa"), 250  # R4's other sources, and rows of each
 
 Rows = list[dict[str, Any]]
 
@@ -56,7 +57,13 @@ def with_settings(words: Sequence[str]) -> list[str]:
 
 
 def answered(
-    seed: Seed, name: str, model: Path | str, split: str, num: int, *more: str
+    seed: Seed,
+    name: str,
+    model: Path | str,
+    split: str,
+    num: int,
+    *more: str,
+    source: str = "gsm8k",
 ) -> dict[str, Any]:
     """`eval` of the first rows of a split; its results. Greedy answers, unless `more` names other
     methods.
@@ -69,7 +76,7 @@ def answered(
         "--model",
         str(model),
         "--source",
-        "gsm8k",
+        source,
         "--split",
         split,
         "-n",
@@ -224,7 +231,25 @@ def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
             keep(held_against(tree, found))
 
 
-STAGES = {"T0": t0, "T3": t3}
+def r4(seed: Seed, keep: Callable[[Rows], None]) -> None:
+    """R1's student: greedy, by a tree and by step rejection; and on rows of other sources, beside
+    the model that it goes on from (`--before`).
+    """
+    found = methods(seed, "test", MANY, ("greedy",), LONGEST)
+    found |= methods(seed, "test", MANY, ("mcts", "step-rejection"), CAP)
+    tree = found.pop("mcts")
+    keep(held_against(tree, found))
+    for source in OTHERS:
+        rows = {}
+        for name, model in (("before", seed.args.before), ("student", seed.args.model)):
+            made = answered(seed, f"{name}, {source}", model, "test", OTHER, source=source)
+            rows[name] = {"split": source, "seed": seed.seed, **made["rows"][0], "method": name}
+        values = [[float(one) for one in rows[name]["outcomes"]] for name in ("student", "before")]
+        rows["student"]["gain"] = triple(paired_bootstrap(*values))
+        keep([*rows.values()])
+
+
+STAGES = {"T0": t0, "T3": t3, "R4": r4}
 
 
 def main() -> None:
@@ -233,6 +258,7 @@ def main() -> None:
     )
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
+    parser.add_argument("--before", type=Path, help="R4: the model that the student goes on from")
     parser.add_argument(
         "--shots", nargs="+", type=int, choices=SHOTS, default=SHOTS, help="some of T0's"
     )
