@@ -175,6 +175,7 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
         ),
         (["--set", "search.rollout=none"], ["needs a value network"]),
         (["--set", "search.value=nowhere", "--use-grpo"], ["search.value nowhere is no folder"]),
+        (["--set", "search.value=head", "--use-grpo"], ["search.value head is a head"]),
         (["--use-grpo", "--set", "train.credit=process"], ["train.prm is null"]),
         (["--set", "search.mode=token", "--use-rft"], ["search.mode is token"]),
         (["--push-to-hub", "here"], ["OWNER/NAME"]),
@@ -190,6 +191,8 @@ def test_a_dry_run_fails_where_the_run_fails_before_torch(
         raise AssertionError("PyTorch is loaded before what needs none of it was checked")
 
     rows(nowhere, 1), rows(nowhere, 5), rows(nowhere, 60)
+    (nowhere / "head").mkdir()
+    (nowhere / "head" / "critic.json").write_text('{"head": true}')
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     monkeypatch.setattr("alphazero_llm_trainer.live.Progress.load", load)
     said = []

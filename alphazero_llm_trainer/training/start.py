@@ -23,7 +23,14 @@ from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
 from ..files import read_object
-from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_critic, check_folder, weights_of
+from ..policy.folders import (
+    ADAPTER_CONFIG,
+    PACKAGED,
+    check_critic,
+    check_folder,
+    read_note,
+    weights_of,
+)
 from ..problems.load import asked, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
@@ -109,6 +116,12 @@ def check_run(config: Config) -> None:
     ):
         if folder is not None:
             check_critic(Path(folder), kind, f"{key} {folder}")
+    value = config.search.value
+    if value is not None and read_note(Path(value), "critic.json").get("head"):
+        raise ConfigError(
+            f"search.value {value} is a head over the states of one student, which training "
+            "changes: name a value with layers of its own (train.critic.head=false)"
+        )
     if train.student is not None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:
