@@ -14,6 +14,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.config.train import TrainConfig
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.training import sft
@@ -135,7 +136,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 ) -> None:
     monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
     monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
-    accuracies = [0.5, 0.75, 0.25]
+    accuracies = [0.75, 0.5, 0.25]  # the best one comes before the interruption
 
     def trained(folder: Path, stop: int, identity: str = "a") -> tuple[Any, dict[str, Any]]:
         """A training whose evaluation number `stop` is interrupted."""
@@ -197,3 +198,34 @@ def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: 
     loaded = load_student(config, path=tmp_path)
     assert sum(p.numel() for p in loaded.model.parameters()) == manifest["parameters"]
     assert load_file(tmp_path / "model.safetensors")
+
+
+class Interrupted(Progress):
+    """The user's Ctrl-C after three updates."""
+
+    def at(self, done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+
+def test_the_same_command_goes_on_and_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
+    given = ["train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
+    given += ["student=embedded", "train.adapter=lora"]
+    config = load_config(overrides=given)
+    with pytest.raises(KeyboardInterrupt):
+        supervise(config, None, tmp_path, 8, False, Interrupted(quiet=True))
+    state = tmp_path / "under-way" / "state.json"
+    assert len(json.loads(state.read_text())["told"][0]) == 2
+    for other in ("models.embedded.lora.alpha=64", "seed=8", "search.max_tokens=50"):
+        with pytest.raises(ConfigError, match="has a training under way"):
+            supervise(load_config(overrides=[*given, other]), None, tmp_path, 8, False)
+    told = json.loads(state.read_text())["told"][0]
+    monkeypatch.setattr(sft, "KEPT_EVERY", 60.0)
+    manifest = supervise(config, None, tmp_path, 8, False)
+    assert manifest["steps"] == 4 and len(told) == 2 and not state.parent.exists()
+    whole = supervise(config, None, tmp_path / "whole", 8, False)
+    assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]

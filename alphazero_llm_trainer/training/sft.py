@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
 from ..config.sections import ModelShape
 from ..config.train import TrainConfig
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, StorageError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..files import read_object, sync_all, write_json
@@ -113,17 +114,19 @@ def supervise(
         adapter = config.train.adapter or student.spec.adapter
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
-        before = measure(test, "test problems before training")
-        started = None if path is None else str(path)
-        facts |= {"started_from": started, "adapter": adapter, "test_before": share(before)}
+        facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
     settings = settings_of(config, len(demonstrations))
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     evaluate = accuracy if validation else None
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     data = hashlib.sha256(data.encode()).hexdigest()
-    same = [data, settings.model_dump(mode="json"), config.seed, student.title, str(path), adapter]
+    asked = [settings, student.spec, config.search]
+    same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
     kept = Kept(out / KEPT, hashlib.sha256(json.dumps(same).encode()).hexdigest())
+    if not scratch:
+        before = measure(test, "test problems before training")
+        facts["test_before"] = share(before)
     trained = train_student(
         trainable,
         rows,
@@ -159,7 +162,7 @@ def supervise(
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
-    shutil.rmtree(kept.folder, ignore_errors=True)
+    kept.remove()
     return manifest
 
 
@@ -321,6 +324,11 @@ class Kept:
                     f"run its own line again, name another --out, or delete {folder}"
                 )
 
+    def remove(self) -> None:
+        """The training is over."""
+        (self.folder / "state.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def restore(self, learner: Learner) -> tuple[Told, dict[str, torch.Tensor]] | None:
         """What was told and the best weights, where there is something to go on from."""
         if not self.state:
@@ -336,16 +344,23 @@ class Kept:
         began = time.monotonic()
         if began < self.due:
             return
-        before = self.state.get("place")
-        place = f"after-{len(told[0])}"
-        learner.save(self.folder / place)
+        place = self.folder / f"after-{len(told[0])}"
+        if place.is_dir():  # of a save that was killed
+            shutil.rmtree(place)
+        learner.save(place)
         if best:
-            save_file(best, self.folder / place / BEST)
-        sync_all(self.folder / place)
-        self.state = {"identity": self.identity, "place": place, "told": told}
+            try:
+                save_file(best, place / BEST)
+            except SafetensorError as error:
+                raise StorageError(
+                    f"{place} can't be written ({error}): free some space"
+                ) from error
+        sync_all(place)
+        self.state = {"identity": self.identity, "place": place.name, "told": told}
         write_json(self.folder / "state.json", self.state)
-        if before is not None:
-            shutil.rmtree(self.folder / before)
+        for other in self.folder.glob("after-*"):
+            if other != place:
+                shutil.rmtree(other)
         ended = time.monotonic()
         self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
