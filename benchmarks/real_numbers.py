@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class Run(Seed):
     def value_stage(self) -> None:
         games, samples, settings = self.size.value
         drawn = ["search.simulations=1", f"search.samples={samples}", *settings.split()]
+        drawn.append(f"train.demonstrations={self.size.sft[0]}")  # other games than those
         self.critic("value", "-n", str(games), *with_settings(drawn))
 
     def head_stage(self) -> None:
@@ -107,6 +109,8 @@ class Run(Seed):
         self.stage(name, [*words, "--out", str(out)], out / "critic.json")
 
     def test_stage(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "began.json").write_text(json.dumps(provenance.BEGAN))
         for way, (method, value, *settings) in WAYS.items():
             out = self.folder(f"test, {way}")
             words = ["eval", *self.common(), "--model", str(self.folder("sft"))]
@@ -136,8 +140,9 @@ class Run(Seed):
             if way != "puct":
                 gain = paired_bootstrap(right["puct", cap], right[way, cap])
                 told[-1]["puct_less_it"] = triple(gain)
-        facts = {"seed": SEED, "split": SPLIT, "primary": PRIMARY, "games": self.size.tested}
-        provenance.write(self.args.out, {**facts, "values": values, "rows": told})
+        facts = {"seed": SEED, "split": SPLIT, "primary": PRIMARY, "values": values, "rows": told}
+        facts["games"] = len(right["puct", CAPS[0]])
+        provenance.write(self.args.out, {**read(self.path / "began.json"), **facts})
 
 
 def permuted(way: str) -> Path | None:
@@ -147,7 +152,7 @@ def permuted(way: str) -> Path | None:
 
 def with_another_s_value(words: Sequence[str]) -> int:
     """The package's command, in which a state's V is that of another state of its game, after as
-    many random legal moves: the same distribution, and no news of the state.
+    many random legal moves: no news of the state, though a random one's V rises less with depth.
     """
     from alphazero_llm_trainer.cli.main import main as command
     from alphazero_llm_trainer.policy.critic import CriticVerifier
@@ -200,11 +205,12 @@ def main() -> None:
         "--model", default="small", help="a folder with a chat model; small: an embedded student"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "numbers")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "numbers_value.json"
-    )
+    parser.add_argument("--work", type=Path, help="default: checkpoints/numbers-MODEL")
+    parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
     args = parser.parse_args()
+    args.work = args.work or ROOT / "checkpoints" / f"numbers-{Path(args.model).name}"
+    name = "numbers_value" if args.model == "small" else "numbers_real"
+    args.out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
     args.work = args.work.resolve()
     run = Run(SEED, args)
     stages = {

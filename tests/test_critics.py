@@ -5,6 +5,7 @@ plain transformers.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 import math
@@ -37,6 +38,7 @@ from alphazero_llm_trainer.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    EngineError,
     TrainingError,
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
@@ -46,6 +48,7 @@ from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.training import critic_run
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_data import (
     Example,
@@ -556,13 +559,18 @@ def test_a_head_reads_the_policys_own_states_and_costs_nothing(
     steps = [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
     judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
     assert judged.values == judged.steps and not verifier.computes and not verifier.scored_tokens
+    other = save_critic(tmp_path / "b", Critic(student.model, head=True), card, student, config)
+    assert other["files"] != critic.card["files"]
+    load_critic(tmp_path / "b", student, config, "value")
+    with pytest.raises(EngineError, match="another value head by now"):
+        run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
     with pytest.raises(CheckpointError, match="reads the states of the student"):
         load_critic(out, a_student(5, adapter, quantization), config, "value")
     with pytest.raises(ConfigError, match=r"train\.critic\.head is true"):
         trained("prm", student, config, tmp_path)
 
 
-def test_a_head_is_a_logistic_regression(tmp_path: Path) -> None:
+def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     student, config = a_student(), settings()
     [tree, *more] = read_questions([write_journal(tmp_path / "trees.jsonl", 100)], VOCABULARY)
     critic = Critic(student.model, start=0.0, head=True)
@@ -571,6 +579,12 @@ def test_a_head_is_a_logistic_regression(tmp_path: Path) -> None:
         for some in (more, [tree])
     )
     best = fit_head(critic, training, held_out)
+    assert held_out.line("value")["held_out_loss"] == pytest.approx(best["held_out_loss"], rel=1e-5)
+    kept = copy.deepcopy(critic.score)
+    for ridge in critic_run.RIDGES:
+        monkeypatch.setattr(critic_run, "RIDGES", (ridge,))
+        assert fit_head(critic, training, held_out)["held_out_loss"] > best["held_out_loss"] - 1e-3
+    critic.score = kept
     hidden = training.hidden()
     size = hidden.std(0)[None] + 1e-6
     with torch.no_grad():

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from ..config.load import Config
 from ..engine.device import text_config
 from ..engine.protocol import Engine, Judgement, Verifier
-from ..errors import CheckpointError
+from ..errors import CheckpointError, EngineError
 from ..files import read_object
 from ..types import Problem, Step
 from .adapters import AdapterView, fingerprint, load_adapter
@@ -51,11 +51,24 @@ class Critic:
     engine: Engine
     rollout_weight: float
     card: dict[str, Any]
-    computes: bool = True
+    head: str | None = None  # of a critic without an engine of its own, what the policy's must have
+
+    @property
+    def computes(self) -> bool:
+        """Whether its engine computes tokens for it alone."""
+        return self.head is None
+
+    async def values(self, states: Sequence[tuple[int, ...]]) -> list[float]:
+        """p in [0, 1] of the states after these tokens, prompt included. Raises EngineError where
+        the policy's engine has another head by now.
+        """
+        if self.head is not None and self.engine.facts.get("head") != self.head:
+            raise EngineError("the student has another value head by now: load this one again")
+        return await self.engine.values(states)
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
-        """p in [0, 1] of the state after these tokens, prompt included."""
-        [value] = await self.engine.values([token_ids])
+        """p of one state."""
+        [value] = await self.values([token_ids])
         return value
 
 
@@ -85,7 +98,7 @@ class CriticVerifier:
         for step in steps:
             so_far += step.token_ids
             states.append(so_far)
-        scores = tuple(await self.critic.engine.values(states))
+        scores = tuple(await self.critic.values(states))
         if self.checks:
             return Judgement(scores, min(scores))
         return Judgement(scores, scores[-1], frozenset(range(len(scores))), scores)
@@ -136,7 +149,10 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     if not own:
         engine = engine_over(read_network(folder, student, card), student, config)
     engine.set_value(weight, bias)
-    return Critic(engine, card["rollout_weight"], card, computes=not own)
+    head = card["files"][NUMBERS] if own else None
+    if own:
+        engine.facts["head"] = head
+    return Critic(engine, card["rollout_weight"], card, head)
 
 
 def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
