@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import PREFILL_TOKENS
 from .decoder import Decoder, Out
 from .device import tell_once, text_config
 from .last_layer import LastLayer
-from .masks import DENSE, GROUPED, attention, masks
+from .masks import DENSE, GROUPED, attention, grouped, masks
 from .prefix_tree import ROOT, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -89,6 +89,7 @@ class LibraryForward:
         self.mask_dtype = tree.dtype if self.attention == "eager" else torch.bool
         if self.attention == "sdpa" and whole._supports_attention_backend:
             self.attention = GROUPED
+            AttentionInterface.register(GROUPED, grouped)
         self.decoder = Decoder(self._step, tree, graphs)
 
     def release(self) -> None:

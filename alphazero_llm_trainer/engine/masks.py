@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
@@ -118,9 +117,6 @@ def grouped(
         together, key, value, attn_mask=mask, scale=more.get("scaling")
     )  # [n, groups, heads / groups, size of a value]
     return out.reshape(count, 1, heads, -1), None
-
-
-AttentionInterface.register(GROUPED, grouped)
 
 
 @contextmanager
