@@ -29,6 +29,7 @@ from transformers import (
     Qwen2Model,
 )
 
+import alphazero_llm_trainer as az
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
 from alphazero_llm_trainer.cli.main import main
@@ -48,6 +49,7 @@ from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training import critic_run
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_data import (
@@ -726,6 +728,29 @@ def test_the_command_searches_trains_and_reports(
     assert main([kind, "--data", str(out), "--out", str(again), *QUICK[:2], *QUICK[4:]]) == 0
     for name in ("critic.safetensors", "model.safetensors"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_eval_searches_under_a_value_as_search_does(tmp_path: Path) -> None:
+    value, out = tmp_path / "value", tmp_path / "eval"
+    assert main(["value", "--out", str(value), *QUICK]) == 0
+    size = ["--set", "search.mode=token", "--set", "search.simulations=9"]
+    words = ["eval", "-n", "6", "--methods", "mcts", "--verifier", "none", "--value", str(value)]
+    assert main([*words, *size, "--budget-tokens", "2000", "--out", str(out)]) == 0
+    [row] = json.loads((out / "results.json").read_text())["rows"]
+    found = [
+        az.search(
+            task.problem,
+            model="embedded",
+            mode="token",
+            simulations=9,
+            value=value,
+            progress=False,
+        )
+        for task in load_tasks("embedded", "test", 6)
+    ]
+    assert row["scored_tokens"] == sum(one.cost.scored_tokens for one in found) / 6 > 0
+    assert row["sampled_tokens"] == sum(one.cost.sampled_tokens for one in found) / 6
+    assert all(one.tree.V[ROOT] is not None for one in found) and row["unjudged"] == 0
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,17 @@ REFUSED = {
         ["eval", *CRITIC, "--verifier", "calculator"],
         ["--prm", "'calculator'"],
     ),
-    "a value beside no verifier": (
-        ["eval", "--value", "CRITIC", "--verifier", "none"],
-        ["--value", "'none'"],
+    "a value that guides no method": (
+        ["eval", "--value", "CRITIC", "--verifier", "none", "--methods", "best-of-n"],
+        ["--value", "'none'", "mcts"],
+    ),
+    "tokens under a verifier": (
+        ["eval", "--set", "search.mode=token"],
+        ["search.mode is token", "--verifier calculator", "--verifier none"],
+    ),
+    "no rollouts under a verifier": (
+        ["serve", "--set", "search.rollout=none", "--port", "0"],
+        ["search.rollout is none", "--verifier none"],
     ),
     "a network that isn't there": (["eval", "--prm", "nowhere"], ["--prm nowhere is no folder"]),
     "two networks": (["eval", *CRITIC, "--value", "CRITIC"], ["two networks"]),

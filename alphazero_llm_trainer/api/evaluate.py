@@ -91,7 +91,8 @@ def evaluate(
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
         verifier: who judges: "none", "calculator", "prm", "value", a product such as
             "calculator+prm", ...; None takes the network of `prm` or `value`, else the calculator.
-        prm, value: folders of the commands `prm` and `value`.
+        prm, value: folders of the commands `prm` and `value`; with "none" a value guides the search
+            of mcts.
         num, start, split: how many problems of each source, the number of the first, and their
             split: choose on "validation", report "test".
         samples: also pass@k of so many samples.

@@ -34,7 +34,8 @@ mcts end as soon as a response passes.
 
 --verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true;
 needs no gold); prm; value; or a product such as calculator+log-probability or calculator+prm.
---prm and --value alone are verifiers themselves.
+--prm and --value alone are verifiers themselves. With --verifier none a --value guides the search
+of mcts, over steps or with --set search.mode=token over tokens.
 
 DIR gets cells/ (one finished method and budget each, written whole), results.json and
 report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be

@@ -195,6 +195,13 @@ class SearchConfig(Section):
         """
         return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
 
+    def guided(self) -> SearchConfig:
+        """The same where a value network is given: it alone guides the search, by PUCT, unless
+        another rollout or rule is named.
+        """
+        rollout = "none" if self.rollout == "sample" else self.rollout
+        return self.model_copy(update={"rollout": rollout, "select": self.select or "puct"})
+
 
 class RewardConfig(Section):
     place = "rewards"

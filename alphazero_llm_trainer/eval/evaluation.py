@@ -59,6 +59,11 @@ class Evaluation(BaseModel):
             raise ConfigError(
                 flag(place[0]) + explain(error).removeprefix(".".join(place))
             ) from error
+        if work.guide is not None and "mcts" not in work.methods:
+            raise ConfigError(
+                f"{flag('verifier')} is 'none' and {flag('value')} guides mcts alone: add mcts to "
+                f"{flag('methods')}, or leave {flag('verifier')} out"
+            )
         for name, critic in (("prm", work.prm), ("value", work.value)):
             if critic is not None:
                 check_critic(critic, name, f"{flag(name)} {critic}")
@@ -77,7 +82,12 @@ class Evaluation(BaseModel):
     @property
     def judge(self) -> str:
         """The verifier's name; see `named_verifier`."""
-        return named_verifier(self.verifier, self.prm, self.value)
+        return named_verifier(self.verifier, self.prm, None if self.guide else self.value)
+
+    @property
+    def guide(self) -> Path | None:
+        """The folder of the value that guides searches and judges nothing, if any."""
+        return self.value if self.verifier == "none" else None
 
     @property
     def cells(self) -> list[tuple[str, str, int]]:
@@ -138,13 +148,20 @@ class Evaluation(BaseModel):
         }
         identity = self.identity(config) | {"weights": student.weights}
         folder = EvalFolder(out, identity, facts, resume)
-        verifier = load_verifier(self.judge, student, config, self.prm, self.value)
+        verifier = value = None
+        if self.guide is not None:
+            from ..policy.critic import load_value
+
+            value = load_value(self.guide, student, config)
+            config = config.model_copy(update={"search": config.search.guided()})
+        elif self.judge != "none" or config.search.mode == "step":
+            verifier = load_verifier(self.judge, student, config, self.prm, self.value)
+        context = MethodContext(student, verifier, config, value=value)
         custom, cells = open_reward(config.rewards), []
         for number, (name, method, budget) in enumerate(self.cells, 1):
             cell = folder.read(name, method, budget)
             if cell is None:
                 student.opening, benchmark = openings[name], benchmarks[name]
-                context = MethodContext(student, verifier, config)
                 if method == SAMPLES:
                     what, work = (
                         f"{budget} samples each",

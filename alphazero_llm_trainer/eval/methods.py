@@ -225,14 +225,13 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     }
     if context.judged:
         simulations = MOST_SIMULATIONS
-        changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
     changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
     search = answer_search(
         context.student,
         context.config.model_copy(update={"search": settings.model_copy(update=changes)}),
         context.perplexity,
         value=context.value,
-        policy=context.policy if "mode" in changes or settings.mode == "step" else None,
+        policy=context.policy if settings.mode == "step" else None,
         verifier=context.verifier if context.judged else None,
     )
     result = await search.run(attempt.problem, attempt.seed, attempt.tree, attempt.cost)
@@ -240,7 +239,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     if choice is None:
         return None, result.ended_by
     attempt.choice = choice
-    if not tree.checked(tree.path(choice.node)):
+    if context.judged and not tree.checked(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
     # The last chain of a search in which none passed is kept beside the tree.

@@ -132,7 +132,16 @@ def load_verifier(
 ) -> Verifier:
     """The verifier of that name, a product where it joins several; networks come from their folders
     (see `named_verifier`).
+
+    Raises ConfigError for settings that a search under a verifier doesn't read.
     """
+    for key, only in (("mode", "step"), ("rollout", "sample"), ("rollout_weight", None)):
+        if (setting := getattr(config.search, key)) != only:
+            raise ConfigError(
+                f"search.{key} is {setting}, and under --verifier {name} each step is judged as it "
+                "is drawn: leave it out, or take --verifier none, with --value where a value is to "
+                "guide the search"
+            )
 
     def load(part: str) -> Verifier:
         if part == "prm":

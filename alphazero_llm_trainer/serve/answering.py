@@ -252,8 +252,6 @@ class Answerer:
             "max_tokens": wanted.body.most_tokens,
             "temperature": wanted.body.temperature,
         }
-        if self.verifier is not None:
-            asked["mode"] = "step"
         changes = {name: value for name, value in asked.items() if value is not None}
         search = self.config.search.model_copy(update=changes)
         config = self.config.model_copy(update={"search": search})

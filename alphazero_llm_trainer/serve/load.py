@@ -47,6 +47,5 @@ def load_models(
         return models, Answerer(student, config)
     network = load_value(Path(guide), student, config)
     if value is not None:
-        own = config.search.model_copy(update={"rollout": "none", "select": "puct"})
-        config = config.model_copy(update={"search": own})
+        config = config.model_copy(update={"search": config.search.guided()})
     return models, Answerer(student, config, value=network)
