@@ -36,7 +36,7 @@ from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 SEED, CAP = 7, 2000  # CAP ends no search over tokens
-GAMES, FIRST_GAME, SIMULATIONS = 4000, 40_000, 60  # of `trees`; games that `sft` didn't see
+GAMES, FIRST_GAME, SIMULATIONS = 1500, 40_000, 60  # of `trees`; games that `sft` didn't see
 QUESTIONS = 1000  # of `answers`
 # Test problems: the number of the first, and how many.
 TESTED = {"numbers": (1000, 1000), "gsm8k": (0, 400)}
