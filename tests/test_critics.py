@@ -587,10 +587,12 @@ def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(critic_run, "RIDGES", (ridge,))
         assert fit_head(critic, training, held_out)["held_out_loss"] > best["held_out_loss"] - 1e-3
     critic.score = kept
-    hidden = training.hidden()
+    hidden = training.hidden
     size = hidden.std(0)[None] + 1e-6
     with torch.no_grad():
-        assert torch.allclose(critic.score(hidden)[:, 0], training.logits(), atol=1e-4)
+        by_row = critic(training.rows)
+        expected = torch.stack([by_row[row][at] for row, at in training.places])
+        assert torch.allclose(expected, training.logits(), atol=1e-4)
 
     def loss(weight: torch.Tensor, bias: torch.Tensor) -> float:
         logits = hidden @ weight[0] + bias
@@ -791,6 +793,17 @@ def test_a_stopped_command_goes_on(
 
     monkeypatch.setattr(Watch, "on_step_end", asked_in_training)
     assert main(command) == cli.EXIT_STOPPED
+    assert "stopped while training" in capsys.readouterr().err
+    monkeypatch.undo()
+    examples_of, stopping = critic_run.examples_of, []
+
+    def asked_after_examples(*args: Any) -> Any:
+        stopping.append(True)
+        return examples_of(*args)
+
+    monkeypatch.setattr(critic_run, "examples_of", asked_after_examples)
+    monkeypatch.setattr(live.Stop, "__call__", lambda self: bool(stopping))
+    assert main([*command, "--set", "train.critic.head=true"]) == cli.EXIT_STOPPED
     assert "stopped while training" in capsys.readouterr().err
     assert (
         len((out / "journal.jsonl").read_text().splitlines()) == 60

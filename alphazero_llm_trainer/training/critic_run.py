@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
     """Give the critic's last layer the least cross-entropy over the states of `training`, under the
     ridge with the least on `validation`: logistic regression. Returns the figures there.
     """
-    hidden = training.hidden()
+    hidden = training.hidden
     mean, scale = hidden.mean(0), hidden.std(0) + 1e-6
     hidden = (hidden - mean) / scale
     line = torch.zeros(hidden.shape[1] + 1, requires_grad=True)
@@ -289,10 +290,18 @@ def arguments_of(
 
 
 class HeldOut:
-    """One part of the questions, on which a critic is measured."""
+    """One part of the questions, on which a critic is measured. `seen` is told how many rows a head
+    has read.
+    """
 
-    def __init__(self, examples: Sequence[Example], critic: Critic, autocast: bool) -> None:
-        self.critic, self.autocast = critic, autocast
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        critic: Critic,
+        autocast: bool,
+        seen: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        self.critic, self.autocast, self.seen = critic, autocast, seen
         self.states, self.pairs = columns(examples)
         self.rows: list[StateRow] = []
         self.places: list[tuple[int, int]] = []  # of each state: its row, and its place there
@@ -305,9 +314,10 @@ class HeldOut:
         self.targets = torch.tensor(self.states.target, dtype=torch.float32)
         self.weights = torch.tensor([self.rows[row].weights[at] for row, at in self.places])
 
+    @cached_property
     @torch.inference_mode()
     def hidden(self) -> torch.Tensor:
-        """The hidden states `[N, H]` that the critic's last layer reads (fp32, CPU)."""
+        """The hidden states `[N, H]` that a head reads (fp32, CPU): its layers aren't trained."""
         self.critic.eval()
         found = torch.empty(len(self.places), self.critic.score.in_features)
         row_of, at_of = torch.tensor(self.places).T
@@ -319,16 +329,19 @@ class HeldOut:
                 states = torch.cat([part.float().cpu() for part in self.critic.hidden(made)])
             mine = ((row_of >= start) & (row_of < start + ROWS)).nonzero()[:, 0]
             found[mine] = states[made.where[row_of[mine] - start, at_of[mine]]]
+            self.seen(start + len(rows))
         return found
 
     @torch.inference_mode()
     def logits(self) -> torch.Tensor:
         """The critic's, of all states `[N]` (fp32, CPU)."""
+        device = self.critic.score.weight.device
+        if self.critic.head:
+            return self.critic.score(self.hidden.to(device))[:, 0].cpu()
         self.critic.eval()
         by_row: list[torch.Tensor] = []
-        device = self.critic.score.weight.device.type
         for start in range(0, len(self.rows), ROWS):
-            with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
                 by_row += self.critic(self.rows[start : start + ROWS]).float().cpu()
         return torch.stack([by_row[row][at] for row, at in self.places])
 
@@ -465,9 +478,16 @@ def train_critic(
         )
 
     if settings.head:
+
+        def seen(rows: int) -> None:
+            progress.at(rows)
+            if stop():
+                raise KeyboardInterrupt
+
         training = HeldOut(
-            examples_of(parts["training"], kind, student, settings), critic, memory.autocast
+            examples_of(parts["training"], kind, student, settings), critic, memory.autocast, seen
         )
+        progress.start(len(training.rows), unit="row", doing="training rows")
         best = fit_head(critic, training, validation)
         show(best)
     else:
