@@ -77,7 +77,7 @@ from alphazero_llm_trainer.training.critic_run import (
     save_critic,
     train_critic,
 )
-from alphazero_llm_trainer.training.models import MemoryOptions
+from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.training.packing import Work, plan
 from alphazero_llm_trainer.training.size import used_questions
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
@@ -570,6 +570,10 @@ def test_a_head_reads_the_policys_own_states_and_costs_nothing(
         load_critic(out, a_student(5, adapter, quantization), config, "value")
     with pytest.raises(ConfigError, match=r"train\.critic\.head is true"):
         trained("prm", student, config, tmp_path)
+    if adapter == "lora":  # the same base under an adapter of the policy's is another student
+        make_trainable(student.model, student.spec, "lora")
+        with pytest.raises(CheckpointError, match="reads the states of the student"):
+            load_critic(out, student, config, "value")
 
 
 def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
