@@ -115,6 +115,16 @@ class Seed:
         )
         return out
 
+    def sample(self, name: str, *more: str) -> Path:
+        """The folder of sampled trees."""
+        out = self.folder(name)
+        manifest = out / "manifest.json"
+        known = manifest.is_file()
+        words = ["sample", "--out", str(out), *more, *["--resume"] * known]
+        cut = known and read(manifest)["status"] != "complete"
+        self.stage(name, words, manifest, begun=cut)
+        return out
+
 
 def read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

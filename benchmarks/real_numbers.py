@@ -1,11 +1,11 @@
 """R2 of PROTOCOL.md: the game of numbers, searched under a value that was learned.
 
-    uv run python benchmarks/real_numbers.py sft value head test page
+    uv run python benchmarks/real_numbers.py sft trees value head test page
     ../shared/models/qwen-coder-0.5b.sh runs/qwen
-    uv run python benchmarks/real_numbers.py sft value head test page --model runs/qwen
+    uv run python benchmarks/real_numbers.py sft trees head test page --model runs/qwen
 
-Stages: `sft` plays legally after random games, `value` learns a network of its own from sampled
-games, `head` a layer over the policy's states from the same, `test` answers games in each way at
+Stages: `sft` plays legally after random games, `trees` samples games, `value` learns a network of
+its own from them and `head` a layer over the policy's states, `test` answers games in each way at
 each cap, `page` writes `results/NAME.json`. Each goes on where it stopped. On a GPU see
 `real_rft.py`.
 """
@@ -35,7 +35,7 @@ from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from alphazero_llm_trainer.types import Problem, Step, text_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-SEED, CAPS, SPLIT = 7, (200, 400, 800), "test"
+SEED, SPLIT = 7, "test"
 LEVEL = ("problems.levels=[2]", "search.temperature=1", "search.verify.first_temperature=1")
 # Ways of answering: the method, what judges (a value's stage, None: the rules alone), and settings.
 WAYS: dict[str, tuple[str, ...]] = {
@@ -52,19 +52,21 @@ PRIMARY = ("puct", "step-rejection", 400)
 
 @dataclass(frozen=True)
 class Size:
-    """Games of `sft` and its settings, games and samples of a value and its settings, games of the
-    test.
+    """Games of `sft` and its settings, games and samples of a value and its settings, games and
+    caps of the test.
     """
 
     sft: tuple[int, str]
     value: tuple[int, int, str]
     tested: int
+    caps: tuple[int, ...]
 
 
 SMALL = Size(
     (40_000, "train.sft_steps=14000 train.evaluate_every=2000"),
     (4000, 8, "train.optimizer.epochs=3"),
     1000,
+    (200, 400, 800),
 )
 LORA = "train.optimizer.learning_rate=2e-4"
 REAL = Size(
@@ -73,8 +75,9 @@ REAL = Size(
         f"{LORA} train.sft_steps=94 train.evaluate_every=94 train.optimizer.batch_size=32"
         " train.optimizer.warmup=5 train.validation_size=100",
     ),
-    (2000, 16, f"{LORA} train.optimizer.epochs=1"),
-    600,
+    (1000, 8, f"{LORA} train.optimizer.epochs=1"),
+    400,
+    (400,),
 )
 
 
@@ -93,18 +96,17 @@ class Run(Seed):
         words = ["--model", self.args.model, "-n", str(games), *with_settings(settings.split())]
         self.sft("sft", *self.common(), *words)
 
-    def value_stage(self) -> None:
-        games, samples, settings = self.size.value
-        drawn = ["search.simulations=1", f"search.samples={samples}", *settings.split()]
-        drawn.append(f"train.demonstrations={self.size.sft[0]}")  # other games than those
-        self.critic("value", "-n", str(games), *with_settings(drawn))
+    def trees_stage(self) -> None:
+        """Sampled games other than those of `sft`."""
+        games, samples, _ = self.size.value
+        words = [*self.common(), "--model", str(self.folder("sft")), "-n", str(games)]
+        words += ["--start", str(self.size.sft[0])]
+        words += with_settings(["search.simulations=1", f"search.samples={samples}"])
+        self.sample("trees", *words)
 
-    def head_stage(self) -> None:
-        trees = str(self.folder("value"))
-        self.critic("head", "--data", trees, *with_settings(["train.critic.head=true"]))
-
-    def critic(self, name: str, *more: str) -> None:
-        words = ["value", *self.common(), "--model", str(self.folder("sft")), *more]
+    def critic(self, name: str, settings: str) -> None:
+        words = ["value", *self.common(), "--model", str(self.folder("sft"))]
+        words += ["--data", str(self.folder("trees")), *with_settings(settings.split())]
         out = self.folder(name)
         self.stage(name, [*words, "--out", str(out)], out / "critic.json")
 
@@ -112,12 +114,15 @@ class Run(Seed):
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "began.json").write_text(json.dumps(provenance.BEGAN))
         for way, (method, value, *settings) in WAYS.items():
+            if value and not (self.folder(value) / "critic.json").is_file():
+                continue  # a real model's network takes a GPU
             out = self.folder(f"test, {way}")
             words = ["eval", *self.common(), "--model", str(self.folder("sft"))]
             words += ["--split", SPLIT, "-n", str(self.size.tested), "--methods", method]
             words += ["--verifier", "calculator+value" if value else "calculator"]
             words += ["--value", str(self.folder(value))] * bool(value)
-            words += ["--budget-tokens", *map(str, CAPS), *with_settings(settings)]
+            words += ["--budget-tokens", *map(str, self.size.caps)]
+            words += with_settings(settings)
             words += ["--out", str(out), *["--resume"] * (out / "cells").is_dir()]
             self.stage(f"test, {way}", words, out / "results.json", script=permuted(way))
 
@@ -125,8 +130,9 @@ class Run(Seed):
         """The figures there are."""
         values = {}
         for name in ("value", "head"):
-            card = read(self.folder(name) / "critic.json")
-            values[name] = {key: card[key] for key in ("test", "questions", "seconds")}
+            if (self.folder(name) / "critic.json").is_file():
+                card = read(self.folder(name) / "critic.json")
+                values[name] = {key: card[key] for key in ("test", "questions", "seconds")}
         rows = {
             (way, row["budget"]): row
             for way in WAYS
@@ -141,7 +147,7 @@ class Run(Seed):
                 gain = paired_bootstrap(right["puct", cap], right[way, cap])
                 told[-1]["puct_less_it"] = triple(gain)
         facts = {"seed": SEED, "split": SPLIT, "primary": PRIMARY, "values": values, "rows": told}
-        facts["games"] = len(right["puct", CAPS[0]])
+        facts["games"] = len(right["puct", self.size.caps[0]])
         provenance.write(self.args.out, {**read(self.path / "began.json"), **facts})
 
 
@@ -200,7 +206,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", nargs="+", choices=["sft", "value", "head", "test", "page"])
+    parser.add_argument(
+        "stage", nargs="+", choices=["sft", "trees", "value", "head", "test", "page"]
+    )
     parser.add_argument(
         "--model", default="small", help="a folder with a chat model; small: an embedded student"
     )
@@ -215,8 +223,9 @@ def main() -> None:
     run = Run(SEED, args)
     stages = {
         "sft": run.sft_stage,
-        "value": run.value_stage,
-        "head": run.head_stage,
+        "trees": run.trees_stage,
+        "value": lambda: run.critic("value", run.size.value[2]),
+        "head": lambda: run.critic("head", "train.critic.head=true"),
         "test": run.test_stage,
         "page": run.page,
     }

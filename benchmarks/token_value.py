@@ -64,11 +64,9 @@ class Run(Seed):
         return ["--source", source, "--model", self.args.model, *with_settings(SETTINGS[source])]
 
     def trees(self) -> None:
-        words = ["sample", *self.common(), "--mode", "token", "-n", str(GAMES)]
-        words += ["--start", str(FIRST_GAME), "--out", str(self.folder("trees"))]
+        words = [*self.common(), "--mode", "token", "-n", str(GAMES), "--start", str(FIRST_GAME)]
         words += with_settings([f"search.simulations={SIMULATIONS}", "search.rollout=beam"])
-        words += ["--resume"] * (self.folder("trees") / "manifest.json").is_file()
-        self.stage("trees", words, self.folder("trees") / "journal.jsonl")
+        self.sample("trees", *words)
 
     def answers(self) -> None:
         """The journal of greedy and sampled answers, a tree a question whose nodes are lines."""
