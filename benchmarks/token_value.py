@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from arms import Seed, read  # noqa: E402
-from real import CHUNK, with_settings  # noqa: E402
-from real_numbers import LEVEL  # noqa: E402
+from real import with_settings  # noqa: E402
 from real_rft import lines  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
@@ -38,9 +37,13 @@ from benchmarks import provenance  # noqa: E402
 SEED, CAP = 7, 2000  # CAP ends no search over tokens
 GAMES, FIRST_GAME, SIMULATIONS = 1500, 40_000, 60  # of `trees`; games that `sft` didn't see
 QUESTIONS = 1000  # of `answers`
-# Test problems: the number of the first, and how many.
-TESTED = {"numbers": (1000, 1000), "gsm8k": (0, 400)}
-SETTINGS = {"numbers": LEVEL, "gsm8k": ("search.max_tokens=400",)}
+# Test problems: the number of the first, how many, and how many in one command.
+TESTED = {"numbers": (1000, 1000, 1000), "gsm8k": (0, 400, 100)}
+# The temperature is that of samples alone, the best of four on validation games.
+SETTINGS = {
+    "numbers": ("problems.levels=[2]", "search.temperature=0.2"),
+    "gsm8k": ("search.max_tokens=400",),
+}
 # Ways of answering: the method, who judges, whose value is asked, and settings.
 TOKEN = "search.mode=token"
 WAYS: dict[str, tuple[str, ...]] = {
@@ -48,6 +51,15 @@ WAYS: dict[str, tuple[str, ...]] = {
     "puct, beam end": ("mcts", "none", "head", TOKEN, "search.simulations=100"),
     "puct": ("mcts", "none", "head", TOKEN, "search.simulations=100"),
     "greedy": ("greedy", "none", ""),
+    "beam of four": (
+        "mcts",
+        "none",
+        "",
+        TOKEN,
+        "search.rollout=beam",
+        "search.beam=4",
+        "search.simulations=1",
+    ),
     "puct, network": ("mcts", "none", "value", TOKEN, "search.simulations=100"),
     "best-of-n": ("best-of-n", "value", "head"),
     "majority": ("majority", "none", ""),
@@ -118,15 +130,15 @@ class Run(Seed):
         began = self.path / "began.json"
         if not began.is_file():
             began.write_text(json.dumps(provenance.BEGAN))
-        first, num = TESTED[self.args.source]
+        first, num, size = TESTED[self.args.source]
         for way, (method, judge, value, *settings) in WAYS.items():
             if value and not (self.folder(value) / "critic.json").is_file():
                 continue  # no network of a real model
             cap = round(self.row(PRIMARY[0])["tokens"]) if way in AT_EQUAL else CAP
-            for start in range(first, first + num, CHUNK):
+            for start in range(first, first + num, size):
                 out = self.folder(f"{way}, {start}")
                 words = ["eval", *self.common(), *with_settings(settings)]
-                words += ["--split", "test", "-n", str(CHUNK), "--start", str(start)]
+                words += ["--split", "test", "-n", str(size), "--start", str(start)]
                 words += ["--methods", method, "--budget-tokens", str(cap), "--out", str(out)]
                 words += ["--verifier", judge] if method != "greedy" else []
                 words += ["--value", str(self.folder(value))] if value else []
@@ -136,10 +148,10 @@ class Run(Seed):
 
     def row(self, way: str) -> dict[str, Any]:
         """A way's outcomes and tokens, over the chunks that are there."""
-        first, num = TESTED[self.args.source]
+        first, num, size = TESTED[self.args.source]
         files = [
             self.folder(f"{way}, {start}") / "results.json"
-            for start in range(first, first + num, CHUNK)
+            for start in range(first, first + num, size)
         ]
         parts = [read(file)["rows"][0] for file in files if file.is_file()]
         outcomes = "".join(part["outcomes"] for part in parts)
