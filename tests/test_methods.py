@@ -192,7 +192,9 @@ def test_over_budget_is_an_error(
         )
 
 
-def test_greedy_is_the_package_s_greedy(student: Student, config: Config) -> None:
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_greedy_is_the_package_s_greedy(student: Student, first: float) -> None:
+    config = load_config(overrides=["student=embedded", f"search.verify.first_temperature={first}"])
     sampler = MethodContext(student, NoVerifier(), config)
     expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
     for task, [text] in zip(TASKS, expected.responses, strict=True):

@@ -48,7 +48,8 @@ async def answered(
 
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
-    """One response, at `search.verify.first_temperature` (0: the likeliest token each)."""
+    """One response of the likeliest tokens, whatever `search.verify.first_temperature` says."""
+    attempt.verify = attempt.verify.model_copy(update={"first_temperature": 0.0})
     chain = await attempt.draw(greedy=True, judged=False)
     return chain.text if attempt.usable(chain) else None, "finished"
 
