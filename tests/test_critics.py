@@ -604,6 +604,7 @@ def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.Mon
         return float(value + best["ridge"] * (weight * size).square().sum())
 
     weight, bias = critic.score.weight.detach(), critic.score.bias.detach()
+    assert loss(weight, bias) == pytest.approx(best["loss"], rel=1e-4)
     least = loss(weight, bias)
     for seed in range(20):
         some = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) / size

@@ -71,7 +71,7 @@ EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
 PATIENCE = 4  # measurements without a better held-out loss before training stops
 ROWS = 16  # of a forward that is only measured
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where the one before ended
+RIDGES = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where the one before ended
 
 
 # -- losses and calibration
@@ -142,7 +142,8 @@ def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
             loss.backward()
             return loss
 
-        loss = float(optimiser.step(closure).detach())
+        optimiser.step(closure)  # returns the loss before its first step
+        loss = float(closure().detach())
         before = copy.deepcopy(critic.score)
         with torch.no_grad():
             weight = line[:-1] / scale
