@@ -422,7 +422,9 @@ def step_search(args: argparse.Namespace) -> None:
     os.environ |= SETTINGS
     backend, model = args.step_search, str(args.model or "smollm2-135m")
     keys: dict[str, Any] = {"rewards.use_student_model": False, "search.simulations": 12}
-    keys |= {"engine.backend": backend, "engine.dtype": "bfloat16"}
+    keys |= {"engine.backend": backend}
+    if backend == "inprocess":
+        keys["engine.dtype"] = "bfloat16"
     if backend == "vllm" and args.model is None:  # a folder's weights are what its config.json says
         keys[f"models.{model}.dtype"] = "bfloat16"
     config, folder = configured(model, keys, {})

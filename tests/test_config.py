@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from alphazero_llm_trainer.config import load
 from alphazero_llm_trainer.config.load import (
     Config,
+    load_answering,
     load_config,
     load_training,
     parse_override,
@@ -103,6 +104,26 @@ def test_training_yaml_documents_every_key_and_no_other() -> None:
 def test_a_configuration_survives_json() -> None:
     config = load_config(overrides=["search.exploration=2.5", "problems.levels=[1,2]"])
     assert validate(config.model_dump(mode="json")) == config
+
+
+def test_a_value_guides_alone_unless_rollouts_or_a_rule_are_named() -> None:
+    search = load_answering(guided=True).search
+    assert (search.rollout, search.select) == ("none", "puct")
+    named = {"search": {"rollout": "sample", "select": "ucb1"}}
+    search = load_answering(overrides=[named], guided=True).search
+    assert (search.rollout, search.select) == ("sample", "ucb1")
+
+
+def test_what_a_recipe_or_the_student_says_is_nobody_s_own() -> None:
+    """A key that nothing reads is refused where it is the user's, and differs."""
+    unread = {"search.simulations": "unread", "search.samples": "unread"}
+    for overrides in ([], ["search.simulations=3", "student=embedded", "search.samples=4"]):
+        load_training(overrides=["train.method=grpo", *overrides]).refuse(unread)
+    load_config("grpo_correctness").refuse(unread)
+    config = load_config(overrides=["search.samples=8"])
+    with pytest.raises(ConfigError, match=r"search\.samples is 8, unread"):
+        config.refuse(unread)
+    validate(config.model_dump(mode="json")).refuse(unread)  # a run that goes on
 
 
 # -- order of precedence

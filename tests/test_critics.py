@@ -758,6 +758,8 @@ def test_eval_searches_under_a_value_as_search_does(tmp_path: Path) -> None:
     assert row["scored_tokens"] == sum(one.cost.scored_tokens for one in found) / 6 > 0
     assert row["sampled_tokens"] == sum(one.cost.sampled_tokens for one in found) / 6
     assert all(one.tree.V[ROOT] is not None for one in found) and row["unjudged"] == 0
+    rolled = az.search("2 + 2?", model="embedded", value=value, select="ucb1", rollout="sample")
+    assert rolled.rule["rule"] == "ucb1" and len(list(rolled.tree.finished())) > 1
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,63 @@ REFUSED = {
     ),
     "tokens under a verifier": (
         ["eval", "--set", "search.mode=token"],
-        ["search.mode is token", "--verifier calculator", "--verifier none"],
+        ["search.mode is 'token'", "--verifier calculator", "--verifier none"],
     ),
     "no rollouts under a verifier": (
         ["serve", "--set", "search.rollout=none", "--port", "0"],
-        ["search.rollout is none", "--verifier none"],
+        ["search.rollout is 'none'", "--verifier none"],
+    ),
+    "simulations under a verifier": (
+        ["eval", "--set", "search.simulations=20"],
+        ["search.simulations is 20", "--verifier calculator", "budget is spent"],
+    ),
+    "samples under a verifier": (
+        ["serve", "--set", "search.samples=8", "--port", "0"],
+        ["search.samples is 8", "--verifier calculator"],
+    ),
+    "a guide of a server that judges": (
+        ["serve", "--set", "search.value=CRITIC", "--port", "0"],
+        ["search.value", "--verifier none", "--value"],
+    ),
+    "a search's budget beside an evaluation's": (
+        ["eval", "--set", "search.budget_tokens=500"],
+        ["search.budget_tokens is 500", "--budget-tokens"],
+    ),
+    "a search's budget beside a server's": (
+        ["serve", "--set", "search.budget_tokens=500", "--port", "0"],
+        ["search.budget_tokens is 500", "serve.budget_tokens"],
+    ),
+    "a weight of no rollouts": (
+        ["search", "--value", "CRITIC", "--set", "search.rollout_weight=0.5"],
+        ["search.rollout_weight is 0.5", "search.rollout=sample"],
+    ),
+    "samples of tokens": (
+        ["search", "--mode", "token", "--set", "search.samples=8"],
+        ["search.samples is 8", "search.mode is token"],
+    ),
+    "top-k of steps": (
+        ["train", "--set", "search.top_k=50"],
+        ["search.top_k is 50", "search.mode is step"],
+    ),
+    "the width of another beam": (
+        ["eval", "--methods", "beam", "--set", "search.beam=8"],
+        ["search.beam is 8", "search.rollout=beam"],
+    ),
+    "candidates of another rule": (
+        ["search", "--set", "search.candidates=4"],
+        ["search.candidates is 4", "search.select=gumbel"],
+    ),
+    "a constant of restarts": (
+        ["train", "--set", "search.select=restart", "--set", "search.exploration=1"],
+        ["search.exploration is 1", "search.select=restart"],
+    ),
+    "a context of a server's": (
+        ["search", "--base-url", "http://x/v1", "--model", "m", "--set", "engine.max_context=99"],
+        ["engine.max_context is 99", "the server's"],
+    ),
+    "kernels of another engine": (
+        ["train", "--set", "engine.backend=vllm", "--set", "engine.dtype=float32"],
+        ["engine.dtype is 'float32'", "engine.backend is vllm"],
     ),
     "a network that isn't there": (["eval", "--prm", "nowhere"], ["--prm nowhere is no folder"]),
     "two networks": (["eval", *CRITIC, "--value", "CRITIC"], ["two networks"]),

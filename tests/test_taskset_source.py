@@ -383,4 +383,4 @@ def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path) -> None:
         "greedy",
         "majority",
     ]
-    assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval"), *small]) == 0
+    assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval")]) == 0

@@ -273,6 +273,11 @@ def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_i
     result = token_search(policy, simulations=30, rollout="none", value=hashed_value)
     tree = result.tree
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30 and result.choice is not None
+    assert result.choice.why.startswith("end of the most visited path")
+    best = token_search(
+        policy, simulations=30, rollout="none", value=hashed_value, choose="value"
+    ).choice
+    assert best is not None and best.why.startswith("largest mean reward")
     path = tree.path(result.choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,8 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
-    resolved, folder = configured(model, config, arguments, load_answering)
+    guided = partial(load_answering, guided=value is not None and verifier == "none")
+    resolved, folder = configured(model, config, arguments, guided)
     problems = resolved.problems.source if problems == "auto" else problems
     several = not isinstance(problems, str | Source) and all(
         isinstance(address, str) for address in problems

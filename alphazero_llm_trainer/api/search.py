@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config.load import Config, load_answering
 from ..errors import ConfigError
 from ..live import Progress, Stop
-from ..mcts.driver import SearchResult
+from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant
 from ..mcts.tree import Tree
 from ..policy.remote import RemoteStudent, answering_student
@@ -121,14 +121,14 @@ def search(
     arguments: dict[str, Any] = {
         "search.simulations": simulations,
         "search.mode": mode,
+        "search.value": None if value is None else str(value),
         "seed": seed,
     }
-    if value is not None:
-        arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
     if base_url is not None:
         arguments |= {"engine.backend": "openai", "engine.openai.base_url": base_url}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
-    resolved, folder = configured(model, config, arguments, load_answering)
+    load = partial(load_answering, guided=value is not None)
+    resolved, folder = configured(model, config, arguments, load)
     problem = (
         Problem("question", question, open_source(resolved).name)
         if isinstance(question, str)
@@ -174,6 +174,7 @@ def find(
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     alone = config.search.value is None
+    check_settings(config.search, not alone)
     if student is None:
         if progress is not None:
             progress.wait("loading")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from ..config.load import Config, load_config, nested
+from ..config.load import Config, load_answering, load_config, nested
 from ..config.shipped import shipped_section
 from ..errors import (
     EXIT_FAILED,
@@ -184,6 +184,11 @@ def add_reward(parser: Parser) -> None:
         help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, "
         "code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
     )
+
+
+def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
+    """`load_answering` for a command with --verifier, under which none a value guides searches."""
+    return partial(load_answering, guided=args.value is not None and args.verifier == "none")
 
 
 def add_critics(parser: Parser) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, load_answering
+from ..config.load import Config
 from ..eval.names import METHOD_NAMES
 from ..live import Progress, Stop
 from .base import (
@@ -21,6 +21,7 @@ from .base import (
     add_model,
     add_reward,
     check_out,
+    load_guided,
     print_json,
     resolve,
     tell_loading,
@@ -79,7 +80,7 @@ def add_eval(commands: Any) -> None:
     )
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_eval(args, resolve(args, load=load_answering)))
+    parser.set_defaults(run=lambda args: run_eval(args, resolve(args, load=load_guided(args))))
 
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,7 @@ def add_search(commands: Any) -> None:
 
 def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
-    asked: dict[str, Any] = (
-        {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
-    )
-    config = resolve(args, asked, load_answering)
+    config = resolve(args, load=partial(load_answering, guided=args.value is not None))
     check_least(0, index=args.index)
     if args.question is not None and args.index is not None:
         raise ConfigError(

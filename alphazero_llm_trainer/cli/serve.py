@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, load_answering
+from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress
 from .base import (
@@ -19,6 +19,7 @@ from .base import (
     add_source,
     check_critics,
     check_out,
+    load_guided,
     resolve,
     tell_loading,
 )
@@ -71,7 +72,7 @@ def add_serve(commands: Any) -> None:
         help="append every searched tree to DIR/journal.jsonl",
     )
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_serve(args, resolve(args, load=load_answering)))
+    parser.set_defaults(run=lambda args: run_serve(args, resolve(args, load=load_guided(args))))
 
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:

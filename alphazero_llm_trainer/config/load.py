@@ -8,11 +8,13 @@ import difflib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -54,6 +56,20 @@ class Config(Section):
     serve: ServeConfig
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
+
+    @cached_property  # no field: two configurations with the same values are equal
+    def plain(self) -> Config:
+        """What it is without the user's own keys, where `load_config` made it; else the same."""
+        return self
+
+    def refuse(self, unread: Mapping[str, str]) -> None:
+        """Raise ConfigError where a user gave one of these dotted keys another value than its
+        recipe, or its student, has; the text says why nothing would read it, and the fix.
+        """
+        for key, why in unread.items():
+            read = attrgetter(key)
+            if read(self) != read(self.plain):
+                raise ConfigError(f"{key} is {shown(read(self))}, {why}")
 
 
 def parts_of(key: str) -> list[str]:
@@ -141,6 +157,7 @@ def load_config(
     path: str | Path | None = None,
     overrides: Iterable[str | Mapping[str, Any]] = (),
     recipe: str | None = None,
+    base: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
     """The resolved configuration.
 
@@ -149,6 +166,7 @@ def load_config(
             shipped recipe's name, or None.
         overrides: `KEY=VALUE` texts or nested mappings, later ones win.
         recipe: a shipped YAML file that lies between training.yaml and all that is given.
+        base: what lies between that and all that is given.
 
     Raises:
         ConfigError: one sentence naming the first wrong field, its value and the fix.
@@ -158,10 +176,43 @@ def load_config(
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
     layers = user_layers(path, overrides)
     if recipe is not None:
-        layers.insert(0, read_yaml(shipped(recipe)))
+        merged = merge(merged, read_yaml(shipped(recipe)))
+    if path is not None and named_file(Path(path)) != Path(path):  # a shipped recipe, too
+        merged = merge(merged, layers.pop(0))
+    merged = plain = merge(merged, base)
     for layer in layers:
         merged = merge(merged, layer)
-    return validate(merged)
+    config = validate(merged)
+    # Of the same student: what is null is as its entry says.
+    config.__dict__["plain"] = validate(
+        plain | {name: merged[name] for name in ("student", "models")}
+    )
+    config.refuse(unread(config))
+    return config
+
+
+def unread(config: Config) -> dict[str, str]:
+    """The keys that nothing reads beside the others, whatever the command is, and why."""
+    search, backend = config.search, config.engine.backend
+    keys: dict[str, str] = {}
+    if search.mode == "token":
+        keys["search.samples"] = "continuations in step mode, and search.mode is token:"
+    else:
+        keys["search.top_k"] = "children of a node in token mode, and search.mode is step:"
+    if search.rollout == "none":
+        keys["search.rollout_weight"] = "and nothing is rolled out: set search.rollout=sample, or"
+    if search.rollout != "beam":
+        keys["search.beam"] = "the width of search.rollout=beam, which isn't set:"
+    if search.select != "gumbel":
+        keys["search.candidates"] = "of search.select=gumbel, which isn't set:"
+    if search.select == "restart":
+        keys["search.exploration"] = "and search.select=restart has no constant:"
+    if backend != "inprocess":
+        keys["engine.dtype"] = f"of the C kernels, and engine.backend is {backend}:"
+        keys["engine.native"] = f"of the in-process engine, and engine.backend is {backend}:"
+    if backend == "openai":
+        keys["engine.max_context"] = "and the context is the server's:"
+    return {key: f"{why} leave it out" for key, why in keys.items()}
 
 
 def user_layers(
@@ -175,12 +226,17 @@ def user_layers(
 
 
 def load_answering(
-    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
+    path: str | Path | None = None,
+    overrides: Iterable[str | Mapping[str, Any]] = (),
+    guided: bool = False,
 ) -> Config:
     """`load_config` for what answers and learns nothing: it draws at the student's own
-    temperature.
+    temperature. `guided`: a value network alone guides the search, unless a rollout is named.
     """
-    return load_config(path, overrides, "answer.yaml")
+    return load_config(path, overrides, "answer.yaml", GUIDED if guided else {})
+
+
+GUIDED = {"search": {"rollout": "none", "select": "puct"}}
 
 
 def load_training(
@@ -189,9 +245,10 @@ def load_training(
     """`load_config` over the recipe of the method that is given as `train.method`; where none is,
     of expert iteration.
     """
+    overrides = [*overrides]
     layers = user_layers(path, overrides)
     # Validated without a recipe first, so that a method there isn't gets the ordinary sentence.
-    return load_config(None, layers, f"{load_config(None, layers).train.method}.yaml")
+    return load_config(path, overrides, f"{load_config(None, layers).train.method}.yaml")
 
 
 def validate(raw: Mapping[str, Any]) -> Config:

@@ -195,12 +195,12 @@ class SearchConfig(Section):
         """
         return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
 
-    def guided(self) -> SearchConfig:
-        """The same where a value network is given: it alone guides the search, by PUCT, unless
-        another rollout or rule is named.
+    @property
+    def votes(self) -> str:
+        """`choose` of a tree that is no verifier's: without rollouts few responses are finished,
+        and the end of the most visited path takes the place of a vote.
         """
-        rollout = "none" if self.rollout == "sample" else self.rollout
-        return self.model_copy(update={"rollout": rollout, "select": self.select or "puct"})
+        return "end" if self.rollout == "none" and self.choose == "vote" else self.choose
 
 
 class RewardConfig(Section):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
+from ..mcts.driver import check_settings
 from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
 from ..problems.source import Source, check_reads, open_one_of
@@ -23,7 +24,7 @@ from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
 from .names import UNJUDGED, MethodName
 from .results import EvalFolder, at_k, paired, summary
-from .verifiers import RANKING, load_verifier, named_verifier
+from .verifiers import RANKING, check_judged, load_verifier, named_verifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -123,6 +124,13 @@ class Evaluation(BaseModel):
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
                 " name it with --value, as a verifier"
             )
+        config.refuse(
+            {"search.budget_tokens": "and --budget-tokens are an evaluation's: name them"}
+        )
+        judged = self.guide is None and (self.judge != "none" or config.search.mode == "step")
+        if judged:
+            check_judged(self.judge, config)
+        check_settings(config.search, self.guide is not None)
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
         benchmarks = {
@@ -153,8 +161,7 @@ class Evaluation(BaseModel):
             from ..policy.critic import load_value
 
             value = load_value(self.guide, student, config)
-            config = config.model_copy(update={"search": config.search.guided()})
-        elif self.judge != "none" or config.search.mode == "step":
+        elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         context = MethodContext(student, verifier, config, value=value)
         custom, cells = open_reward(config.rewards), []

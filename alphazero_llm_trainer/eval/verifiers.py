@@ -127,21 +127,27 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
     return name
 
 
+# Of `search`, what a search under a verifier doesn't read: it draws and judges single steps until a
+# response passes or the budget is spent.
+UNJUDGED_KEYS = ("mode", "rollout", "rollout_weight", "samples", "simulations", "value")
+
+
+def check_judged(name: str, config: Config) -> None:
+    """Raise ConfigError for settings that a search under the verifier `name` doesn't read."""
+    other = "" if name == "none" else "take --verifier none, "
+    why = (
+        f"and under --verifier {name} each step is judged as it is drawn, until the budget is "
+        f"spent: leave it out, or {other}with --value where a value is to guide the search"
+    )
+    config.refuse({f"search.{key}": why for key in UNJUDGED_KEYS})
+
+
 def load_verifier(
     name: str, student: Student, config: Config, prm: Path | None, value: Path | None
 ) -> Verifier:
     """The verifier of that name, a product where it joins several; networks come from their folders
     (see `named_verifier`).
-
-    Raises ConfigError for settings that a search under a verifier doesn't read.
     """
-    for key, only in (("mode", "step"), ("rollout", "sample"), ("rollout_weight", None)):
-        if (setting := getattr(config.search, key)) != only:
-            raise ConfigError(
-                f"search.{key} is {setting}, and under --verifier {name} each step is judged as it "
-                "is drawn: leave it out, or take --verifier none, with --value where a value is to "
-                "guide the search"
-            )
 
     def load(part: str) -> Verifier:
         if part == "prm":

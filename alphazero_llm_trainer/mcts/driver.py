@@ -156,11 +156,9 @@ class Search:
             mcts.cancel()
         cost.seconds = time.perf_counter() - began
         saved = mcts.simulations - mcts.simulation if ended_by in ("accepted", "enough") else 0
-        selector = voting(settings.choose, self.verifier is not None)
+        selector = voting(settings.votes, self.verifier is not None)
         if ended_by == "accepted":  # what was accepted is the answer
             selector = "value"
-        elif settings.rollout == "none":
-            selector = "end"
         choice = choose(tree, selector, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
 

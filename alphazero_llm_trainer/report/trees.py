@@ -74,13 +74,7 @@ class TreeReader:
             rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
             more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
-            rule = (
-                "vote"
-                if settings is None
-                else "end"
-                if settings.rollout == "none"
-                else settings.choose
-            )
+            rule = "vote" if settings is None else settings.votes
             text: Text | None = None
             if tokenizer is not None and tree.rollouts:
                 text = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731

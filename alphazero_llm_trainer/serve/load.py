@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..eval.verifiers import load_verifier, named_verifier
+from ..eval.verifiers import check_judged, load_verifier, named_verifier
+from ..mcts.driver import check_settings
 from ..policy.critic import load_value
 from ..policy.remote import answering_student
 from ..problems.load import opening
@@ -38,14 +39,16 @@ def load_models(
         )
     named = named_verifier(verifier, prm, None if verifier == "none" else value, "calculator+")
     judged = named != "none"
+    config.refuse({"search.budget_tokens": "which serve.budget_tokens is here: set that"})
+    if judged:
+        check_judged(named, config)
     models = Models("student", search or (MCTS if remote else SAMPLE), judged)
     guide = value or config.search.value
+    check_settings(config.search, guide is not None and not judged)
     student = answering_student(config, path, opening(config), (prm or guide) is None)
     if judged:
         return models, Answerer(student, config, load_verifier(named, student, config, prm, value))
     if guide is None:
         return models, Answerer(student, config)
     network = load_value(Path(guide), student, config)
-    if value is not None:
-        config = config.model_copy(update={"search": config.search.guided()})
     return models, Answerer(student, config, value=network)
