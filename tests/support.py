@@ -54,11 +54,11 @@ STEP_ENDS = StepEnds(LINE_ENDS)
 
 def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
     """GRPO by correctness over small trees; `train.method` in `overrides` names another recipe."""
-    small = {
-        "search": {"simulations": 3},
-        "train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0},
-    }
-    return load_training(overrides=[small, *overrides])
+    small = {"train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0}}
+    config = load_training(overrides=[small, *overrides])
+    if config.train.groups == "chain":
+        return config
+    return load_training(overrides=[{"search": {"simulations": 3}}, small, *overrides])
 
 
 class ScriptedPolicy:

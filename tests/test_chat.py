@@ -374,7 +374,7 @@ def test_folders_of_the_embedded_kind_and_of_a_named_student_stay_what_they_are(
 
 
 TRAINED = ["train.num_examples=4", "train.preflight=0", "train.questions_per_round=4", "train.eval_size=2",
-           "train.validation_size=0", "search.simulations=1", "search.samples=2", "train.requeue_limit=0",
+           "train.validation_size=0", "search.samples=2", "train.requeue_limit=0",
            "train.updates_per_round=1", "search.max_tokens=12", "engine.max_context=512", "train.demonstrations=8"]  # fmt: skip
 
 

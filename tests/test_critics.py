@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
+    TrainingArguments,
 )
 
 import alphazero_llm_trainer as az
@@ -37,7 +38,6 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.errors import (
     CheckpointError,
-    ConfigError,
     DataError,
     EngineError,
     TrainingError,
@@ -568,12 +568,18 @@ def test_a_head_reads_the_policys_own_states_and_costs_nothing(
         run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
     with pytest.raises(CheckpointError, match="reads the states of the student"):
         load_critic(out, a_student(5, adapter, quantization), config, "value")
-    with pytest.raises(ConfigError, match=r"train\.critic\.head is true"):
-        trained("prm", student, config, tmp_path)
     if adapter == "lora":  # the same base under an adapter of the policy's is another student
         make_trainable(student.model, student.spec, "lora")
         with pytest.raises(CheckpointError, match="reads the states of the student"):
             load_critic(out, student, config, "value")
+
+
+def test_a_critic_s_optimiser_has_8_bits_where_that_is_named(tmp_path: Path) -> None:
+    critic = new_critic(a_student(), settings(), "value")
+    for eight_bit in (False, True):
+        memory = MemoryOptions(eight_bit=eight_bit)
+        named = TrainingArguments(**arguments_of(settings(), critic, memory, 1, 1, tmp_path))
+        assert named.optim.startswith("paged_adamw_8bit" if eight_bit else "adamw_torch")
 
 
 def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,62 @@ REFUSED = {
     ),
     "tokens of another kind": ([*EXPORT, "--every-token"], ["--every-token is of --kind value"]),
     "questions beside data": (["prm", "--num", "20", "--data", "CRITIC"], ["--num", "--data"]),
+    "samples of verified chains": (
+        ["train", "--set", "search.samples=8"],
+        ["search.samples is 8", "train.groups=verified", "search.simulations"],
+    ),
+    "a tree's size of chains": (
+        ["train", "--use-ppo", "--set", "search.simulations=20"],
+        ["search.simulations is 20", "train.groups=chain", "search.samples"],
+    ),
+    "an end of trees that end otherwise": (
+        ["sample", "--set", "search.enough_correct=2", "--out", "OUT"],
+        ["search.enough_correct is 2", "search.mode=token"],
+    ),
+    "more searches than the budget": (
+        ["train", "--set", "search.budget_tokens=99", "--set", "train.requeue_limit=3"],
+        ["train.requeue_limit is 3", "search.budget_tokens"],
+    ),
+    "updates of another method": (
+        ["train", "--use-grpo", "--set", "train.updates_per_round=5"],
+        ["train.updates_per_round is 5", "grpo", "--use-rft"],
+    ),
+    "rows of another method": (
+        ["train", "--set", "train.rows_per_round=5"],
+        ["train.rows_per_round is 5", "expert_iteration", "--use-ppo"],
+    ),
+    "a weight of another credit": (
+        ["train", "--use-grpo", "--set", "train.process_weight=1"],
+        ["train.process_weight is 1", "train.credit=process"],
+    ),
+    "a clip of no ratio": (
+        ["train", "--use-grpo", "--set", "train.importance=false", "--set", "train.clip_low=0.1"],
+        ["train.clip_low is 0.1", "train.importance=false"],
+    ),
+    "demonstrations that aren't replayed": (
+        ["train", "--source", "ROWS", "--set", "train.demonstrations=9"],
+        ["train.demonstrations is 9", "train.demonstration_share"],
+    ),
+    "a student of train's": (
+        ["sft", "--set", "train.student=CRITIC", "--out", "OUT"],
+        ["train.student", "--model"],
+    ),
+    "what sft doesn't upload": (
+        ["sft", "--set", "train.push_to_hub=me/mine", "--out", "OUT"],
+        ["train.push_to_hub", "`sft`"],
+    ),
+    "epochs beside updates": (
+        ["sft", "--set", "train.optimizer.epochs=2", "--out", "OUT"],
+        ["train.optimizer.epochs is 2", "train.sft_steps is 4,000"],
+    ),
+    "a head of a prm": (
+        ["prm", "--set", "train.critic.head=true", "--out", "OUT"],
+        ["train.critic.head", "only a value"],
+    ),
+    "a rate of a head": (
+        ["value", "--set", "train.critic.head=true", "--set", "train.optimizer.learning_rate=1e-3"],
+        ["train.optimizer.learning_rate is 0.001", "train.critic.head"],
+    ),
     "a credit of another method": (
         ["train", "--set", "train.credit=step"],
         ["train.credit", "--use-grpo"],
@@ -197,7 +253,9 @@ def test_what_would_change_nothing_is_refused(
     kind: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     words, parts = REFUSED[kind]
-    places = {"CRITIC": str(tmp_path), "OUT": str(tmp_path / "out")}
+    places = {"CRITIC": str(tmp_path), "OUT": str(tmp_path / "out"), "ROWS": "rows.jsonl"}
+    lines = [f'{{"question": "{number} + 1?", "answer": "{number + 1}"}}' for number in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     assert main([places.get(word, word) for word in words]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -223,6 +281,10 @@ def test_keys_that_the_method_reads_are_taken() -> None:
             "importance": False,
             "reward": "combined",
             "teacher_rows": True,
+            "pack": "on",
+            "critic_rounds": 1,
+            "rows_per_round": 9,
+            "updates_per_round": 9,
         }.get(name, 0.1)
         for method in methods:
             check_method(

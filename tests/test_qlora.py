@@ -57,8 +57,6 @@ SMALL = [
     "--set", "train.demonstrations=20",
     "--set", "train.optimizer.batch_size=5",
     "--set", "train.optimizer.epochs=2",
-    "--set", "train.critic_rounds=1",
-    "--set", "train.updates_per_round=4",
 ]  # fmt: skip
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
 

@@ -115,8 +115,16 @@ def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(
     assert all(torch.allclose(first[name], parts[name], atol=2e-3) for name in first)
 
 
+def test_epochs_are_passes_over_the_demonstrations() -> None:
+    for overrides, steps in (([], 6), (["train.optimizer.epochs=1"], 2)):
+        assert (
+            settings_of(load_config(overrides=overrides, recipe="sft.yaml"), 32).sft_steps == steps
+        )
+
+
+@pytest.mark.parametrize("keep_best", [True, False])
 def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
-    student: Student, rows: list[TrainRow]
+    student: Student, rows: list[TrainRow], keep_best: bool
 ) -> None:
     model, seen = tiny(student), []
 
@@ -124,10 +132,12 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
         seen.append(trained_state(model))
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
-    found = train_student(model, rows, settings(steps=8), 0, evaluate=evaluate)
+    train = settings(steps=8).model_copy(update={"keep_best": keep_best})
+    found = train_student(model, rows, train, 0, evaluate=evaluate)
     assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
+    kept = seen[1 if keep_best else 2]
     assert all(
-        torch.equal(parameter, seen[1][name]) for name, parameter in trained_state(model).items()
+        torch.equal(parameter, kept[name]) for name, parameter in trained_state(model).items()
     )
 
 
@@ -189,9 +199,10 @@ def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: 
             "train.demonstrations=20",
             "train.sft_steps=4",
             "train.validation_size=8",
+            "train.eval_size=8",
         ]
     )
-    manifest = supervise(config, None, tmp_path, 8, scratch)
+    manifest = supervise(config, None, tmp_path, scratch)
     assert manifest == json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["steps"] == 4 and manifest["rows"] == 20 and len(manifest["data_sha256"]) == 64
     assert manifest["test_greedy"]["problems"] == 8 and (("gain" in manifest) != scratch)
@@ -214,18 +225,18 @@ def test_the_same_command_goes_on_and_another_is_refused(
     monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
     monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
     given = ["train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
-    given += ["student=embedded", "train.adapter=lora"]
+    given += ["student=embedded", "train.adapter=lora", "train.eval_size=8"]
     config = load_config(overrides=given)
     with pytest.raises(KeyboardInterrupt):
-        supervise(config, None, tmp_path, 8, False, Interrupted(quiet=True))
+        supervise(config, None, tmp_path, False, Interrupted(quiet=True))
     state = tmp_path / "under-way" / "state.json"
     assert len(json.loads(state.read_text())["told"][0]) == 2
     for other in ("models.embedded.lora.alpha=64", "seed=8", "search.max_tokens=50"):
         with pytest.raises(ConfigError, match="has a training under way"):
-            supervise(load_config(overrides=[*given, other]), None, tmp_path, 8, False)
+            supervise(load_config(overrides=[*given, other]), None, tmp_path, False)
     told = json.loads(state.read_text())["told"][0]
     monkeypatch.setattr(sft, "KEPT_EVERY", 60.0)
-    manifest = supervise(config, None, tmp_path, 8, False)
+    manifest = supervise(config, None, tmp_path, False)
     assert manifest["steps"] == 4 and len(told) == 2 and not state.parent.exists()
-    whole = supervise(config, None, tmp_path / "whole", 8, False)
+    whole = supervise(config, None, tmp_path / "whole", False)
     assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]

@@ -32,14 +32,17 @@ SMALL = [
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=12",
     "--set", "train.keep_best=false",
-    "--set", "train.rows_per_round=8",
     "--set", "train.demonstrations=20",
     "--set", "train.optimizer.batch_size=5",
     "--set", "train.optimizer.epochs=2",
-    "--set", "train.critic_rounds=1",
-    "--set", "train.updates_per_round=4",
 ]  # fmt: skip
-METHODS = {"grpo": "--use-grpo", "rft": "--use-rft", "ppo": "--use-ppo", "legacy": "--use-legacy"}
+ROWS, UPDATES = ["--set", "train.rows_per_round=8"], ["--set", "train.updates_per_round=4"]
+METHODS = {
+    "grpo": ["--use-grpo", *ROWS],
+    "rft": ["--use-rft", *UPDATES],
+    "ppo": ["--use-ppo", *ROWS, "--set", "train.critic_rounds=1"],
+    "legacy": ["--use-legacy", *UPDATES],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,7 @@ def whole_run(request, tmp_path_factory):
     """An uninterrupted run of each method: its folder and method."""
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp(request.param)
-    assert train_main([*SMALL, METHODS[request.param], "--checkpoint-dir", str(directory)]) == 0
+    assert train_main([*SMALL, *METHODS[request.param], "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001", request.param
 
 
@@ -121,7 +124,7 @@ def test_a_run_reports_what_it_did(whole_run):
 def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path, capsys):
     limited = [
         *SMALL,
-        "--use-rft",
+        *METHODS["rft"],
         "--tokens",
         "5000",
         "--num",
@@ -159,7 +162,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         sys.executable,
         str(ROOT / "train_vllm.py"),
         *SMALL,
-        METHODS[method],
+        *METHODS[method],
         "--checkpoint-dir",
         str(tmp_path),
     ]
@@ -232,9 +235,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
-    config = grpo_config(
-        ["student=embedded", *[SMALL[i + 1] for i, a in enumerate(SMALL) if a == "--set"]]
-    )
+    config = grpo_config(["student=embedded", *[word for word in [*SMALL, *ROWS] if "=" in word]])
     config = config.model_copy(
         update={
             "train": config.train.model_copy(
@@ -302,6 +303,7 @@ def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     flags = [
         *SMALL,
+        *UPDATES,
         "--num-examples",
         "8",
         "--set",
@@ -331,7 +333,7 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
         "--num-examples",
         "8",
     ]
-    assert train_main([*SMALL, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
+    assert train_main([*SMALL, *UPDATES, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
     card = card_of(tmp_path / "run-001")
     assert card["kept"].startswith("best checkpoint: the untrained student (validation")
     assert card["after"]["correct"] == card["before"]["correct"]
@@ -363,10 +365,17 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--use-grpo", "--set", "train.credit=visits", "--set", "train.groups=tree"],
-        ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.critic_rounds=0"],
-        ["--use-grpo", "--set", "train.reward=combined", "--set", "train.kl_coefficient=0.02"],
-        ["--use-grpo", "--set", "teachers.tier=embedded"],
+        ["--use-grpo", "--set", "train.credit=visits", "--set", "train.groups=tree", *ROWS],
+        ["--use-ppo", *ROWS, "--set", "train.adapter=lora", "--set", "train.critic_rounds=0"],
+        [
+            "--use-grpo",
+            "--set",
+            "train.reward=combined",
+            "--set",
+            "train.kl_coefficient=0.02",
+            *ROWS,
+        ],
+        ["--use-grpo", "--set", "teachers.tier=embedded", *ROWS],
     ],
 )
 def test_variants_train(flags, tmp_path):
@@ -389,6 +398,7 @@ def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
     run, _ = whole_run
     flags = [
         *SMALL,
+        *UPDATES,
         "--num-examples",
         "8",
         "--model",
@@ -437,7 +447,7 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     monkeypatch.setattr(Recorder, "score", lambda recorder, answers: next(scores))
     flags = [
         *SMALL,
-        "--use-rft",
+        *METHODS["rft"],
         "--set",
         "train.keep_best=true",
         "--checkpoint-dir",

@@ -46,11 +46,11 @@ def add_sft(commands: Any) -> None:
         metavar="DIR",
         help="where the student goes",
     )
-    parser.add_argument(
+    parser.option(
         "--eval-size",
         type=int,
-        default=1000,
         metavar="N",
+        key="train.eval_size",
         help="test problems, measured at the end",
     )
     add_json(parser)
@@ -68,7 +68,10 @@ def configured(args: argparse.Namespace) -> Config:
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
-    check_least(1, eval_size=args.eval_size)
+    check_least(1, eval_size=config.train.eval_size)
+    from ..training.start import check_command
+
+    check_command(config, "sft")
     scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
@@ -78,7 +81,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
 
         if not scratch:
             check_memory(config, args.path)
-        manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
+        manifest = supervise(config, args.path, args.out, scratch, progress)
     if args.json:
         print_json(manifest)
         return 0

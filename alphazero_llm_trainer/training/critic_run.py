@@ -276,6 +276,7 @@ def arguments_of(
         "use_cpu": not cuda,  # transformers refuses bf16 without a GPU that isn't declined
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
+        **({"optim": "paged_adamw_8bit"} if memory.eight_bit else {}),
         "seed": config.seed,
         "save_strategy": "no",
         "logging_steps": config.train.evaluate_every,
@@ -448,8 +449,6 @@ def train_critic(
         KeyboardInterrupt: the user asked to stop.
     """
     began, settings = time.perf_counter(), config.train.critic
-    if settings.head and kind == "prm":
-        raise ConfigError("train.critic.head is true and only a value has one: set it to false")
     questions = read_questions(data, text_config(student.model).vocab_size)
     if kind == "value" and any(question.preferences for question in questions):
         raise DataError(

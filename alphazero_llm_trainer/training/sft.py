@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 SAMPLES = 8
-PASSES, RATE = 3, 2e-4  # of a student that goes on, where the configuration leaves them open
+RATE = 2e-4  # of a student that goes on, where the configuration leaves it open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 KEPT, BEST = "under-way", "best.safetensors"
 KEPT_EVERY, KEPT_SHARE = 60.0, 0.05  # seconds between two, and at most so much of the time
@@ -60,7 +60,7 @@ def settings_of(config: Config, rows: int) -> TrainConfig:
     """
     steps, optimizer = config.train.sft_steps, config.train.optimizer
     if steps is None:
-        steps = math.ceil(PASSES * rows / optimizer.batch_size)
+        steps = math.ceil(optimizer.epochs * rows / optimizer.batch_size)
     if optimizer.learning_rate is None:
         optimizer = optimizer.model_copy(update={"learning_rate": RATE})
     return config.train.model_copy(update={"sft_steps": steps, "optimizer": optimizer})
@@ -70,7 +70,6 @@ def supervise(
     config: Config,
     path: Path | None,
     out: Path,
-    eval_size: int,
     scratch: bool,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def supervise(
     )  # a source whose words don't fit one says so first
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
-    test = tasks_of(config, "test", eval_size)
+    test = tasks_of(config, "test", config.train.eval_size)
     facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
@@ -286,7 +285,8 @@ def train_student(
         shown.now(f"loss {losses[-1]:.4f}")
         if evaluate is not None and (step % settings.evaluate_every == 0 or step == steps):
             accuracy = evaluate()
-            if accuracy > max((line["accuracy"] for line in evaluations), default=-1.0):
+            reached = max((line["accuracy"] for line in evaluations), default=-1.0)
+            if settings.keep_best and accuracy > reached:
                 best = trained_state(model)
             evaluations.append({"step": step, "seconds": round(seconds, 1), "accuracy": accuracy})
         if kept is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..config.load import Config, load_training, resolve_name, user_layers
 from ..config.sections import ModelShape, StudentModel
-from ..config.shipped import shipped_section
+from ..config.train import SUPERVISED
 from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
@@ -134,35 +134,74 @@ READERS = {
     "clip_high": ("grpo", "ppo"),
     "clip_low": ("grpo", "ppo"),
     "credit": ("grpo",),
+    "critic_rounds": ("ppo",),
     "gae_lambda": ("ppo",),
     "importance": ("grpo",),
     "kl_coefficient": ("grpo", "ppo"),
     "negative_weight": ("grpo",),
+    "pack": ("grpo", "ppo"),
     "reward": ("grpo", "ppo", "legacy"),
+    "rows_per_round": ("grpo", "ppo"),
     "teacher_rows": ("grpo", "ppo"),
+    "updates_per_round": SUPERVISED,
 }
 
 
 def check_method(config: Config) -> None:
-    """Raise ConfigError where a key of `train` is set that the method, or the credit, doesn't
-    read.
+    """Raise ConfigError where a key of `train` is the user's own, and the method, or the credit,
+    doesn't read it.
     """
-    train, shipped = config.train, shipped_section("train")
+    train, unread = config.train, {}
     for name, methods in READERS.items():
-        value = getattr(train, name)
-        if value != shipped[name] and train.method not in methods:
-            flags = " or ".join(f"--use-{method}" for method in methods)
-            raise ConfigError(
-                f"train.{name} is {value!r} and train.method {train.method}, which doesn't read "
-                f"it: add {flags}, or leave it"
-                " out"
+        if train.method not in methods:
+            flags = " or ".join(f"--use-{one}" for one in methods if one != "expert_iteration")
+            unread[f"train.{name}"] = (
+                f"and train.method is {train.method}, which doesn't read it: add {flags}, or leave "
+                "it out"
             )
-    if train.prm is not None and not train.process:
-        raise ConfigError(
-            f"train.prm is {train.prm!r}, which train.credit {train.credit} doesn't ask: set "
-            "train.credit=process with"
-            " --use-grpo, or leave it out"
+    if not train.process:
+        unread |= dict.fromkeys(
+            ("train.prm", "train.process_weight"),
+            f"which train.credit {train.credit} doesn't ask: set train.credit=process with "
+            "--use-grpo, or leave it out",
         )
+    if not train.importance:
+        unread |= dict.fromkeys(
+            ("train.clip_low", "train.clip_high"),
+            "and train.importance=false has no ratio to clip: leave one of them out",
+        )
+    if train.demonstrations and train.demonstration_share is None and not replayed(config):
+        unread["train.demonstrations"] = (
+            "and nothing is replayed of this source: set train.demonstration_share, or leave it out"
+        )
+    config.refuse(unread)
+
+
+# Of `train`, what every training could have and these don't.
+ELSEWHERE = ("pack", "push_to_hub", "track")
+
+
+def check_command(config: Config, command: str) -> None:
+    """Raise ConfigError where a key is the user's own that `sft`, `value` or `prm` doesn't read."""
+    unread = {
+        f"train.{name}": f"which `train` reads and `{command}` doesn't: leave it out"
+        for name in ELSEWHERE
+    }
+    unread["train.student"] = f"and `{command}` begins with --model: name it there"
+    if command == "sft" and config.train.sft_steps is not None:
+        unread["train.optimizer.epochs"] = (
+            f"and train.sft_steps is {config.train.sft_steps:,}: set that to null, or leave the "
+            "epochs out"
+        )
+    if command != "sft" and config.train.critic.head:
+        if command == "prm":
+            raise ConfigError("train.critic.head is true and only a value has one: set it to false")
+        unread |= {
+            f"train.optimizer.{name}": "and a head (train.critic.head) is fitted without "
+            "an optimiser: leave it out"
+            for name in type(config.train.optimizer).model_fields
+        }
+    config.refuse(unread)
 
 
 def load_run(
