@@ -87,6 +87,8 @@ def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
     assert str(student) == "Student embedded: 117,632 parameters, engine inprocess"
     tokens = az.search(QUESTION, model=student, simulations=5, mode="token", temperature=0.7)
     assert max(map(len, tokens.tree.token_ids)) == 1 and tokens.tree.N[0] == 5
+    with pytest.raises(ConfigError, match=r"search\.step is 'sentence'.*`load`"):
+        az.search(QUESTION, model=student, step="sentence")
     few = az.search(QUESTION, model=student, budget_tokens=30)
     assert few.cost.sampled_tokens <= 30 < az.search(QUESTION, model=student).cost.sampled_tokens
     with pytest.raises(ConfigError, match="nonsense"):

@@ -239,6 +239,26 @@ def test_what_is_left_open_is_filled_in(
     )  # as it reaches verifiers
 
 
+def test_the_file_s_source_counts_and_what_nothing_reads_of_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    given = [OUR_ID, *setting("config-file", str(file))]
+    file.write_text("problems: {source: numbers}\n")
+    for more, source in (([], "numbers"), (setting("source", "embedded"), "embedded")):
+        config = parse([*given, *more])
+        fill(config)
+        assert config.env.taskset.source == source
+    for text, more, key in (
+        ("problems: {shots: 2}", [], "problems.shots is 2"),
+        ("teachers: {tier: free}", [], "teachers.tier is 'free'"),
+        ("search: {mode: token}", ["--env.agent.harness.search", "mcts"], "search.mode is 'token'"),
+    ):
+        file.write_text(text)
+        assert run([*given, *more]) == 2
+        assert key in capsys.readouterr().err
+
+
 def test_a_run_whose_rollouts_all_failed_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config, load_config, nested
 from ..config.sections import ProblemsConfig
+from ..engine.step_ends import step_ends
 from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import with_model
@@ -62,7 +63,14 @@ def configured(
             "student"
         )
     spec = {model.name: model.spec.model_dump(mode="json")}
-    return load(overrides=[*layers, {"student": model.name, "models": spec}]), None
+    resolved = load(overrides=[*layers, {"student": model.name, "models": spec}])
+    step, own = resolved.search.step, model.engine.step_ends
+    if step != resolved.plain.search.step:
+        asked = step_ends(model.tokenizer, step)
+        if (asked.tokens, asked.goes_on) != (own.tokens, own.goes_on):
+            other = "and the student was loaded with another: give it to `load`"
+            resolved.refuse({"search.step": other})
+    return resolved, None
 
 
 def address_of(problems: Problems) -> str:

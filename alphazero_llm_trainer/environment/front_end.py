@@ -237,8 +237,9 @@ def fill(config: EvalConfig) -> None:
         fill_model(config, env.agent.model is not None)
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
     sized = taskset.model_fields_set & {"train_size", "eval_size"}
+    check_file(env)
     if taskset.source is None:
-        taskset.source = "embedded" if embedded else "gsm8k"
+        taskset.source = taskset.source_of_file or ("embedded" if embedded else "gsm8k")
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded
     taskset.split = taskset.split or "test"
@@ -248,6 +249,19 @@ def fill(config: EvalConfig) -> None:
     if config.select.limit is not None and size not in sized:
         asked = config.select.skip + config.select.limit
         setattr(taskset, size, max(asked, getattr(taskset, size)))
+
+
+def check_file(env: AlphaZeroEnvConfig) -> None:
+    """Raise ConfigError for a key of `--env.taskset.config-file` that nothing here reads."""
+    from ..config.load import load_config
+
+    unread = {"problems.shots": "and a question is asked alone here: leave it out"}
+    if env.taskset.tier == "none":
+        unread["teachers.tier"] = "and --tier names the teachers here: name them there"
+    if getattr(env.agent.harness, "search", "none") == "mcts":
+        steps = "and this search asks a server for steps: leave it out"
+        unread |= dict.fromkeys(("search.mode", "search.rollout", "search.value"), steps)
+    load_config(env.taskset.config_file).refuse(unread)
 
 
 def fill_model(config: EvalConfig, of_seat: bool) -> None:

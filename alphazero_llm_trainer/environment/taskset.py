@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..config.load import load_config
+from ..config.load import load_config, user_layers
 from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
@@ -212,8 +212,18 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     answers.
     """
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, columns of rows, problems.path.
+    """A YAML file over the shipped training.yaml: reward weights, and problems.* but for shots; what
+    is set here wins.
     """
+
+    @property
+    def source_of_file(self) -> str | None:
+        """`problems.source` of the YAML file, None where it names none."""
+        if self.config_file is None:
+            return None
+        [layer] = user_layers(self.config_file, ())
+        source: str | None = layer.get("problems", {}).get("source")
+        return None if source == "auto" else source
 
     def tell_the_task(self) -> None:
         """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay`
@@ -238,7 +248,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        own = {"source": TRAINERS_SOURCE} | chosen.model_dump(
+        own = {"source": chosen.source_of_file or TRAINERS_SOURCE} | chosen.model_dump(
             include={"source", "levels", "path"}, exclude_none=True
         )
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)
