@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, repeats, wilson
-from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.load import load_tasks
 from benchmarks.arms import bootstrap_over_seeds
 from benchmarks.search_budgets import holm, sign_test
 
@@ -89,7 +89,7 @@ def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:
 
 
 def test_tasks_with_one_worked_solution_are_one_problem() -> None:
-    tasks = embedded.load("test", 1000)
+    tasks = load_tasks("embedded", "test", 1000)
     groups = repeats(tasks)
     assert len(set(groups)) == len({task.solution for task in tasks}) == 876
     assert groups[0] == 0 and max(groups) == 875

@@ -17,9 +17,11 @@ from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training import sft
 from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.sft import (
     Kept,
     minibatches,
@@ -48,12 +50,12 @@ def settings(steps: int = 6, **given: Any) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def student() -> Student:
-    return load_student(load_config(), "embedded")
+    return load_student(load_config(overrides=["student=embedded"]))
 
 
 @pytest.fixture(scope="module")
 def rows(student: Student) -> list[TrainRow]:
-    return sft_rows(embedded.load("train", 16), student, 0.1)
+    return sft_rows(load_tasks("embedded", "train", 16), student, 0.1)
 
 
 def tiny(student: Student, seed: int = 1) -> Any:
@@ -159,7 +161,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
                 raise KeyboardInterrupt
             return accuracies[evaluated.pop(0)]
 
-        kept = Kept(folder, identity)
+        kept = Kept(folder, identity, pytest.fail)
         evaluated = list(range(len(kept.state["told"][1]) if kept.state else 0, 3))
         return model, train_student(model, rows, settings(steps=8), 0, evaluate=evaluate, kept=kept)
 
@@ -167,7 +169,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     for stop in (2, 1):
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / "parts", stop)
-    assert len(Kept(tmp_path / "parts", "a").state["told"][0]) == 5
+    assert len(Kept(tmp_path / "parts", "a", pytest.fail).state["told"][0]) == 5
     model, found = trained(tmp_path / "parts", 0)
     assert found["losses"] == right["losses"] and found["steps"] == 8
     assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
@@ -175,11 +177,11 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
         assert torch.equal(parameter, trained_state(model)[name])
     with pytest.raises(ConfigError, match="has a training under way with other data or settings"):
         trained(tmp_path / "parts", 0, "b")
-    assert len(list((tmp_path / "parts").glob("after-*"))) == 1
+    assert len(list((tmp_path / "parts").glob("checkpoint-*"))) == 1
 
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
-    rows = sft_rows(embedded.load("train", 200), student, 0.1)
+    rows = sft_rows(load_tasks("embedded", "train", 200), student, 0.1)
     usual = settings(steps=60, batch_size=16, warmup=50)
     losses = train_student(
         student_from_scratch(load_config(), student.tokenizer).model, rows, usual, 0
@@ -229,14 +231,15 @@ def test_the_same_command_goes_on_and_another_is_refused(
     config = load_config(overrides=given)
     with pytest.raises(KeyboardInterrupt):
         supervise(config, None, tmp_path, False, Interrupted(quiet=True))
-    state = tmp_path / "under-way" / "state.json"
-    assert len(json.loads(state.read_text())["told"][0]) == 2
+    kept = RunFolder(tmp_path / "under-way")
+    told = kept.newest_checkpoint(pytest.fail)[1]["told"][0]
+    assert len(told) == 2
     for other in ("models.embedded.lora.alpha=64", "seed=8", "search.max_tokens=50"):
         with pytest.raises(ConfigError, match="has a training under way"):
             supervise(load_config(overrides=[*given, other]), None, tmp_path, False)
-    told = json.loads(state.read_text())["told"][0]
+    assert kept.newest_checkpoint(pytest.fail)[1]["told"][0] == told
     monkeypatch.setattr(sft, "KEPT_EVERY", 60.0)
     manifest = supervise(config, None, tmp_path, False)
-    assert manifest["steps"] == 4 and len(told) == 2 and not state.parent.exists()
+    assert manifest["steps"] == 4 and not kept.path.exists()
     whole = supervise(config, None, tmp_path / "whole", False)
     assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]

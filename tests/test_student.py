@@ -46,8 +46,8 @@ from alphazero_llm_trainer.policy.student import (
     load_tokenizer,
     make_student,
 )
-from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
@@ -57,9 +57,9 @@ MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
 
 
 def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
-    config = load_config()
+    config = load_config(overrides=["student=embedded"])
     tasks = load_tasks("embedded", "train", config.train.demonstrations)
-    rows = sft_rows(tasks, load_student(config, "embedded"), QUESTION_WEIGHT)
+    rows = sft_rows(tasks, load_student(config), QUESTION_WEIGHT)
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     digest = hashlib.sha256(data.encode()).hexdigest()
     assert digest == MANIFEST["data_sha256"]

@@ -26,7 +26,6 @@ from .source import SPLITS
 
 SOURCE = "embedded"
 LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6)}  # level -> how many steps its solutions may have
-DEFAULT_LEVELS = (1, 2)
 DISTRACTOR_PROBABILITY = 0.3
 MAX_RESULT = 60  # no intermediate result is larger; none is below 1
 
@@ -36,7 +35,8 @@ THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "sta
 CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
 
 Operation = tuple[int, str, int]  # left operand, one of + - * /, right operand
-Draw = Callable[[Random, int], tuple[list[Operation], dict[str, int]] | None]
+Drawn = tuple[list[Operation], dict[str, int]]  # operations, and numbers of the text
+Draw = Callable[[Random, int], Drawn | None]  # of the current number of things
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Kind:
     phrasings: tuple[str, ...]
 
 
-def _nothing(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _nothing(rng: Random, have: int) -> Drawn:
     return [], {}
 
 
-def _add(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _add(rng: Random, have: int) -> Drawn:
     n = rng.randint(2, 12)
     return [(have, "+", n)], {"n": n}
 
 
-def _subtract(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+def _subtract(rng: Random, have: int) -> Drawn | None:
     if have < 4:
         return None
     n = rng.randint(2, min(12, have - 2))
@@ -73,11 +73,11 @@ def _times(factor: int) -> Draw:
     return lambda rng, have: ([(have, "*", factor)], {})
 
 
-def _half(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+def _half(rng: Random, have: int) -> Drawn | None:
     return ([(have, "/", 2)], {}) if have % 2 == 0 and have > 2 else None
 
 
-def _share(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+def _share(rng: Random, have: int) -> Drawn | None:
     divisors = [k for k in range(2, 7) if have % k == 0 and have > k]
     if not divisors:
         return None
@@ -85,22 +85,22 @@ def _share(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | N
     return [(have, "/", k)], {"k": k}
 
 
-def _start(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _start(rng: Random, have: int) -> Drawn:
     return [], {"have": rng.randint(4, 30)}
 
 
-def _start_boxes(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _start_boxes(rng: Random, have: int) -> Drawn:
     k, m = rng.randint(2, 5), rng.randint(2, 8)
     return [(k, "*", m)], {"k": k, "m": m}
 
 
-def _start_sum(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _start_sum(rng: Random, have: int) -> Drawn:
     a, b = rng.randint(3, 25), rng.randint(2, 12)
     return [(a, "+", b)], {"a": a, "b": b}
 
 
 def _start_compared(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+    def draw(rng: Random, have: int) -> Drawn | None:
         a = rng.randint(4, 25)
         drawn = then(rng, a)
         return None if drawn is None else (drawn[0], {"a": a, **drawn[1]})
@@ -109,7 +109,7 @@ def _start_compared(then: Draw) -> Draw:
 
 
 def _boxes(op: str) -> Draw:
-    def draw(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+    def draw(rng: Random, have: int) -> Drawn:
         k, m = rng.randint(2, 5), rng.randint(2, 6)
         return [(k, "*", m), (have, op, k * m)], {"k": k, "m": m}
 
@@ -117,7 +117,7 @@ def _boxes(op: str) -> Draw:
 
 
 def _together(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+    def draw(rng: Random, have: int) -> Drawn | None:
         drawn = then(rng, have)
         if drawn is None:
             return None
@@ -126,12 +126,12 @@ def _together(then: Draw) -> Draw:
     return draw
 
 
-def _price(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]]:
+def _price(rng: Random, have: int) -> Drawn:
     k = rng.randint(2, 5)
     return [(have, "*", k)], {"k": k}
 
 
-def _price_then_spend(rng: Random, have: int) -> tuple[list[Operation], dict[str, int]] | None:
+def _price_then_spend(rng: Random, have: int) -> Drawn | None:
     k = rng.randint(2, 5)
     spent = _subtract(rng, have * k)
     return None if spent is None else ([(have, "*", k), spent[0][0]], {"k": k, **spent[1]})
@@ -379,13 +379,6 @@ def build(split: str, index: int, level: int) -> Task:
     question = _render(rng, plan)
     problem = Problem(f"{SOURCE}/{split}/{level}/{index}", question, SOURCE, level)
     return Task(problem, str(plan.gold), plan.solution)
-
-
-def load(
-    split: str, count: int, levels: tuple[int, ...] = DEFAULT_LEVELS, start: int = 0
-) -> list[Task]:
-    """`count` tasks of a split from index `start` on; the levels take turns by index."""
-    return [build(split, i, levels[i % len(levels)]) for i in range(start, start + count)]
 
 
 def from_id(task_id: str) -> Task:

@@ -9,40 +9,25 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from random import Random
 
-from ..config.sections import ProblemsConfig
 from ..engine.protocol import TeacherLedger, TeacherProposal
 from ..errors import DataError, TeacherError
-from ..types import Direction, Problem, Task
+from ..types import Direction, Problem
 from . import embedded
 from .prompts import SYSTEM_PROMPT
-from .source import Source
+from .source import Generated
 
 OPERATORS = "+-*/"
 _STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 _Parsed = tuple[int, str, int, int]  # a, operator, b, result
 
 
-class Embedded(Source):
-    """The generator as a source: as many problems as are asked for, in `levels` by turns."""
+class Embedded(Generated):
+    """The generator as a source."""
 
     name = embedded.SOURCE
-    endless = True
-    reads = ("levels",)
-    demonstration_share = 0.2
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
-
-    def __init__(self, levels: tuple[int, ...]) -> None:
-        self.chosen = levels
-
-    @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`."""
-        return cls(problems.levels or embedded.DEFAULT_LEVELS)
-
-    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`."""
-        return embedded.load(split, count, self.chosen, start)
+    build = staticmethod(embedded.build)
 
     def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:
         """See `Source.scripted_teacher`."""
@@ -70,9 +55,10 @@ class ScriptedTeacher:
     numbers above 0.
     """
 
-    def __init__(self, error_rate: float, name: str = "scripted") -> None:
+    name = "scripted"
+
+    def __init__(self, error_rate: float) -> None:
         self.error_rate = error_rate
-        self.name = name
         self.ledger = TeacherLedger()
 
     async def propose(

@@ -22,15 +22,13 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from .. import answers
-from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import NUMBERS_PROMPT
-from .source import Source, split_of
+from .source import Generated, split_of
 
 SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
-DEFAULT_LEVELS = (1, 2)
 LARGEST_GIVEN, LARGEST = 20, 999
 TARGETS = range(10, 100)
 
@@ -39,30 +37,29 @@ _STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |
 _QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
-class Numbers(Source):
-    """Generated problems of the game, as many as asked for."""
+class Numbers(Generated):
+    """Generated problems of the game."""
 
     name = "numbers"
-    endless = True
-    reads = ("levels",)
-    demonstration_share = 0.2
     prompt_tokens = 64
     system_prompt = NUMBERS_PROMPT
 
-    def __init__(self, levels: tuple[int, ...]) -> None:
-        self.chosen = levels
-
-    @classmethod
-    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`."""
-        return cls(problems.levels or DEFAULT_LEVELS)
-
-    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`; the levels take turns."""
-        return [
-            build(split, index, self.chosen[index % len(self.chosen)])
-            for index in range(start, start + count)
-        ]
+    def build(self, split: str, index: int, level: int) -> Task:
+        """See `Generated.build`: the same on every machine."""
+        task_id = f"numbers/{split}/{level}/{index}"
+        rng = Random(task_id)
+        while True:
+            numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
+            if split_of(" ".join(map(str, numbers))) != split:
+                continue
+            moves = random_play(rng, numbers)
+            if moves is not None and moves[-1][3] in TARGETS:
+                break
+        target = moves[-1][3]
+        *others, last = rng.sample(numbers, len(numbers))
+        question = f"Use {', '.join(map(str, others))} and {last} once each to make {target}."
+        problem = Problem(task_id, question, "numbers", level)
+        return Task(problem, str(target), write(numbers, moves))
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """Correct where every line is legal play from the given numbers and the last one leaves the
@@ -100,27 +97,9 @@ class Numbers(Source):
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word and digit: two problems of each size."""
         for level in SIZES:
-            task = build("train", 0, level)
+            task = self.build("train", 0, level)
             yield f"{task.problem.question}\n{task.solution}"
         yield "0123456789 + 1 - 1 * 1 / 1 = 1, 1\n#### 1"
-
-
-def build(split: str, index: int, level: int) -> Task:
-    """Problem number `index` of a split and level: the same on every call and every machine."""
-    task_id = f"numbers/{split}/{level}/{index}"
-    rng = Random(task_id)
-    while True:
-        numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
-        if split_of(" ".join(map(str, numbers))) != split:
-            continue
-        moves = random_play(rng, numbers)
-        if moves is not None and moves[-1][3] in TARGETS:
-            break
-    target = moves[-1][3]
-    *others, last = rng.sample(numbers, len(numbers))
-    question = f"Use {', '.join(map(str, others))} and {last} once each to make {target}."
-    problem = Problem(task_id, question, "numbers", level)
-    return Task(problem, str(target), write(numbers, moves))
 
 
 def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:

@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "arena", "test")
 SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
 GROUP = "alphazero_llm_trainer.sources"
+DEFAULT_LEVELS = (1, 2)  # of generated problems
 SHOWN = 60  # letters of a question in a message
 
 # name -> module and class. Each is one file, and one line here.
@@ -196,6 +197,33 @@ class Source(ABC):
         does.
         """
         return ()
+
+
+class Generated(Source):
+    """Problems that rules make, as many as are asked for, in `levels` by turns."""
+
+    endless = True
+    reads = ("levels",)
+    demonstration_share = 0.2
+
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        self.levels = levels
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig) -> Source:
+        """See `Source.open`."""
+        return cls(problems.levels or DEFAULT_LEVELS)
+
+    @abstractmethod
+    def build(self, split: str, index: int, level: int) -> Task:
+        """The task number `index` (from 0) of a split and level: the same on every call."""
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`."""
+        return [
+            self.build(split, index, self.levels[index % len(self.levels)])
+            for index in range(start, start + count)
+        ]
 
 
 class TaskList(Source):
@@ -357,12 +385,12 @@ _newest: dict[
 ] = {}  # the newest source of each name: what a problem's `source` refers to
 
 
-def open_source(config: Config, address: str | None = None) -> Source:
-    """The source that `address` (None: `problems.source`) names, set up as the configuration says.
+def open_source(config: Config) -> Source:
+    """The source that `problems.source` names, set up as the configuration says.
 
     Raises ConfigError or DataError with one sentence where there is none, or it can't be opened.
     """
-    source = open_one_of(config, address or config.problems.source)
+    source = open_problems(config.problems)
     check_reads(config.problems, [source])
     return source
 
@@ -517,6 +545,11 @@ def hold(source: Source) -> str:
     _held[source.name] = register(source)
     _opened.cache_clear()
     return source.name
+
+
+def gradable(task: Task) -> bool:
+    """Whether responses to a task can be graded: it has a gold answer, or its source needs none."""
+    return bool(task.gold.strip()) or source_of(task.problem).gold_free
 
 
 def source_of(problem: Problem) -> Source:

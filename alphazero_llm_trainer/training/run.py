@@ -23,7 +23,6 @@ class RunFolder:
         self.card = path / "run.json"
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics.jsonl"
-        self.report = path / "report.html"
         self.student = path / "student"  # the final student, as a plain Hugging Face folder
         self.adapter = path / "adapter"  # its LoRA adapter, where one was trained
         self.best = path / "best.safetensors"

@@ -20,19 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
 from ..config.sections import ModelShape
 from ..config.train import TrainConfig
-from ..errors import ConfigError, DataError, StorageError
+from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..files import read_object, sync_all, write_json
+from ..files import write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
+from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import opening, tasks_of
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
@@ -41,6 +40,7 @@ from .learner import Learner, Schedule
 from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
 from .objectives import Likelihood
 from .rows import TrainRow
+from .run import RunFolder, numbered, write_manifest
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -122,7 +122,8 @@ def supervise(
     data = hashlib.sha256(data.encode()).hexdigest()
     asked = [settings, student.spec, config.search]
     same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
-    kept = Kept(out / KEPT, hashlib.sha256(json.dumps(same).encode()).hexdigest())
+    identity = hashlib.sha256(json.dumps(same).encode()).hexdigest()
+    kept = Kept(out / KEPT, identity, progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
         facts["test_before"] = share(before)
@@ -306,59 +307,48 @@ Told = tuple[list[float], list[dict[str, float]], float]  # losses, evaluations,
 
 
 class Kept:
-    """What a stopped training goes on from: a folder with the state after some update, the best
-    weights, and what was told.
+    """What a stopped training goes on from: a checkpoint after some update, with the best weights
+    and what was told, in a folder; `say` gets a line about one that is broken.
 
     `identity` says which training it is: ConfigError where the folder has another.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
-        self.folder, self.identity = folder, identity
+    def __init__(self, folder: Path, identity: str, say: Callable[[str], None]) -> None:
+        self.folder, self.identity = RunFolder(folder), identity
         self.due = time.monotonic() + KEPT_EVERY
-        self.state: dict[str, Any] = {}
-        if (folder / "state.json").is_file():
-            self.state = read_object(folder / "state.json")
-            if self.state["identity"] != identity:
-                raise ConfigError(
-                    f"--out {folder.parent} has a training under way with other data or settings: "
-                    f"run its own line again, name another --out, or delete {folder}"
-                )
+        self.place, self.state = self.folder.newest_checkpoint(say)
+        if self.state.get("identity", identity) != identity:
+            raise ConfigError(
+                f"--out {folder.parent} has a training under way with other data or settings: "
+                f"run its own line again, name another --out, or delete {folder}"
+            )
 
     def remove(self) -> None:
         """The training is over."""
-        (self.folder / "state.json").unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def restore(self, learner: Learner) -> tuple[Told, dict[str, torch.Tensor]] | None:
         """What was told and the best weights, where there is something to go on from."""
-        if not self.state:
+        if self.place is None:
             return None
-        place = self.folder / self.state["place"]
         losses, evaluations, seconds = self.state["told"]
-        learner.restore(place, len(losses))
-        best = load_file(place / BEST) if (place / BEST).is_file() else {}
+        learner.restore(self.place, len(losses))
+        best = load_tensors(self.place / BEST) if (self.place / BEST).is_file() else {}
         return (losses, evaluations, seconds), best
 
     def save(self, learner: Learner, told: Told, best: dict[str, torch.Tensor]) -> None:
-        """Write all of it, where that is due; the state's file comes last."""
+        """Write all of it, where that is due."""
         began = time.monotonic()
         if began < self.due:
             return
-        place = self.folder / f"after-{len(told[0])}"
+        place = self.folder.checkpoint(len(told[0]))
         if place.is_dir():  # of a save that was killed
             shutil.rmtree(place)
         learner.save(place)
         if best:
-            try:
-                save_file(best, place / BEST)
-            except SafetensorError as error:
-                raise StorageError(
-                    f"{place} can't be written ({error}): free some space"
-                ) from error
-        sync_all(place)
-        self.state = {"identity": self.identity, "place": place.name, "told": told}
-        write_json(self.folder / "state.json", self.state)
-        for other in self.folder.glob("after-*"):
+            save_tensors(best, place / BEST)
+        write_manifest(place, {"identity": self.identity, "told": told})
+        for other in numbered(self.folder.path, "checkpoint"):
             if other != place:
                 shutil.rmtree(other)
         ended = time.monotonic()
