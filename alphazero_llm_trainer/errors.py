@@ -24,6 +24,17 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line, 200 letters at most; its kind where it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(".")
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's kind, and its first line."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 class AlphaZeroError(Exception):
     """Base of every error that a user can fix. Its text is one sentence naming the field, the value
     and the fix.

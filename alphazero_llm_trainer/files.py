@@ -23,9 +23,9 @@ LOCK = ".lock"
 # --------------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, value: Any, indent: int = 2) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_whole` does."""
-    write_whole(path, json.dumps(value, indent=indent) + "\n")
+    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

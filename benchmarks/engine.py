@@ -54,7 +54,7 @@ from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
-from alphazero_llm_trainer.policy.backend import ROUNDED, check_numerics  # noqa: E402
+from alphazero_llm_trainer.policy.backend import check_numerics  # noqa: E402
 from alphazero_llm_trainer.policy.student import QUESTION, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.rollouts import Collector  # noqa: E402
@@ -398,7 +398,7 @@ def of_a_real_model(args: argparse.Namespace) -> None:
         "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
         "questions": len(prompts), "prompt_tokens": sum(map(len, prompts)), "new_tokens": 2 * NEW_TOKENS, "rows": rows,
         # bfloat16's log-probabilities against the model's forward in fp32, nats
-        "numerics": check_numerics(engine, model, prompt(QUESTION), ROUNDED),
+        "numerics": check_numerics(engine, model, prompt(QUESTION)),
     }  # fmt: skip
     provenance.write(args.out or RESULTS / "real_engine.json", result)
 

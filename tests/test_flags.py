@@ -201,10 +201,6 @@ REFUSED = {
         ["train", "--use-grpo", "--set", "train.process_weight=1"],
         ["train.process_weight is 1", "train.credit=process"],
     ),
-    "a clip of no ratio": (
-        ["train", "--use-grpo", "--set", "train.importance=false", "--set", "train.clip_low=0.1"],
-        ["train.clip_low is 0.1", "train.importance=false"],
-    ),
     "demonstrations that aren't replayed": (
         ["train", "--source", "ROWS", "--set", "train.demonstrations=9"],
         ["train.demonstrations is 9", "train.demonstration_share"],
@@ -278,7 +274,6 @@ def test_keys_that_the_method_reads_are_taken() -> None:
     for name, methods in READERS.items():
         value = {
             "credit": "step",
-            "importance": False,
             "reward": "combined",
             "teacher_rows": True,
             "pack": "on",

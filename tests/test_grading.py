@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from alphazero_llm_trainer import answers
+from alphazero_llm_trainer.problems import grading
 from alphazero_llm_trainer.problems.grading import (
     GRADERS,
     LONGEST_ANSWER,
@@ -144,14 +145,15 @@ def test_math_takes_marked_answers_alone_from_a_response_that_was_cut():
     assert grade("math", r"so it is $\sqrt2$", r"\sqrt{2}", strict=True).verdict == "unparsed"
 
 
-def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient):
+def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient, monkeypatch):
+    monkeypatch.setattr(grading, "shared_verifier", lambda: impatient)
     pairs = [
         (rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}")
         for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")
     ]
     impatient([Request("x+1", "1+x", True)])
     first = impatient.process
-    verdicts = [one.verdict for one in GRADERS["math"].grade_many(pairs, verifier=impatient)]
+    verdicts = [one.verdict for one in GRADERS["math"].grade_many(pairs)]
     assert verdicts == [Verdict.CORRECT, Verdict.TIMED_OUT, Verdict.WRONG, Verdict.CORRECT]
     assert first.poll() == -signal.SIGPROF and impatient.process.poll() is None
 

@@ -368,11 +368,11 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
     config = load_config(overrides=["student=embedded", "engine.dtype=bfloat16"])
     facts = load_student(config).engine.facts
     assert facts["forward"]["products"] == unit_name(BEST)
-    assert 0 < facts["numerics"]["sampled_mean"] < backend.ROUNDED.gap_mean
+    assert 0 < facts["numerics"]["sampled_mean"] < backend.GAP_MEAN
     assert "numerics" not in load_student(config, inference=True).engine.facts
     assert "numerics" not in load_student(load_config(overrides=["student=embedded"])).engine.facts
-    monkeypatch.setattr(backend, "ROUNDED", backend.Gaps(1e-6, 1.0, "FIX"))
-    with pytest.raises(EngineError, match="FIX"):
+    monkeypatch.setattr(backend, "GAP_MEAN", 1e-6)
+    with pytest.raises(EngineError, match=r"set engine\.dtype=float32"):
         load_student(config)
 
 

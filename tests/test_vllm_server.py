@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,8 @@ from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import (
-    SERVED,
-    check_numerics,
-    check_update,
-    trainer_logprobs,
-)
+from alphazero_llm_trainer.policy import backend
+from alphazero_llm_trainer.policy.backend import check_numerics, check_update, trainer_logprobs
 from alphazero_llm_trainer.policy.student import QUESTION, load_student
 from alphazero_llm_trainer.training.models import make_trainable
 
@@ -286,22 +281,21 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_numerics_are_measured_and_refused() -> None:
+def test_numerics_are_measured_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     student: Any = load_student(load_config(overrides=["student=embedded"]))
-    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), SERVED)
+    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION))
     assert (
         facts["tokens"] > 50
         and 0 < facts["sampled_max"] < 1e-4
         and facts["scored_mean"] <= facts["scored_max"]
     )
     student.engine.facts = {"backend": "inprocess"}
-    with pytest.raises(EngineError, match="differ from the trainer's forward"):
-        check_numerics(
-            student.engine,
-            student.model,
-            student.prompt_ids(QUESTION),
-            replace(SERVED, gap_mean=1e-12),
-        )
+    with (
+        monkeypatch.context() as strict,
+        pytest.raises(EngineError, match="differ from the trainer's forward"),
+    ):
+        strict.setattr(backend, "GAP_MEAN", 1e-12)
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION))
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
     check_update(student.engine, student.model, prompt)  # the start had nothing to compare
     assert "numerics" not in student.engine.facts
@@ -316,4 +310,4 @@ def test_numerics_are_measured_and_refused() -> None:
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0
     with pytest.raises(EngineError, match="nan"):
-        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), SERVED)
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION))

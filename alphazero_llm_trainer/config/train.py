@@ -104,7 +104,6 @@ class TrainConfig(Section):
     clip_low: Share
     clip_high: Share
     kl_coefficient: NonNegativeFloat
-    importance: bool
     credit: Literal["group", "step", "process", "visits"]
     prm: str | None
     process_weight: NonNegativeFloat
@@ -120,13 +119,6 @@ class TrainConfig(Section):
     def supervised(self) -> bool:
         """Whether the method learns from responses as they are, whoever sampled them and when."""
         return self.method in SUPERVISED
-
-    @property
-    def weighted_sft(self) -> bool:
-        """Whether this is no GRPO but supervised training on above-average rows, weighted by their
-        advantages: no ratio.
-        """
-        return self.method == "grpo" and not self.importance and self.negative_weight == 0
 
     @property
     def process(self) -> bool:

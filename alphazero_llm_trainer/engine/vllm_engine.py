@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError, first_line
 from .background import LoopThread, block_interrupts
 from .completions import Answer, Ask, CompletionEngine, ranked, sampling
 from .device import release_cache
@@ -259,9 +259,3 @@ def failure(error: BaseException) -> str:
         "training run goes on with"
         " --resume"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """An error's first line, shortened."""
-    text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:200]

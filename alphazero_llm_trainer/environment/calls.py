@@ -12,7 +12,7 @@ import aiohttp
 
 from ..answers import is_final
 from ..config.sections import SearchConfig
-from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE
+from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
@@ -62,18 +62,9 @@ class ChatCalls:
             raise EngineError(f"the model call failed: {type(error).__name__}: {error}") from error
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError("the model call failed: the answer has no choices") from error
-        return choice, _cost(answer.get("usage") or {})
-
-
-def _cost(usage: dict[str, Any]) -> Cost:
-    """OpenAI's usage: its prompt tokens include the cached ones."""
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Cost(
-        prompt_tokens=max((usage.get("prompt_tokens") or 0) - cached, 0),
-        cached_tokens=cached,
-        sampled_tokens=usage.get("completion_tokens") or 0,
-        calls=1,
-    )
+        sample = Sampled(Cost(calls=1))
+        sample.count(answer.get("usage"))
+        return choice, sample.cost
 
 
 def prompt_of(cost: Cost) -> int:

@@ -4,10 +4,10 @@ verifiers wrote.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from ..files import read_lines
 
 TRACES = "traces.jsonl"
 
@@ -31,8 +31,7 @@ def summarise(folder: Path) -> RolloutSummary:
     """Read a run's `traces.jsonl` (one episode a line)."""
     summary = RolloutSummary()
     sums: dict[str, list[float]] = {}
-    for line in (folder / TRACES).read_text(encoding="utf-8").splitlines():
-        episode: dict[str, Any] = json.loads(line)
+    for episode in read_lines(folder / TRACES):
         summary.total += 1
         traces = episode.get("traces", [])
         if not episode.get("ok"):

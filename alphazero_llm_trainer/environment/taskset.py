@@ -17,7 +17,7 @@ from ..config.load import load_config, user_layers
 from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
-from ..problems.source import check_reads, open_problems, source_of
+from ..problems.source import check_reads, gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem
@@ -103,7 +103,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """Whether correctness is a part of the reward: there is a gold answer, or the source needs
         none.
         """
-        return bool(self.data.gold) or source_of(self.own.problem).gold_free
+        return gradable(self.own)
 
     @vf.metric
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:

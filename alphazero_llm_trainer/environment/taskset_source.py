@@ -30,6 +30,7 @@ from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import GRADERS, Grade, Verdict
+from ..problems.rows import SPLIT_NAMES
 from ..problems.source import SPLITS, Source, split_of
 from ..types import Problem, Task
 from .argv import is_our_id
@@ -48,12 +49,6 @@ from .taskset_rules import (
 
 log = logging.getLogger(__name__)
 
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "arena": ("arena",),
-    "test": ("test", "eval", "evaluation"),
-}
 GOLD_FIELDS = ("gold", "answer")  # of a task's data
 MOST = 2_000  # tasks of an endless taskset
 CONCURRENT = 32  # replies that are scored at once
@@ -245,12 +240,9 @@ def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
     that is known.
     """
     field = type(config).model_fields.get("split")
-    choices = [] if field is None else list(choices_of(field.annotation))
-    names = {
-        split: next((name for name in known if name in choices), None)
-        for split, known in SPLIT_NAMES.items()
-    }
-    return {split: name for split, name in names.items() if name is not None}
+    choices = [] if field is None else choices_of(field.annotation)
+    names = {SPLIT_NAMES.get(choice): choice for choice in choices}
+    return {split: names[split] for split in SPLITS if split in names}
 
 
 def choices_of(annotation: Any) -> Iterator[Any]:

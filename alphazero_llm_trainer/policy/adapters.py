@@ -154,11 +154,19 @@ def is_adapted(name: str) -> bool:
     return any(f".{part}." in name for part in PARTS)
 
 
+def base_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """The parameters that are no adapter's, by their names in a model without adapters."""
+    return {
+        name.replace(".base_layer.", "."): p
+        for name, p in model.named_parameters()
+        if not is_adapted(name)
+    }
+
+
 def freeze_base(model: Any) -> None:
     """Nothing but adapters is trained."""
-    for name, parameter in model.named_parameters():
-        if not is_adapted(name):
-            parameter.requires_grad_(False)
+    for parameter in base_parameters(model).values():
+        parameter.requires_grad_(False)
 
 
 def unusual(folder: Path) -> list[str]:
@@ -273,13 +281,9 @@ def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
     """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if
     it has that.
     """
-    digest = hashlib.sha256()
-    parameters = {}
-    for name, parameter in model.named_parameters():
-        if not is_adapted(name):
-            parameters[name.replace(".base_layer.", ".")] = parameter
-        elif adapter is not None and f".{adapter}." in name:
-            parameters[name] = parameter
+    digest, parameters = hashlib.sha256(), base_parameters(model)
+    if adapter is not None:
+        parameters |= own_parameters(model, adapter)
     for name, parameter in sorted(parameters.items()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(raw(parameter))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ..answers import marks_thinking
 from ..config.sections import StudentModel
-from ..errors import RequestError
+from ..errors import RequestError, first_line
 from ..types import Opening, Problem
 from .folders import PACKAGED, TEMPLATE
 
@@ -96,9 +96,9 @@ class Chat:
         try:
             text = self.render(messages, going_on)
         except REFUSALS as error:
-            complaint = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RequestError(
-                f"the student's chat template refuses these messages ({complaint}): change them"
+                "the student's chat template refuses these messages "
+                f"({first_line(error)}): change them"
             ) from error
         for message in messages:
             role, content = message["role"], message["content"].strip()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits
-from ..types import Continuation, Cost, Direction, Problem, Step, text_of
+from ..types import Continuation, Cost, Direction, Problem, Step, ids_of, text_of
 from .chat import Prompts
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class EngineSteps(Prompts):
         what was drawn is told with its chance at the own temperature (`Continuation.drawn`).
         Without `without` draws may repeat.
         """
-        prefix = self.prompt_ids(problem) + tuple(
-            token for step in steps for token in step.token_ids
-        )
+        prefix = self.prompt_ids(problem) + ids_of(steps)
         request = GenerateRequest(
             prompt_ids=prefix,
             n=n,
@@ -107,9 +105,7 @@ class EngineSteps(Prompts):
         ids = [token for token in ids if token not in special]
         if final:
             ids = [*ids, self.student.engine.eos_id]
-        prefix = self.prompt_ids(problem) + tuple(
-            token for step in steps for token in step.token_ids
-        )
+        prefix = self.prompt_ids(problem) + ids_of(steps)
         [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
         step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode(ids))
         return Continuation((step,), ended=final, source=source, direction=direction), Cost(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -182,12 +183,22 @@ def mirrored(path: str, mirror: str) -> str:
     return mirror
 
 
+def cached(repository: str) -> Path | None:
+    """The config.json of a hub model that is in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):
+        path = try_to_load_from_cache(repository, "config.json")
+        return Path(path) if isinstance(path, str) else None
+    return None
+
+
 def past_gate(repository: str) -> bool:
     """Whether a gated repository is here already, or the hub's token may open it."""
-    from huggingface_hub import get_token, try_to_load_from_cache
+    from huggingface_hub import get_token
 
-    here = isinstance(try_to_load_from_cache(repository, "config.json"), str)
-    return here or get_token() is not None
+    return cached(repository) is not None or get_token() is not None
 
 
 def check_critic(folder: Path, kind: str, what: str) -> None:
@@ -198,9 +209,7 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
         return
     if kind != "prm" or not HUB_ID.fullmatch(str(folder)):
         raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote")
-    from huggingface_hub import try_to_load_from_cache
-
-    if not isinstance(try_to_load_from_cache(str(folder), "config.json"), str):
+    if cached(str(folder)) is None:
         ask_hub_or_cache()
         why = offline_because()
         if why:

@@ -28,7 +28,7 @@ from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
 from ..engine.step_ends import StepEnds
-from ..errors import CheckpointError, RequestError
+from ..errors import CheckpointError, RequestError, first_line
 from ..types import Problem, Step
 from .fetch import from_hub
 
@@ -167,7 +167,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the "
+            f"PRM {folder} can't be read as {name} ({first_line(error)}): check the "
             "folder or the hub's id,"
             " and train.critic.format"
         ) from error

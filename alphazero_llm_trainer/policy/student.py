@@ -22,7 +22,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.masks import FLEX
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
-from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
+from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError, first_line
 from ..types import NOTHING, Opening, Task
 from .adapters import (
     BASE,
@@ -109,14 +109,12 @@ class Student(Chat):
 
 def load_student(
     config: Config,
-    name: str | None = None,
     path: Path | None = None,
     opening: Opening = NOTHING,
     inference: bool = False,
     bare: bool = False,
 ) -> Student:
-    """The student `name` (default: the configured one), with the weights of the folder `path` when
-    one is given.
+    """The configured student, with the weights of the folder `path` when one is given.
 
     A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out.
     `opening` is of its chats. `inference` says that nothing will be trained and no other network is
@@ -128,7 +126,7 @@ def load_student(
         CheckpointError: the folder has no readable model, or its weights or its tokenizer are not
             that model's.
     """
-    name = resolve_name(config, name)
+    name = resolve_name(config)
     if config.engine.backend == "openai":
         raise ConfigError(
             f"engine.backend is openai and student {name} has to be here for this: name its folder "
@@ -376,13 +374,11 @@ def make_student(
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
         return Student(name, model, tokenizer, engine, spec, opening)
-    from .backend import SERVED, check_numerics, start_engine
+    from .backend import check_numerics, start_engine
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, opening)
-    served.facts |= {
-        "numerics": check_numerics(served, model, student.prompt_ids(QUESTION), SERVED)
-    }
+    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION))}
     return student
 
 
@@ -487,8 +483,7 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     """One sentence on a model that can't be loaded: transformers' own first line, and what to do
     about it.
     """
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    complaint = lines[0][:200].rstrip(".")
+    complaint = first_line(error)
     if spec.attn_implementation is not None and ABOUT_ATTENTION.search(complaint):
         return (
             f"models.{name}.attn_implementation is {spec.attn_implementation}, which can't be had "

@@ -22,7 +22,7 @@ import httpx
 from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
 from .rows import SPLIT_NAMES, Row, files_at, row_format, split_at
 from .source import Source, TaskList, from_rows
@@ -173,8 +173,8 @@ def read(kind: str, file: Path, **options: Any) -> list[dict[str, Any]]:
             lzma.LZMAError,
             datasets.exceptions.DatasetsError,
         ) as error:
-            text = str(error.__cause__ or error).partition("\n")[0]
-            raise DataError(f"{file} can't be read ({text[:150]}): check the file") from error
+            why = first_line(error.__cause__ or error)
+            raise DataError(f"{file} can't be read ({why}): check the file") from error
         return rows.to_list()
 
 
@@ -189,9 +189,7 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
     try:
         return datasets.load_dataset(name, configuration, split=split)
     except (OSError, ValueError, httpx.HTTPError) as error:
-        because = (
-            offline_because() or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
-        )
+        because = offline_because() or reason_of(error)
         raise DataError(
             f"{name} can't be loaded from the hub ({because}): check the name and the network, or "
             f"{fix}"

@@ -39,7 +39,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from .. import answers
-from .math_verifier import MathVerifier, Request, shared_verifier
+from .math_verifier import Request, shared_verifier
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
@@ -174,14 +174,8 @@ class MathGrader(Grader):
         """See `Grader.final_answer`."""
         return answers.extract(response, strict=strict, words=True)
 
-    def grade_many(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        strict: bool = False,
-        verifier: MathVerifier | None = None,
-    ) -> list[Grade]:
-        """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the
-        shared one."""
+    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+        """See `Grader.grade_many`; math-verify gets all pairs in one batch."""
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
         for i, (response, written) in enumerate(pairs):
@@ -202,9 +196,7 @@ class MathGrader(Grader):
                 asked.append((i, Request(answers.without_unit(gold), text, answer is not None)))
             grades.append(Grade(verdict or Verdict.UNPARSED, answer))
         if asked:
-            verdicts = (shared_verifier() if verifier is None else verifier)(
-                [request for _, request in asked]
-            )
+            verdicts = shared_verifier()([request for _, request in asked])
             for (i, _), name in zip(asked, verdicts, strict=True):
                 grades[i] = Grade(Verdict(name), grades[i].answer)
         return grades

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import answers
 from ..config.sections import ProblemsConfig
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import OPEN_PROMPT
@@ -104,14 +104,9 @@ class ReasoningGym(Source):
     def _grade(self, answer: str | None, task: Task) -> Grade:
         if answer is None:
             return Grade(Verdict.UNPARSED, None)
-        index = task.problem.id.rpartition("/")[2]
-        if not index.isdigit():
-            raise DataError(
-                f"task {task.problem.id!r} is no entry of {self.name}: its id has to end with a "
-                "number"
-            )
+        index = int(task.problem.id.rpartition("/")[2])
         try:
-            score = float(self.data.score_answer(answer=answer, entry=self.data[int(index)]))
+            score = float(self.data.score_answer(answer=answer, entry=self.data[index]))
         except Exception:  # noqa: BLE001
             # The task's own code reads a model's text, and many tasks raise at what they can't
             # read.

@@ -16,10 +16,10 @@ from .source import (
     SPLITS,
     Source,
     check_tasks,
+    gradable,
     open_problems,
     open_source,
     renamed,
-    source_of,
 )
 
 
@@ -136,8 +136,7 @@ def rows_hash(tasks: Iterable[Task]) -> str:
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
     """Raise for a task without gold where something needs it: DataError, or ConfigError where it is
     `rewards` that does."""
-    without = (task.problem for task in tasks if not task.gold.strip())
-    missing = next((problem for problem in without if not source_of(problem).gold_free), None)
+    missing = next((task.problem for task in tasks if not gradable(task)), None)
     if missing is None:
         return
     if rewards is None or rewards.custom is None:

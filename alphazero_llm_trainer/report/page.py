@@ -82,8 +82,8 @@ def figures(charts: Iterable[str], caption: str = "") -> str:
     return f'<div class="charts">{shown}</div>{paragraph(caption, "soft")}' if shown else ""
 
 
-def folded(summary: str, inside: str, opened: bool = False) -> str:
-    return f"<details{' open' * opened}><summary>{escape(summary)}</summary>{inside}</details>"
+def folded(summary: str, inside: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def link(target: str, words: str) -> str:

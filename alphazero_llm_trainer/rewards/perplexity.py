@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.protocol import GenerateRequest
 from ..mcts.metered import ReadTokens
-from ..types import Cost, Problem, Step
+from ..types import Cost, Problem, Step, ids_of, logprobs_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -81,11 +81,11 @@ class Perplexity:
     async def __call__(self, problem: Problem, steps: Sequence[Step]) -> tuple[float, Cost]:
         """PRE in [0, 1] (0.5 is as perplexing as the baseline), and what it took."""
         cost = Cost()
-        token_ids = tuple(token for step in steps for token in step.token_ids)
+        token_ids = ids_of(steps)
         if not token_ids:
             return 0.0, cost
         known = self._measured(problem)
-        logprobs: Sequence[float] = [value for step in steps for value in step.logprobs]
+        logprobs: Sequence[float] = logprobs_of(steps)
         if self.again or len(logprobs) != len(token_ids):
             cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
             [logprobs] = await self.frozen.engine.score(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..mcts.tree import WHOLE
-from ..problems.source import source_of
+from ..problems.source import gradable, source_of
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of
 from .custom import CustomReward
@@ -39,7 +39,7 @@ def make_evaluate(
         response = text_of(steps)
         if tasks is not None:
             task = tasks[problem.id]
-            if task.gold or source_of(problem).gold_free:
+            if gradable(task):
                 grade = await source_of(problem).grade_async(
                     response, task, strict=verdict not in WHOLE
                 )

@@ -9,14 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, reason_of
 from ..files import FolderLock
 from ..live import Progress
 from ..types import Cost
 from .folder import SampleFolder
 from .summary import Summary
 from .worker import FATAL, SampleJob
-from .workers import InProcess, OnRay, Stop, reason_of
+from .workers import InProcess, OnRay, Stop
 
 ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 

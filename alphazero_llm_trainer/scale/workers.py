@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, reason_of
 from ..types import Task
 from .worker import Outcome, SampleJob, Worker
 
@@ -113,11 +113,6 @@ class OnRay:
         import ray
 
         ray.shutdown()
-
-
-def reason_of(error: Exception) -> str:
-    """An exception as one short line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def connect(address: str | None, cpus: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 EPSILON = 0.05  # added to a group's standard deviation, so that nearly even groups are not blown up
 ADVANTAGE_CLIP = 3.0  # the largest advantage of one sample, either way
@@ -13,17 +14,15 @@ ADVANTAGE_CLIP = 3.0  # the largest advantage of one sample, either way
 
 def mean_and_std(rewards: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
     """Mean and population standard deviation of rewards that occur `counts` times each."""
-    total = sum(counts)
-    mean = math.fsum(r * c for r, c in zip(rewards, counts, strict=True)) / total
-    variance = math.fsum(c * (r - mean) ** 2 for r, c in zip(rewards, counts, strict=True)) / total
-    return mean, math.sqrt(variance)
+    mean = fmean(rewards, counts)
+    return mean, math.sqrt(fmean([(r - mean) ** 2 for r in rewards], counts))
 
 
-def zero_variance(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
+def zero_variance(rewards: Sequence[float]) -> bool:
     """True for a group that teaches nothing: fewer than two rewards, or all the same (DAPO's
     zero-variance groups).
     """
-    return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance
+    return len(rewards) < 2 or max(rewards) - min(rewards) <= 1e-9
 
 
 def group_advantages(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..eval.greedy import Answers
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
-from ..problems.source import source_of
+from ..problems.source import gradable
 from ..types import Task
 
 
@@ -19,7 +19,7 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     partial credit.
     """
     total, distinct = len(answers.first), len(set(repeats(tasks)))
-    gold = any(task.gold or source_of(task.problem).gold_free for task in tasks)
+    gold = any(map(gradable, tasks))
     figures: dict[str, Any] = {
         "accuracy": asdict(wilson(sum(answers.first), total, distinct)) if gold else None,
         "problems": total,

@@ -12,8 +12,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
-from ..errors import CheckpointError, ConfigError
-from ..scale.workers import reason_of
+from ..errors import CheckpointError, ConfigError, reason_of
 
 
 def check_hub(repository: str) -> None:

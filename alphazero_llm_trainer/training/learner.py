@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
 from ..config.train import OptimizerConfig
-from ..errors import StorageError, TrainingError
+from ..errors import StorageError, TrainingError, first_line
 from .losses import Figures
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
@@ -301,8 +301,7 @@ class Learner:
             if not any(word in str(error) for word in REFUSALS):
                 raise
             raise StorageError(
-                f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, "
-                "then go on"
+                f"{folder} can't be written ({first_line(error)}): free some space, then go on"
             ) from error
         self.accelerator.wait_for_everyone()
 

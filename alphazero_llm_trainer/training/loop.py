@@ -185,15 +185,12 @@ class Run:
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         train, tier, rounds = self.config.train, self.config.teachers.tier, self.size.rounds
-        method = (
-            "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
-        )
         place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
         planned = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
         if train.tokens is not None:
             planned = f"{train.tokens:,} sampled tokens, of {planned} at most,"
         return (
-            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed "
+            f"student {self.student.title} ({self.adapter} weights trained), {train.method}, seed "
             f"{self.config.seed}\n"
             f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
             f"{train.groups} groups,"

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..engine.masks import for_any_device
-from ..errors import CheckpointError
-from ..policy.adapters import is_adapted, unusual
+from ..errors import CheckpointError, first_line
+from ..policy.adapters import base_parameters, unusual
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
 from ..policy.weights import load_tensors, load_weights
 
@@ -52,11 +52,10 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
         del config.quantization_config
     for_any_device(config)
     chosen = model.get_input_embeddings().weight.dtype if dtype is None else dtype
-    state = {}
-    for name, parameter in model.named_parameters():
-        if not is_adapted(name):
-            weight = dense(parameter).to(device="cpu", dtype=chosen, copy=True)
-            state[name.replace(".base_layer.", ".")] = weight
+    state = {
+        name: dense(parameter).to(device="cpu", dtype=chosen, copy=True)
+        for name, parameter in base_parameters(model).items()
+    }
     with torch.device("meta"):
         shell: Any = AutoModelForCausalLM.from_config(config)
     shell.load_state_dict(state, strict=False, assign=True)
@@ -112,10 +111,9 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
             dtype = plain.dtype
             model: Any = apart.merge_and_unload().to(dtype)  # peft trains whole modules in fp32
         except REFUSALS as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
             fields = ", ".join(unusual(adapter)) or "LoRA"
             raise CheckpointError(
-                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({said}): "
+                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({first_line(error)}): "
                 "name its own base with"
                 " --model, or train one that peft can merge"
             ) from error

@@ -49,11 +49,11 @@ class Grpo(Objective):
     """
 
     kl_in_loss = True
+    importance = True
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
         self.settings, self.model = settings, model
         self.pack: str = settings.pack
-        self.importance = settings.importance
         # The reference policy is what the run started from: a copy of what is trained, put in for a
         # moment.
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
@@ -94,9 +94,7 @@ class Grpo(Objective):
         penalised = bool(self.reference) and self.kl_in_loss
         return grpo_loss(
             logprobs,
-            padded([row.old_logprobs for row in rows], logprobs)
-            if self.importance
-            else logprobs.detach(),
+            padded([row.old_logprobs for row in rows], logprobs),
             padded(self.advantages(rows), logprobs),
             mask_of(rows, logprobs),
             totals[0],
@@ -119,7 +117,7 @@ class Ppo(Grpo):
 
     def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
         super().__init__(settings, model)
-        self.critic, self.importance = critic, True
+        self.critic = critic
         # Of the policy's rows, by index: advantages, returns and values at sampling.
         self.white: Numbers = {}
         self.returns: Numbers = {}

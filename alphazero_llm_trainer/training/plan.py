@@ -10,8 +10,9 @@ from typing import Any
 
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
+from ..policy.folders import cached
 from .memory import GIB
-from .start import LESS, Prepared, cached, fit_of, start_of
+from .start import LESS, Prepared, fit_of, start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:

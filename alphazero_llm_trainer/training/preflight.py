@@ -14,7 +14,7 @@ from ..errors import TrainingError
 from ..eval.greedy import answer
 from ..live import Progress
 from ..policy.student import Student
-from ..problems.source import source_of
+from ..problems.source import gradable, source_of
 from ..types import Task
 
 SAMPLES = 4  # responses to a question
@@ -45,7 +45,7 @@ def preflight(
         (task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts
     ]
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
-    known = any(task.gold or source_of(task.problem).gold_free for task in tasks)
+    known = any(map(gradable, tasks))
     right = sum(map(sum, answers.correct)) if known else None
     check(config, len(responses), right, unstated, answers.tokens)
     speed, train = answers.tokens / answers.seconds, config.train

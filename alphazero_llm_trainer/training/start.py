@@ -26,6 +26,7 @@ from ..files import read_object
 from ..policy.folders import (
     ADAPTER_CONFIG,
     PACKAGED,
+    cached,
     check_critic,
     check_folder,
     read_note,
@@ -136,7 +137,6 @@ READERS = {
     "credit": ("grpo",),
     "critic_rounds": ("ppo",),
     "gae_lambda": ("ppo",),
-    "importance": ("grpo",),
     "kl_coefficient": ("grpo", "ppo"),
     "negative_weight": ("grpo",),
     "pack": ("grpo", "ppo"),
@@ -164,11 +164,6 @@ def check_method(config: Config) -> None:
             ("train.prm", "train.process_weight"),
             f"which train.credit {train.credit} doesn't ask: set train.credit=process with "
             "--use-grpo, or leave it out",
-        )
-    if not train.importance:
-        unread |= dict.fromkeys(
-            ("train.clip_low", "train.clip_high"),
-            "and train.importance=false has no ratio to clip: leave one of them out",
         )
     if train.demonstrations and train.demonstration_share is None and not replayed(config):
         unread["train.demonstrations"] = (
@@ -249,17 +244,6 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         return None
 
 
-def cached(repository: str) -> Path | None:
-    """The config.json of a hub model that is in the local cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    with suppress(HFValidationError):
-        path = try_to_load_from_cache(repository, "config.json")
-        return Path(path) if isinstance(path, str) else None
-    return None
-
-
 def start_of(config: Config, spec: StudentModel) -> str:
     """Where a run reads the base's weights: `train.student`, or the student's own path, also below
     an adapter.
@@ -275,9 +259,9 @@ def start_of(config: Config, spec: StudentModel) -> str:
     return str(started)
 
 
-def find_config(config: Config, spec: StudentModel) -> dict[str, Any]:
-    """What the config.json of the student's folder or of the hub's cache says; {} where there is
-    none to be read.
+def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
+    """The student's shape, of the config.json in its folder or in the hub's cache, or of
+    models.yaml; None where none of them says it.
     """
     source = start_of(config, spec)
     for path in (
@@ -286,15 +270,8 @@ def find_config(config: Config, spec: StudentModel) -> dict[str, Any]:
     ):
         with suppress(OSError, ValueError):
             if path is not None:
-                return read_object(path)
-    return {}
-
-
-def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
-    """The student's shape, of its folder, the hub's cache or models.yaml; None where none of them
-    says it.
-    """
-    return read_shape(find_config(config, spec)) or spec.shape
+                return read_shape(read_object(path)) or spec.shape
+    return spec.shape
 
 
 # -- memory
