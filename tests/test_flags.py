@@ -201,6 +201,10 @@ REFUSED = {
         ["train", "--use-grpo", "--set", "train.process_weight=1"],
         ["train.process_weight is 1", "train.credit=process"],
     ),
+    "a weight of what isn't measured": (
+        ["train", "--set", "rewards.pre_weight=0.8"],
+        ["rewards.pre_weight is 0.8", "no perplexity", "--use-grpo"],
+    ),
     "demonstrations that aren't replayed": (
         ["train", "--source", "ROWS", "--set", "train.demonstrations=9"],
         ["train.demonstrations is 9", "train.demonstration_share"],

@@ -8,7 +8,7 @@ import difflib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -57,10 +57,12 @@ class Config(Section):
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
-    @cached_property  # no field: two configurations with the same values are equal
+    @property
     def plain(self) -> Config:
-        """What it is without the user's own keys, where `load_config` made it; else the same."""
-        return self
+        """What it is without the user's own keys, where `load_config` made it; else the same. No
+        field: configurations of the same values are equal.
+        """
+        return self.__dict__.get("_plain", self)
 
     def refuse(self, unread: Mapping[str, str]) -> None:
         """Raise ConfigError where a user gave one of these dotted keys another value than its
@@ -184,7 +186,7 @@ def load_config(
         merged = merge(merged, layer)
     config = validate(merged)
     # Of the same student: what is null is as its entry says.
-    config.__dict__["plain"] = validate(
+    config.__dict__["_plain"] = validate(
         plain | {name: merged[name] for name in ("student", "models")}
     )
     config.refuse(unread(config))

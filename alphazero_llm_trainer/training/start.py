@@ -35,7 +35,7 @@ from ..policy.folders import (
 from ..problems.load import asked, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
-from ..rollouts import check_collecting, scripted_teacher
+from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from ..teachers.build import checker_model, is_remote, open_remote
 from ..types import Task
 from .hub import check_hub
@@ -164,6 +164,11 @@ def check_method(config: Config) -> None:
             ("train.prm", "train.process_weight"),
             f"which train.credit {train.credit} doesn't ask: set train.credit=process with "
             "--use-grpo, or leave it out",
+        )
+    if config.rewards.pre_weight and not measures_perplexity(config):
+        unread["rewards.pre_weight"] = (
+            "and this run measures no perplexity: add --use-grpo with train.reward=combined and "
+            "rewards.use_student_model=true, or leave it out"
         )
     if train.demonstrations and train.demonstration_share is None and not replayed(config):
         unread["train.demonstrations"] = (
