@@ -129,7 +129,6 @@ class Collector:
         config: `search`, `rewards`, `teachers` and `train` decide the trees.
         perplexity: PRE under the frozen student, or None for HRE alone.
         stop: True ends every tree with what it has.
-        value: the value network; None loads the one that `search.value` names, if any.
     """
 
     def __init__(
@@ -138,16 +137,15 @@ class Collector:
         config: Config,
         perplexity: Perplexity | None,
         stop: Callable[[], bool] = lambda: False,
-        value: ValueFunction | None = None,
     ) -> None:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
-        if value is None and config.search.value is not None:
+        self.value: ValueFunction | None = None
+        if config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does
             # without it.
             from .policy.critic import load_value
 
-            value = load_value(Path(config.search.value), student, config)
-        self.value = value
+            self.value = load_value(Path(config.search.value), student, config)
         self.custom = open_reward(config.rewards)
         self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None

@@ -28,6 +28,8 @@ from alphazero_llm_trainer.engine.protocol import (
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.embedded_source import Embedded
+from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.training.learner import Learner
@@ -336,7 +338,7 @@ def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -
     """A folder with a random Qwen2 and a tokenizer whose chat template has every message in it, and
     its role.
     """
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(Embedded(DEFAULT_LEVELS))
     tokenizer.add_tokens(["system", "user", "assistant", ":"])
     tokenizer.chat_template = CHAT_TEMPLATE
     torch.manual_seed(seed)

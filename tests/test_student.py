@@ -46,6 +46,7 @@ from alphazero_llm_trainer.policy.student import (
     load_tokenizer,
     make_student,
 )
+from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
@@ -81,7 +82,7 @@ def test_it_reproduces_its_recorded_accuracy():
 
 def test_its_tokenizer_is_the_generators_own():
     student = load_student(load_config(overrides=["student=embedded"]))
-    assert student.tokenizer.get_vocab() == build_tokenizer().get_vocab()
+    assert student.tokenizer.get_vocab() == build_tokenizer(Embedded(DEFAULT_LEVELS)).get_vocab()
     question = load_tasks("embedded", "test", 1)[0].problem.question
     assert student.decode(student.prompt_ids(question)) == question + "\n"
 

@@ -45,7 +45,7 @@ class FrozenStudent:
         return (*self.student.encode(text), *((self.student.engine.eos_id,) if ended else ()))
 
     async def perplexity_reward(
-        self, problem: Problem, response: str, token_ids: Sequence[int] | None = None
+        self, problem: Problem, response: str, token_ids: Sequence[int] | None
     ) -> float:
         """PRE of a response (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own
         greedy answer.

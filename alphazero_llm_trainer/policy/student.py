@@ -391,7 +391,7 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     return frozenset({tokenizer.eos_token_id, *others})
 
 
-def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
+def load_model(source: str, spec: StudentModel, name: str) -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready
     for inference.
     """

@@ -89,6 +89,8 @@ def _tokens(text: str) -> list[Token]:
         kind, word = str(match.lastgroup), _SIGNS.get(match[0], match[0])
         if kind == "space":
             continue
+        if kind == "number":
+            word = word.lstrip("$").replace(",", "")
         after_operand = bool(tokens) and (tokens[-1][0] == "number" or tokens[-1][1] == ")")
         if (
             kind == "operator"
@@ -138,7 +140,7 @@ def _right(tokens: list[Token]) -> str | None:
         return None
     if len(tokens) > 1 and (tokens[1][0] == "operator" or tokens[1][1] == "("):
         return None
-    return sign + tokens[0][1].lstrip("$").replace(",", "")
+    return sign + tokens[0][1]
 
 
 def _says(written: str, exact: Fraction) -> bool:
@@ -177,8 +179,8 @@ def _computed(node: ast.expr, tokens: list[Token]) -> Fraction | None:
     """The value of a node, None where it is no arithmetic or divides by zero."""
     match node:
         case ast.Name(id=name):
-            plain = tokens[int(name[1:])][1].lstrip("$").replace(",", "")
-            return Fraction(plain) if len(plain) <= DIGITS else None
+            number = tokens[int(name[1:])][1]
+            return Fraction(number) if len(number) <= DIGITS else None
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             value = _computed(operand, tokens)
             return None if value is None else -value

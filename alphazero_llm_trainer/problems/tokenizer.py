@@ -11,7 +11,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import ConfigError
-from .embedded import vocabulary_texts
 from .source import Source
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
@@ -32,14 +31,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(source: Source | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer of a source's words (None: the embedded generator's), the same on every call.
+def build_tokenizer(source: Source) -> PreTrainedTokenizerFast:
+    """The tokenizer of a source's words, the same on every call.
 
     Text outside those words gives `<unk>` and never fails. Raises ConfigError where no small
     vocabulary covers the source.
     """
-    texts = list(vocabulary_texts() if source is None else source.vocabulary_texts())
-    if source is not None and not texts:
+    texts = list(source.vocabulary_texts())
+    if not texts:
         raise ConfigError(
             f"problems.source is {source.name} and a student is trained from scratch: its words "
             "don't fit a small vocabulary,"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.protocol import TeacherLedger, TeacherProposal
-from ..types import NOTHING, Direction, Opening, Problem
+from ..types import Direction, Opening, Problem
 from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
 
@@ -112,7 +112,7 @@ class ContinuingTeacher(OpenAITeacher):
     may begin with an empty line, writes to its end, and the rest is dropped.
     """
 
-    def __init__(self, client: ChatClient, opening: Opening = NOTHING, stops: bool = True) -> None:
+    def __init__(self, client: ChatClient, opening: Opening, stops: bool) -> None:
         super().__init__(client)
         self._opening, self._stops = opening, stops
 
