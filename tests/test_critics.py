@@ -816,7 +816,8 @@ def test_a_stopped_command_goes_on(
 
     monkeypatch.setattr(critic_run, "examples_of", asked_after_examples)
     monkeypatch.setattr(live.Stop, "__call__", lambda self: bool(stopping))
-    assert main([*command, "--set", "train.critic.head=true"]) == cli.EXIT_STOPPED
+    head = ["--set", "train.critic.head=true", "--set", "train.optimizer.epochs=4"]
+    assert main([*command, *head]) == cli.EXIT_STOPPED
     assert "stopped while training" in capsys.readouterr().err
     assert (
         len((out / "journal.jsonl").read_text().splitlines()) == 60
