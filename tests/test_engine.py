@@ -684,30 +684,39 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     assert_idle(engine)
 
 
-def test_a_cache_too_small_for_the_live_rows_is_an_error_for_all_and_not_the_end() -> None:
+def test_calls_wait_while_a_small_cache_is_full_of_others() -> None:
+    """Twelve prompts of 20 tokens, a cache of 128."""
     engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
     rng = Random(1)
     prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(20)) for _ in range(12)]
+    requests = [GenerateRequest(p, n=4, max_new_tokens=11, seed=i) for i, p in enumerate(prompts)]
 
-    async def main(count: int) -> list[Any]:
-        jobs: list[Any] = [
-            engine.generate([GenerateRequest(p, n=4, max_new_tokens=11, seed=i)])
-            for i, p in enumerate(prompts[:count])
-        ]
-        jobs += [engine.score([(p, (5, 6))]) for p in prompts[:count]]
-        return await asyncio.gather(
-            *(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True
-        )
+    async def main() -> list[Any]:
+        jobs: list[Any] = [engine.generate([request]) for request in requests]
+        jobs += [engine.score([(p, (5, 6))]) for p in prompts]
+        leaving = asyncio.create_task(engine.generate(requests))
+        waits = asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        return await waits
 
-    for count in (5, 12):  # too many tokens drawn; too many prompts
-        found = run(lambda count=count: main(count))
-        errors = [got for got in found if isinstance(got, BaseException)]
-        assert errors and all(isinstance(error, EngineError) for error in errors), [
-            repr(e) for e in errors
-        ]
-        assert any("engine.cache_tokens is 128" in str(error) for error in errors)
-        assert len(generate(engine, GenerateRequest(prompts[0], max_new_tokens=3))[0]) == 1
-        assert_idle(engine)
+    found = run(main)
+    for request, got in zip(requests, found, strict=False):
+        assert sequences(got)[0] == tiny_engine_result(request)
+    for prompt, [values] in zip(prompts, found[len(requests) :], strict=True):
+        assert values == pytest.approx(library_scores(MODEL, prompt, (5, 6)), abs=CLOSE)
+    assert_idle(engine)
+
+
+def test_a_call_too_large_for_the_cache_is_an_error_and_not_the_end() -> None:
+    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
+    rng = Random(1)
+    prompt = tuple(rng.randrange(5, VOCABULARY) for _ in range(20))
+    with pytest.raises(EngineError, match=r"engine\.cache_tokens is 128"):
+        generate(engine, GenerateRequest(prompt, n=40, max_new_tokens=11, temperature=3.0))
+    assert len(generate(engine, GenerateRequest(prompt, max_new_tokens=3))[0]) == 1
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])

@@ -1,9 +1,10 @@
 """What every engine refuses at its door: requests that can't be computed, and tokens that would be
-read outside the model.
+read outside the model. And who has to wait there.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,3 +62,27 @@ def check_ids(tokens: Sequence[int], vocabulary: int) -> None:
             f"token id {wrong} is not one of the model's {vocabulary} tokens: use the tokenizer "
             "that belongs to the model"
         )
+
+
+class Door:
+    """Lets the calls of one event loop in, in their order, while the most tokens that they may hold
+    fit into a cache of `capacity` together; a call on its own always.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.inside = capacity, 0  # tokens
+        self.loop = asyncio.get_running_loop()
+        self.line, self.left = asyncio.Lock(), asyncio.Event()
+
+    async def enter(self, tokens: int) -> None:
+        """Wait for room. What enters has to `leave`."""
+        async with self.line:
+            while self.inside and self.inside + tokens > self.capacity:
+                self.left.clear()
+                await self.left.wait()
+            self.inside += tokens
+
+    def leave(self, tokens: int, call: object = None) -> None:
+        """Make room for the next (once `call` is done)."""
+        self.inside -= tokens
+        self.left.set()

@@ -20,7 +20,7 @@ import torch
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
-from .admission import check_tokens
+from .admission import Door, check_tokens
 from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
@@ -104,6 +104,7 @@ class InProcessEngine(Engine):
         self.sampler = Sampler(kernels) if on_host else DeviceSampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self._pump: asyncio.Task[None] | None = None
+        self._door: Door | None = None
         self._wakes: set[Watch] = set()
 
     def _why_not(self) -> str | None:
@@ -128,16 +129,19 @@ class InProcessEngine(Engine):
     async def _generate(
         self, requests: Sequence[GenerateRequest], watch: Watch | None
     ) -> list[list[Generated]]:
+        calls = [partial(self._submit, request, watch) for request in requests]
+        most = [len(one.prompt_ids) + one.n * one.max_new_tokens for one in requests]
         if watch is None:
-            return await self._ask([partial(self._submit, request) for request in requests])
+            return await self._ask(calls, most)
         self._wakes.add(watch)
         try:
-            return await self._ask([partial(self._submit, request, watch) for request in requests])
+            return await self._ask(calls, most)
         finally:
             self._wakes.discard(watch)
 
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
-        return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
+        calls = [partial(self._submit_scoring, *pair) for pair in sequences]
+        return await self._ask(calls, [len(before) + len(after) for before, after in sequences])
 
     async def _topk(
         self, prefixes: Sequence[tuple[int, ...]], k: int
@@ -200,13 +204,17 @@ class InProcessEngine(Engine):
     # -- taking requests in
     # ------------------------------------------------------------------------------------------
 
-    async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
-        """Submit and wait for what is not known at once."""
+    async def _ask(
+        self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]], most: Sequence[int] = ()
+    ) -> list[T]:
+        """Submit and wait for what is not known at once. Calls that may hold `most` tokens wait
+        while the cache is full of others; what reads on from known tokens holds few, and doesn't.
+        """
         answers: list[T | asyncio.Future[T]] = []
         self._ensure_pump()
         try:
-            for submit in submissions:
-                answers.append(submit())
+            for at, submit in enumerate(submissions):
+                answers.append(await self._enter(submit, most[at]) if most else submit())
             return [
                 await answer if isinstance(answer, asyncio.Future) else answer for answer in answers
             ]
@@ -215,6 +223,24 @@ class InProcessEngine(Engine):
                 if isinstance(answer, asyncio.Future) and not answer.get_loop().is_closed():
                     # what nobody waits for any more is let go; changes nothing where it has ended
                     answer.cancel()
+
+    async def _enter(
+        self, submit: Callable[[], T | asyncio.Future[T]], tokens: int
+    ) -> T | asyncio.Future[T]:
+        """What `submit` returns, once there is room for the tokens that its call may hold."""
+        if self._door is None or self._door.loop is not asyncio.get_running_loop():
+            self._door = Door(self.tree.capacity - 1)  # beside the root
+        door, answer = self._door, None
+        await door.enter(tokens)
+        self._ensure_pump()
+        try:
+            answer = submit()
+        finally:
+            if isinstance(answer, asyncio.Future):
+                answer.add_done_callback(partial(door.leave, tokens))
+            else:
+                door.leave(tokens)
+        return answer
 
     def _busy(self) -> bool:
         if not self.queue:
