@@ -147,7 +147,7 @@ def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_ou
         ),
         (
             "{{ raise_exception('This model needs tools.') }}",
-            r"refuses these messages \(This model needs tools\.\)",
+            r"refuses these messages \(This model needs tools\)",
         ),
         ("{{ tools | length }}{{ messages[-1]['content'] }}", "refuses these messages"),
         (

@@ -862,7 +862,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     assert too_long.traces[0].info["skipped"] == TOO_LONG
     assert too_long.traces[0].reward == 0.0
     (tmp_path / "traces.jsonl").write_text(
-        "\n".join(one.model_dump_json() for one in (fits, too_long))
+        "".join(f"{one.model_dump_json()}\n" for one in (fits, too_long))
     )
     summary = summarise(tmp_path)
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)

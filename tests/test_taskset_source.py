@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset
+from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
@@ -144,6 +144,13 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(
     fresh, task = VerifiersTaskset("counting"), tasks["arena"][-1]
     number = int(task.problem.question.partition(" ")[0])
     assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
+
+
+def test_of_two_names_of_a_split_the_usual_one_is_taken() -> None:
+    class Halves(vf.TasksetConfig):
+        split: Literal["test", "train", "eval"] = "train"
+
+    assert own_splits(Halves(id="halves")) == {"train": "train", "test": "test"}
 
 
 def test_own_choices_of_a_split_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

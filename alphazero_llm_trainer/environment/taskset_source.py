@@ -236,12 +236,12 @@ class VerifiersTaskset(Source):
 
 
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
-    """The choices of a taskset's option `split`, by what they are called here; {} where it has none
-    that is known.
+    """The choices of a taskset's option `split`, by what they are called here (the first of the
+    usual names); {} where it has none that is known.
     """
     field = type(config).model_fields.get("split")
-    choices = [] if field is None else choices_of(field.annotation)
-    names = {SPLIT_NAMES.get(choice): choice for choice in choices}
+    choices = [] if field is None else list(choices_of(field.annotation))
+    names = {split: name for name, split in reversed(SPLIT_NAMES.items()) if name in choices}
     return {split: names[split] for split in SPLITS if split in names}
 
 
