@@ -26,10 +26,6 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval  # noqa: E402
 
-# Over the recipe of --use-grpo: what config/grpo_correctness.yaml says, beside a file that is a
-# benchmark's own.
-CORRECTNESS = "train.reward=hre train.kl_coefficient=0 search.simulations=3 teachers.tier=none"
-
 
 @dataclass(frozen=True, slots=True)
 class Arm:

@@ -40,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import CORRECTNESS, Arm, Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
+from arms import Arm, Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
 
 from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
@@ -62,8 +62,11 @@ ROUNDS, OF_ROUND, A_ROUND = (
 RATE, FURTHER = 5e-4, 4  # of AdamW; rates that are tried beyond an end
 SAVED = 5  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
-# Of GRPO: eight samples a question, and one pass over all of them in a round.
-EIGHT = "train.groups=chain search.samples=8 train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
+# GRPO by correctness: eight samples a question, and one pass over all of them in a round.
+EIGHT = (
+    "train.reward=hre train.kl_coefficient=0 teachers.tier=none train.groups=chain search.samples=8"
+    " train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
+)
 # Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no
 # test problem.
 ARMS = {
@@ -75,7 +78,7 @@ ARMS = {
     TREE: Arm(
         "", "", 5e-4, 1.1
     ),  # at 2e-3 its questions take more than that run's; the default asks 96 a round
-    "GRPO samples": Arm("grpo", f"{CORRECTNESS} {EIGHT}", 5e-4, 5.77),
+    "GRPO samples": Arm("grpo", EIGHT, 5e-4, 5.77),
     "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.78),
 }
 NAMES = (REPLAY, *ARMS)

@@ -41,8 +41,6 @@ SMALL = [
         "train.questions_per_round=8",
         "--set",
         "train.save_every=8",
-        "--set",
-        "search.simulations=3",
     ),
     *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
     *("--set", "rewards.use_student_model=false"),
@@ -50,6 +48,7 @@ SMALL = [
 METHODS = {
     "rft": ["--set", "train.updates_per_round=3", "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.warmup=0"],
     "grpo": [
+        *("--set", "search.simulations=3"),
         *("--set", "train.optimizer.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.optimizer.epochs=2"),
         *("--set", "train.demonstration_share=0.25", "--set", "train.optimizer.warmup=0"),
     ],
