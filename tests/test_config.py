@@ -392,6 +392,7 @@ def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
         (b"problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
         (b"problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
         (b"problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
+        (b"problems: &all\n  levels: [*all]\n", ["line 1", "the anchor holds itself"]),
         (b"models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
         (b"train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
         (b"problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),

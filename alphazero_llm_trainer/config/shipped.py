@@ -73,10 +73,17 @@ def lost(text: str) -> tuple[int, str] | None:
     nothing is lost.
 
     It is a key that comes again, or what follows unquoted words after a `#`, or anything after a
-    `##`, on their line or indented below it: it may be the end of a prompt.
+    `##`, on their line or indented below it: it may be the end of a prompt. An anchor that holds
+    itself counts as lost, too.
     """
 
-    def walk(node: yaml.Node, column: int = 0) -> Iterator[tuple[int, str]]:
+    def walk(
+        node: yaml.Node, above: tuple[int, ...] = (), column: int = 0
+    ) -> Iterator[tuple[int, str]]:
+        if id(node) in above:
+            yield node.start_mark.line, "the anchor holds itself: write out what it means"
+            return
+        above = (*above, id(node))
         if isinstance(node, yaml.MappingNode):
             names = [key.value for key, _ in node.value]
             for at, (key, value) in enumerate(node.value):
@@ -85,10 +92,10 @@ def lost(text: str) -> tuple[int, str] | None:
                         key.start_mark.line,
                         f"{key.value} comes twice, and the first is lost: join them",
                     )
-                yield from walk(value, key.start_mark.column)
+                yield from walk(value, above, key.start_mark.column)
         elif isinstance(node, yaml.SequenceNode):
             for value in node.value:
-                yield from walk(value, column)
+                yield from walk(value, above, column)
         elif isinstance(node, yaml.ScalarNode) and node.style is None:
             line, _, below = text[node.end_mark.index :].partition("\n")
             rest, below = line.strip(), below.partition("\n")[0]
