@@ -282,9 +282,16 @@ def main() -> None:
     out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
 
     def keep(rows: Rows) -> None:
-        """Rows of this command after those of earlier ones that it doesn't measure anew."""
-        new = [{"commit": provenance.BEGAN["commit"], **row} for row in rows]
+        """Rows of this command after those of earlier ones that it doesn't measure anew. A row that
+        is as it was keeps its commit.
+        """
         known = read(out)["rows"] if out.is_file() else []
+        commits = {(one_of(row), row["outcomes"]): row["commit"] for row in known}
+        new = []
+        for row in rows:
+            began = provenance.BEGAN["commit"]
+            commit = commits.get((one_of(row), row["outcomes"]), began)
+            new.append({"commit": commit, **row})
         found = [
             *(row for row in known if all(one_of(row) != one_of(other) for other in new)),
             *new,
