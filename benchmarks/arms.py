@@ -89,8 +89,8 @@ class Seed:
         print(f"seed {self.seed}: {name}", flush=True)
         log = self.folder(name).with_name(f"{self.folder(name).name}.log")
         environment = {
-            "OMP_NUM_THREADS": "1",
             **os.environ,
+            "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", str(ROOT))]),
         }  # seeds run side by side
         with log.open("ab") as output:

@@ -71,12 +71,12 @@ SMALL = Size(
 LORA = "train.optimizer.learning_rate=2e-4"
 REAL = Size(
     (
-        1500,
-        f"{LORA} train.sft_steps=47 train.evaluate_every=47 train.optimizer.batch_size=32"
-        " train.optimizer.warmup=5 train.validation_size=50",
+        3000,
+        f"{LORA} train.sft_steps=94 train.evaluate_every=94 train.optimizer.batch_size=32"
+        " train.optimizer.warmup=5 train.validation_size=100",
     ),
-    (600, 8, f"{LORA} train.optimizer.epochs=1"),
-    300,
+    (1000, 8, f"{LORA} train.optimizer.epochs=1"),
+    400,
     (400,),
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support import tiny_chat
 
 import alphazero_llm_trainer as alphazero
@@ -34,6 +35,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
+from alphazero_llm_trainer.training.merging import bare
 from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step
 
 GEMMA = (
@@ -563,3 +565,29 @@ def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
     assert "3 stated no answer: raise problems.shots" in str(
         shortfall({"answer": 5, "no answer": 3})
     )
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
+    chat: Path, tmp_path: Path, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "LORA_FROM", 10_000)
+    monkeypatch.setattr(folders, "multiplies", lambda dtype: quick or dtype == "float32")
+    found, _ = find_model(str(chat), load_config())
+    config = load_config(overrides=[found])
+    student = load_student(config)
+    widths = {p.dtype for p in student.model.parameters()}
+    assert widths == {torch.bfloat16 if quick else torch.float32}
+    answering = load_student(config, inference=True)
+    assert {p.dtype for p in answering.model.parameters()} == {torch.bfloat16}
+    # It is the same base, whose adapters go either way, and what is written has its precision.
+    assert student.weights == answering.weights
+    assert bare(student.model).dtype == torch.bfloat16
+    words = [part for text in TRAINED for part in ("--set", text)]
+    run = tmp_path / "run-001"
+    words += ["--out", str(tmp_path), "--quiet"]
+    assert main(["train", "--use-rft", "--model", str(chat), *words]) == 0
+    monkeypatch.setattr(folders, "multiplies", lambda dtype: not quick or dtype == "float32")
+    assert load_student(config, path=run / "adapter").adapter == run / "adapter"
+    written = load_file(run / "student" / "model.safetensors")
+    assert {weights.dtype for weights in written.values()} == {torch.bfloat16}

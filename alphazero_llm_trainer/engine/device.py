@@ -39,6 +39,19 @@ def device_memory() -> tuple[str, int, int]:
         return "cpu", total, total
 
 
+def multiplies(dtype: str) -> bool:
+    """Whether torch has quick products in "float32", "bfloat16" or "float16" here: on CUDA, and on
+    CPUs for which oneDNN has such kernels. Elsewhere a gradient takes a hundred times longer.
+    """
+    import torch
+
+    if dtype == "float32" or torch.cuda.is_available():
+        return True
+    units = torch.ops.mkldnn if torch._C._has_mkldnn else None
+    name = "_is_mkldnn_bf16_supported" if dtype == "bfloat16" else "_is_mkldnn_fp16_supported"
+    return units is not None and bool(getattr(units, name)())
+
+
 def release_cache() -> None:
     """Give memory that torch keeps for itself back to the device."""
     import torch

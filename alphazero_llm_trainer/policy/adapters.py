@@ -21,6 +21,7 @@ from torch import nn
 from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
 from .folders import ADAPTER_CONFIG, read_note
+from .weights import stored_dtypes
 
 POLICY, CRITIC, START = (
     "default",
@@ -284,7 +285,9 @@ def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
     digest, parameters = hashlib.sha256(), base_parameters(model)
     if adapter is not None:
         parameters |= own_parameters(model, adapter)
-    for name, parameter in sorted(parameters.items()):
+    stored = stored_dtypes(model)
+    for name, held in sorted(parameters.items()):
+        parameter: Any = held.to(stored[name]) if name in stored else held
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(raw(parameter))
         state = getattr(parameter, "quant_state", None)

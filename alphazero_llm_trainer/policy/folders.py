@@ -15,6 +15,7 @@ from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
+from ..engine.device import multiplies
 from ..errors import CheckpointError, ConfigError
 from ..files import read_object, write_json
 
@@ -94,6 +95,13 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(
             f"folder {folder} has a broken {name} ({error}): restore that file"
         ) from error
+
+
+def widens(config: Config, spec: StudentModel) -> bool:
+    """Whether a training holds a student's half-precision weights in float32: adapters alone are
+    trained, and this device has no quick products in that precision.
+    """
+    return (config.train.adapter or spec.adapter) == "lora" and not multiplies(spec.dtype)
 
 
 def speaks_as(folder: Path, other: Path) -> bool:

@@ -46,7 +46,9 @@ from .folders import (
     check_folder,
     read_note,
     weights_of,
+    widens,
 )
+from .weights import load_weights, widen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,7 +160,7 @@ def load_student(
         ask_hub_or_cache()
     spec = without_cuda(spec) if inference else spec
     check_device(name, source, spec)
-    model: Any = load_model(source, spec, name)
+    model: Any = load_model(source, spec, name, not (inference or bare) and widens(config, spec))
     tokenizer = load_tokenizer(source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -391,13 +393,11 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     return frozenset({tokenizer.eos_token_id, *others})
 
 
-def load_model(source: str, spec: StudentModel, name: str) -> PreTrainedModel:
+def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready
-    for inference.
+    for inference; `wide`: its numbers in float32 (`widen`).
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    from .weights import load_weights
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}
@@ -430,6 +430,8 @@ def load_model(source: str, spec: StudentModel, name: str) -> PreTrainedModel:
         raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
     if spec.quantization == "none":
         model.to(torch.device(device))  # type: ignore[arg-type]
+    if wide:
+        widen(model)
     # Its attention makes a plan for each shape, 0.15 s on an H100, and here shapes seldom recur.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if spec.use_liger_kernel:

@@ -73,6 +73,26 @@ def not_finite(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def widen(model: Any) -> None:
+    """Turn a model's half-precision numbers into float32, to be trained where `multiplies` says no.
+    `model.stored_dtypes` keeps what each parameter is in its file.
+    """
+    model.stored_dtypes = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            model.stored_dtypes[name] = parameter.dtype
+            parameter.data = parameter.data.float()
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):  # of 4-bit layers
+            module.compute_dtype = torch.float32
+
+
+def stored_dtypes(model: Any) -> dict[str, torch.dtype]:
+    """The precision in its file of each parameter that is held in another (`widen`)."""
+    found: dict[str, torch.dtype] = getattr(model, "stored_dtypes", {})
+    return found
+
+
 # -- tensors in a file of their own
 # --------------------------------------------------------------------------------------
 

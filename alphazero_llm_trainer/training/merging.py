@@ -19,7 +19,7 @@ from ..engine.masks import for_any_device
 from ..errors import CheckpointError, first_line
 from ..policy.adapters import base_parameters, unusual
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
-from ..policy.weights import load_tensors, load_weights
+from ..policy.weights import load_tensors, load_weights, stored_dtypes
 
 TOKENS = 9  # of the check
 # Nats, in the mean over the vocabulary, that a right sum may be off. In 16 bits it is rounded once
@@ -51,9 +51,11 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     for_any_device(config)
-    chosen = model.get_input_embeddings().weight.dtype if dtype is None else dtype
+    if dtype is None:
+        held = model.get_input_embeddings().weight.dtype
+        dtype = next(iter(stored_dtypes(model).values()), held)
     state = {
-        name: dense(parameter).to(device="cpu", dtype=chosen, copy=True)
+        name: dense(parameter).to(device="cpu", dtype=dtype, copy=True)
         for name, parameter in base_parameters(model).items()
     }
     with torch.device("meta"):
@@ -67,7 +69,7 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
         if buffer.is_meta:
             values = model.get_buffer(name).cpu()
             shell.get_submodule(owner).register_buffer(own, values, persistent=name in saved)
-    shell.config.dtype = chosen
+    shell.config.dtype = dtype
     shell.generation_config = model.generation_config
     return shell
 

@@ -31,6 +31,7 @@ from ..policy.folders import (
     check_folder,
     read_note,
     weights_of,
+    widens,
 )
 from ..problems.load import asked, tasks_of
 from ..problems.source import open_source
@@ -295,6 +296,8 @@ def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int
     shape = find_shape(config, spec)
     if shape is None:
         return None
+    if widens(config, spec):
+        spec = spec.model_copy(update={"dtype": "float32"})
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
     return forecast(config, spec, shape, device == "cuda", prompt, total), device, free
