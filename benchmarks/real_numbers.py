@@ -18,7 +18,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,12 +28,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import numpy as np  # noqa: E402
 from arms import Seed, read  # noqa: E402
 from real import with_settings  # noqa: E402
 
 from alphazero_llm_trainer.engine.protocol import Judgement  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap  # noqa: E402
+from alphazero_llm_trainer.eval.critic_figures import States, auc  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
+from alphazero_llm_trainer.mcts.extract import value_targets  # noqa: E402
+from alphazero_llm_trainer.problems.numbers import (  # noqa: E402
+    apply,
+    play,
+    random_play,
+    read_question,
+    write,
+)
+from alphazero_llm_trainer.training.critic_data import (  # noqa: E402
+    read_questions,
+    split_by_question,
+)
 from alphazero_llm_trainer.types import Problem, Step, text_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
@@ -42,11 +58,13 @@ WAYS: dict[str, tuple[str, ...]] = {
     "puct": ("mcts", "head"),
     "gumbel": ("mcts", "head", "search.select=gumbel"),
     "permuted": ("mcts", "head"),
+    "exact": ("mcts", "head"),
     "network": ("mcts", "value"),
     "step-rejection": ("step-rejection", ""),
     "restarts": ("mcts", "", "search.select=restart"),
     "adaptive-best-of-n": ("adaptive-best-of-n", ""),
 }
+OTHER_VALUES = ("permuted", "exact")
 PRIMARY = ("puct", "step-rejection", 400)
 
 
@@ -117,14 +135,35 @@ class Run(Seed):
             if value and not (self.folder(value) / "critic.json").is_file():
                 continue  # a real model's network takes a GPU
             out = self.folder(f"test, {way}")
-            words = ["eval", *self.common(), "--model", str(self.folder("sft"))]
+            script = Path(__file__) if way in OTHER_VALUES else None
+            words = [
+                way if way in OTHER_VALUES else "eval",
+                *self.common(),
+                "--model",
+                str(self.folder("sft")),
+            ]
             words += ["--split", SPLIT, "-n", str(self.size.tested), "--methods", method]
             words += ["--verifier", "calculator+value" if value else "calculator"]
             words += ["--value", str(self.folder(value))] * bool(value)
             words += ["--budget-tokens", *map(str, self.size.caps)]
             words += with_settings(settings)
             words += ["--out", str(out), *["--resume"] * (out / "cells").is_dir()]
-            self.stage(f"test, {way}", words, out / "results.json", script=permuted(way))
+            self.stage(f"test, {way}", words, out / "results.json", script=script)
+
+    def exact_auc(self) -> Interval:
+        """Of `exact`, over the states of the games that the critics are tested on."""
+        values: list[float] = []
+        found: list[tuple[float, float, float, int]] = []
+        held_out = split_by_question(read_questions([self.folder("trees")], sys.maxsize))[2]
+        for number, question in enumerate(held_out):
+            for tree in question.trees():
+                for state in value_targets(tree):
+                    values.append(exact(question.text, text_of(tree.steps(state.node))))
+                    found.append((state.target, state.weight, state.square, number))
+        target, weight, square, number_of = map(np.array, zip(*found, strict=True))
+        nan = np.full(len(target), np.nan)
+        states = States(target, weight, square, nan, nan > 0, number_of.astype(int))
+        return auc(np.array(values), states, self.seed)
 
     def page(self) -> None:
         """The figures there are."""
@@ -133,6 +172,7 @@ class Run(Seed):
             if (self.folder(name) / "critic.json").is_file():
                 card = read(self.folder(name) / "critic.json")
                 values[name] = {key: card[key] for key in ("test", "questions", "seconds")}
+        values["exact"] = {"test": {"AUC": list(astuple(self.exact_auc()))}}
         rows = {
             (way, row["budget"]): row
             for way in WAYS
@@ -151,24 +191,45 @@ class Run(Seed):
         provenance.write(self.args.out, {**read(self.path / "began.json"), **facts})
 
 
-def permuted(way: str) -> Path | None:
-    """The program that answers in this way, None for the package's own."""
-    return Path(__file__) if way == "permuted" else None
+@cache
+def chance(left: tuple[int, ...], target: int) -> float:
+    """The chance that random legal moves from the numbers `left` end at the target: the value of
+    the play that `sft` teaches.
+    """
+    if len(left) == 1:
+        return float(left == (target,))
+    total, pairs = 0.0, list(combinations(range(len(left)), 2))
+    for first, second in pairs:
+        a, b = max(left[first], left[second]), min(left[first], left[second])
+        others = [n for at, n in enumerate(left) if at not in (first, second)]
+        moves = [move for op in "+-*/" if (move := apply(a, op, b)) is not None]
+        for *_, result in moves:
+            total += chance(tuple(sorted([*others, result])), target) / len(moves)
+    return total / len(pairs)
 
 
-def with_another_s_value(words: Sequence[str]) -> int:
-    """The package's command, in which a state's V is that of another state of its game, after as
-    many random legal moves: no news of the state, though a random one's V rises less with depth.
+def exact(question: str, text: str) -> float:
+    """`chance` after a response's lines; 0 after one that isn't legal."""
+    numbers, target = read_question(question)
+    left = play(numbers, [line for line in text.splitlines() if line[:4] != "####"])
+    return 0.0 if left is None else chance(tuple(sorted(left.elements())), target)
+
+
+def with_another_value(way: str, words: Sequence[str]) -> int:
+    """The package's command under a V that isn't the critic's own.
+
+    `exact`: `chance` itself, what a critic could know at best.
+    `permuted`: that of another state of its game, after as many random legal moves: no news of the
+    state, though a random one's V rises less with depth.
     """
     from alphazero_llm_trainer.cli.main import main as command
     from alphazero_llm_trainer.policy.critic import CriticVerifier
-    from alphazero_llm_trainer.problems.numbers import random_play, read_question, write
 
     own = CriticVerifier.__call__
 
-    async def judged(
+    async def permuted(
         self: Any, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
+    ) -> list[float]:
         numbers, _ = read_question(problem.question)
         others = []
         for count in range(1, len(steps) + 1):
@@ -180,7 +241,16 @@ def with_another_s_value(words: Sequence[str]) -> int:
             lines = write(sorted(numbers.elements()), moves).splitlines(keepends=True)[:count]
             states = [Step(tuple(encode(line)), (0.0,) * len(encode(line)), line) for line in lines]
             others.append((await own(self, problem, prompt_ids, states)).values[-1])
-        values = tuple(others)
+        return others
+
+    async def judged(
+        self: Any, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        if way == "permuted":
+            values = tuple(await permuted(self, problem, prompt_ids, steps))
+        else:
+            texts = [text_of(steps[:count]) for count in range(1, len(steps) + 1)]
+            values = tuple(exact(problem.question, text) for text in texts)
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 
     from alphazero_llm_trainer.policy import student as students
@@ -201,8 +271,8 @@ def with_another_s_value(words: Sequence[str]) -> int:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["eval"]:
-        raise SystemExit(with_another_s_value(sys.argv[1:]))
+    if sys.argv[1] in OTHER_VALUES:
+        raise SystemExit(with_another_value(sys.argv[1], ["eval", *sys.argv[2:]]))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
