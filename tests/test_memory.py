@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.load import Config, load_config, load_training
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.training.memory import (
     GIB,
@@ -87,7 +88,9 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
             shutil.copy(file, folder)
     given = {"path": str(folder), "adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
     config = configured({"models": {"tiny": given}}, "engine.cache_tokens=1024")
-    student = load_student(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "multiplies", lambda dtype: True)  # as a CUDA device does
+        student = load_student(config)
     return config, shape, make_trainable(student.model, student.spec, "lora")
 
 

@@ -295,7 +295,8 @@ def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
     """
     folder = saved_llama(tmp_path / "student", "float16")
     entry = {"path": str(folder), "dtype": "float16", "adapter": "lora"}
-    student = load_student(load_config(overrides=[{"student": "mine", "models": {"mine": entry}}]))
+    config = load_config(overrides=[{"student": "mine", "models": {"mine": entry}}])
+    student = load_student(config, inference=True)
     assert student.model.dtype == torch.float16
     prompt = student.prompt_ids(APPLES)
     [scores] = asyncio.run(student.engine.score([(prompt[:5], prompt[5:])]))

@@ -255,9 +255,7 @@ class ChatServer:
 
     async def _greet(self) -> None:
         # Another one each time, from its first word on: no server has it in its cache.
-        words = (
-            f"{time.time_ns() // 1000 % 900 + 100} boxes hold 14 apples each. How many are they?"
-        )
+        words = f"{time.time_ns() // 1000 % 10**9} boxes hold 14 apples each. How many are they?"
         question = {"role": "user", "content": words}
         try:
             asked = await self._prompt([question])
