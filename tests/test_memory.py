@@ -17,8 +17,10 @@ from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.training import start
 from alphazero_llm_trainer.training.memory import (
     GIB,
+    NF4_BYTES,
     Counts,
     Forecast,
     bytes_of_a_layer,
@@ -109,6 +111,20 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
     # Blocks of 256 scales are rounded up, which shows at this size; code books don't at a real one.
     assert made.weights == pytest.approx(1.06 * (packed + other), rel=0.01)
     assert Counts.of(shape, config.models["tiny"].lora).adapters * 4 == trained
+
+
+def test_widened_weights_leave_nothing_of_a_4_bit_model_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama(SHAPE, torch.bfloat16).save_pretrained(tmp_path)
+    given = {"path": str(tmp_path), "adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
+    config = configured({"models": {"tiny": given}})
+    counts = Counts.of(SHAPE, config.models["tiny"].lora)
+    for wide, rest in ((False, counts.whole * 2), (True, counts.other * 4)):
+        monkeypatch.setattr(start, "widens", lambda *_, wide=wide: wide)
+        monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
+        fit = start.fit_of(config)
+        assert fit is not None and fit[0].weights == counts.linear * NF4_BYTES + rest
 
 
 def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:

@@ -94,6 +94,7 @@ def forecast(
     cuda: bool,
     prompt: int = PROMPT,
     memory: int = PLENTY,
+    wide: bool = False,
 ) -> Forecast:
     """What `train` takes at most.
 
@@ -102,14 +103,16 @@ def forecast(
         cuda: whether it is a CUDA device.
         prompt: tokens of the longest prompt.
         memory: the device's bytes, which the engine's default sizes depend on.
+        wide: whether half-precision weights are held in float32 (`folders.widens`).
     """
     train, engine, context = config.train, config.engine, config.engine.max_context
-    counts, width = Counts.of(shape, spec.lora), 4 if spec.dtype == "float32" else 2
+    counts, width = Counts.of(shape, spec.lora), 4 if wide or spec.dtype == "float32" else 2
     lora, quantised = (train.adapter or spec.adapter) == "lora", spec.quantization != "none"
     length = min(prompt + config.search.max_tokens, context)  # tokens of the longest row
     weights: float = counts.whole * width
-    if quantised:  # on a CPU the rest are views of the file, which stays as it was read
-        weights = counts.linear * NF4_BYTES + (counts.other if cuda else counts.whole) * width
+    if quantised:  # on a CPU narrow ones are views of the file, which stays as it was read
+        rest = counts.other if cuda or wide else counts.whole
+        weights = counts.linear * NF4_BYTES + rest * width
     # PPO's critic is as large as what is trained. peft's adapters are fp32.
     policy, trained_width = (counts.adapters, 4) if lora else (counts.whole, width)
     trained = policy * (2 if train.method == "ppo" else 1)

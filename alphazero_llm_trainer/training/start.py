@@ -296,11 +296,10 @@ def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int
     shape = find_shape(config, spec)
     if shape is None:
         return None
-    if widens(config, spec):
-        spec = spec.model_copy(update={"dtype": "float32"})
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    return forecast(config, spec, shape, device == "cuda", prompt, total), device, free
+    wide = widens(config, spec)
+    return forecast(config, spec, shape, device == "cuda", prompt, total, wide), device, free
 
 
 def check_memory(config: Config, path: Path | None = None) -> None:
