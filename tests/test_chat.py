@@ -28,6 +28,8 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.mcts.extract import shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders
+from alphazero_llm_trainer.policy.adapters import POLICY, fingerprint, own_parameters
+from alphazero_llm_trainer.policy.critic import load_critic
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
@@ -35,7 +37,10 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
+from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic_run import save_critic
 from alphazero_llm_trainer.training.merging import bare
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step
 
 GEMMA = (
@@ -591,3 +596,36 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     assert load_student(config, path=run / "adapter").adapter == run / "adapter"
     written = load_file(run / "student" / "model.safetensors")
     assert {weights.dtype for weights in written.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
+    chat: Path, tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quantization == "nf4":
+        pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(folders, "LORA_FROM", 10_000)
+    found, _ = find_model(str(chat), load_config())
+    more = [f"models.tiny-chat.quantization={quantization}", "models.tiny-chat.cpu=true"]
+    config = load_config(overrides=[found, *more])
+    monkeypatch.setattr(folders, "multiplies", lambda dtype: False)
+    student = load_student(config)
+    model = make_trainable(student.model, student.spec, "lora")
+    for name, parameter in own_parameters(model, POLICY).items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.03)
+    save_adapter(model, tmp_path / "adapter")
+    wide = load_student(config, path=tmp_path / "adapter")
+    monkeypatch.setattr(folders, "multiplies", lambda dtype: True)
+    narrow = load_student(config, path=tmp_path / "adapter")
+    assert torch.bfloat16 not in {p.dtype for p in wide.model.parameters()}
+    assert wide.weights == narrow.weights != fingerprint(wide.model, None)
+    head, card = Critic(wide.model, start=0.0, head=True), {"kind": "value", "rollout_weight": 1.0}
+    save_critic(tmp_path / "head", head, card, wide, config)
+    assert load_critic(tmp_path / "head", narrow, config, "value").engine is narrow.engine
+    # What is trained is another student with every update, however small.
+    trained = make_trainable(wide.model, wide.spec, "lora")
+    before = wide.weights
+    with torch.no_grad():
+        next(iter(own_parameters(trained, POLICY).values())).mul_(1 + 1e-5)
+    assert wide.weights != before

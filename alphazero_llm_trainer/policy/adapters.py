@@ -231,6 +231,9 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
     freeze_base(model)
     for parameter in trained:
         parameter.requires_grad_(True)
+    stored = stored_dtypes(model)
+    if stored:  # a fingerprint takes its numbers as a base in its own precision would hold them
+        stored |= dict.fromkeys(own_parameters(model, name), next(iter(stored.values())))
 
 
 def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:

@@ -31,7 +31,7 @@ from ..policy.adapters import (
     restored,
 )
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
-from ..policy.weights import save_tensors
+from ..policy.weights import save_tensors, stored_dtypes
 from .memory import PROMPT, rows_of_a_forward
 from .merging import bare, merged
 
@@ -216,6 +216,7 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     with torch.no_grad():
         for key, parameter in own_parameters(model, name).items():
             parameter.data = parameter.data.float()
+            stored_dtypes(model).pop(key, None)
             parameter.requires_grad_(True)
             if key in begun:
                 parameter.copy_(begun[key])
