@@ -33,6 +33,7 @@ from alphazero_llm_trainer.policy.critic import load_critic
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
+from alphazero_llm_trainer.policy.remote import answering_student
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
@@ -629,3 +630,19 @@ def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
     with torch.no_grad():
         next(iter(own_parameters(trained, POLICY).values())).mul_(1 + 1e-5)
     assert wide.weights != before
+
+
+def test_what_only_answers_keeps_its_precision(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LORA_FROM", 10_000)
+    monkeypatch.setattr(folders, "multiplies", lambda dtype: dtype == "float32")
+    config = load_config(overrides=[find_model(str(chat), load_config())[0]])
+
+    def widths(student: Any) -> set[torch.dtype]:
+        return {p.dtype for p in student.model.parameters()}
+
+    for alone in (True, False):  # beside critics too
+        assert widths(answering_student(config, inference=alone)) == {torch.bfloat16}
+    assert widths(alphazero.load(str(chat))) == {torch.float32}  # which may be trained
+    monkeypatch.setattr("alphazero_llm_trainer.policy.student.widen", pytest.fail)
+    sizes = {"search.max_tokens": 8, "search.simulations": 2, "engine.max_context": 512}
+    assert len(alphazero.collect("embedded", str(chat), num=1, config=sizes)) == 1

@@ -60,7 +60,7 @@ def collect(
 
         student = model
         if not isinstance(student, Student):
-            student = load_student(resolved, path=folder, opening=opening(resolved))
+            student = load_student(resolved, path=folder, opening=opening(resolved), trained=False)
         collector = Collector(student, resolved, None)
 
         async def search() -> dict[str, GradedTree]:

@@ -76,7 +76,9 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     """
     resolved, folder = configured(model, config, {}, load_answering)
     return outside_loops(
-        lambda: answering_student(resolved, folder, opening(resolved), inference=False)
+        lambda: answering_student(
+            resolved, folder, opening(resolved), inference=False, trained=True
+        )
     )
 
 

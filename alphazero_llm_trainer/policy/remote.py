@@ -137,16 +137,20 @@ class RemoteStudent:
 
 
 def answering_student(
-    config: Config, path: Path | None = None, opening: Opening = NOTHING, inference: bool = True
+    config: Config,
+    path: Path | None = None,
+    opening: Opening = NOTHING,
+    inference: bool = True,
+    trained: bool = False,
 ) -> Any:
-    """The student that answers and isn't trained: of `engine.openai`, or as `student.load_student`
-    loads it.
+    """The student that answers: of `engine.openai`, or as `student.load_student` loads it. It is
+    `trained` by a loop of the user's own alone.
     """
     if config.engine.backend == "openai":
         return remote_student(config, opening)
     from .student import load_student
 
-    return load_student(config, path=path, opening=opening, inference=inference)
+    return load_student(config, path=path, opening=opening, inference=inference, trained=trained)
 
 
 def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:

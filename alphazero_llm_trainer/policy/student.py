@@ -115,13 +115,15 @@ def load_student(
     opening: Opening = NOTHING,
     inference: bool = False,
     bare: bool = False,
+    trained: bool = True,
 ) -> Student:
     """The configured student, with the weights of the folder `path` when one is given.
 
     A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out.
     `opening` is of its chats. `inference` says that nothing will be trained and no other network is
     asked: no adapter is fitted to the model then, and products in bfloat16 aren't compared with the
-    model's own.
+    model's own. Nothing is `trained` with critics either: weights are widened (`folders.widens`)
+    for a training alone.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -160,7 +162,8 @@ def load_student(
         ask_hub_or_cache()
     spec = without_cuda(spec) if inference else spec
     check_device(name, source, spec)
-    model: Any = load_model(source, spec, name, not (inference or bare) and widens(config, spec))
+    wide = trained and not (inference or bare) and widens(config, spec)
+    model: Any = load_model(source, spec, name, wide)
     tokenizer = load_tokenizer(source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
