@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..engine.protocol import Drawn, Limits
+from ..engine.protocol import Drawn, Judgement, Limits
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
 from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
-from .tree import REJECTED, WHOLE, Rollout
+from .tree import REJECTED, ROOT, WHOLE, Rollout
 
 
 @dataclass
@@ -29,8 +29,9 @@ class VerifiedExpansion(Expansion):
     A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one
     that replaces or forks another at `search.temperature`. A finished chain earns its judgement's
     `total`, in training what `evaluate` says. A cut one backs up the `total` of the steps before
-    the rejected one, from there on: a bad step says little about the good ones above it. A step in
-    which there was nothing to check has no score.
+    the rejected one, from there on: a bad step says little about the good ones above it. Where a
+    value network judges, each good step backs up its V besides, so that Q is the mean of values and
+    of ends. A step in which there was nothing to check has no score.
     """
 
     judge: MeteredVerifier = field(kw_only=True)
@@ -96,7 +97,7 @@ class VerifiedExpansion(Expansion):
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
             values += judged.values[-1:]
             if judged.rejects(self.settings.verify.reject_below, last=True):
-                why = REJECTED
+                why, total = REJECTED, self.standing(judged, total)
             else:  # a beginning in which nothing was checked says nothing of what comes
                 total = judged.total if judged.checked or why is not None else total
         chain = Continuation(tuple(steps[start:]), why == "ended")
@@ -110,6 +111,14 @@ class VerifiedExpansion(Expansion):
             estimate=total if why == REJECTED else None,
             values=values,
         )
+
+    def standing(self, judged: Judgement, total: float) -> float:
+        """What a rejected step backs up from the state before it: the `total` there, or V where a
+        value network judges (of the prompt, which has none, the mean).
+        """
+        if not judged.values:
+            return total
+        return judged.values[-2] if len(judged.values) > 1 else self.tree.q(ROOT)
 
     async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0
@@ -157,7 +166,7 @@ class VerifiedExpansion(Expansion):
 
     async def close(self, node: int, left: int | None) -> int:
         """Where no response passed: one more chain, unjudged, from the end of the deepest path that
-        was not rejected.
+        was not rejected, of several the one with the largest V.
 
         In training nobody waits for an answer, and a chain that was not judged teaches nothing.
         """
@@ -166,7 +175,7 @@ class VerifiedExpansion(Expansion):
             return node
         depths = tree.depths()
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
-        node = max(open_ends, key=lambda end: (depths[end], -end))
+        node = max(open_ends, key=lambda end: (depths[end], tree.V[end] or 0.0, -end))
         steps = tree.steps(node)
         limits = self.limits(steps, left)
         if limits is None:
