@@ -327,6 +327,11 @@ def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_o
             if tree.verdict[node] == REJECTED and tree.parent[node] != ROOT:
                 rejected += 1
                 assert tree.W[tree.parent[node]] > 0 == tree.reward[node]
+            # Q is a mean of values: what stands before a rejected step is worth its V, not 1, and
+            # each good step's V takes part.
+            assert tree.q(node) < 0.42 and tree.q(ROOT) < 0.42
+            if tree.verdict[node] is None and tree.children[node]:
+                assert (node, tree.V[node], -1) in tree.backups
     assert rejected > 10
 
 
