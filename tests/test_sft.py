@@ -211,6 +211,8 @@ def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: 
     loaded = load_student(config, path=tmp_path)
     assert sum(p.numel() for p in loaded.model.parameters()) == manifest["parameters"]
     assert load_file(tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="holds a model: name another folder"):
+        supervise(config, None, tmp_path, scratch)
 
 
 class Interrupted(Progress):

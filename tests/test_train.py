@@ -134,7 +134,7 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
     ]
     assert train_main(limited) == 0
     told = capsys.readouterr()
-    assert "5,000 sampled tokens, of 2,000 embedded questions at most" in told.out + told.err
+    assert "5,000 sampled tokens, at most 2,000 embedded questions" in told.out + told.err
     run = tmp_path / "run-001"
     rounds = rounds_of(run)
     sampled = [line["cost"]["sampled_tokens"] for line in rounds]

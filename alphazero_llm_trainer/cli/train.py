@@ -125,7 +125,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what the run would do, take, fetch and ask; write and load nothing",
+        help="print what the run would do, take, fetch and ask; write nothing, load no model",
     )
     add_json(parser)
     add_config_arguments(parser)
@@ -170,11 +170,13 @@ def run_train(args: argparse.Namespace) -> int:
             prepared = prepare(config)
             if args.dry_run:
                 tell_loading(args, progress)
-                print_facts(plan(prepared, folder.path if resume else None), args.json)
+                planned = plan(prepared, folder.path if resume else None)
                 check_start(config)
+                progress.stop()
+                print_facts(planned, args.json)
                 if not args.json:
                     print(
-                        "# dry run: nothing was written and nothing loaded; leave out --dry-run to "
+                        "# dry run: nothing was written and no model loaded; leave out --dry-run to "
                         "train"
                     )
                 return 0

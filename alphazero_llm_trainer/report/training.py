@@ -65,6 +65,11 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     ]
     if not gains:
         return "This run was started without held-out problems: it has no test result", ""
+    if card.get("kept_round") == 0:
+        return (
+            "No checkpoint did better on validation: the student that training began with is kept",
+            "",
+        )
     (what, gain), *beside = gains
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     problems = f"on the same {card['after']['problems']:,} held-out problems"

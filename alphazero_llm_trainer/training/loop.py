@@ -188,11 +188,11 @@ class Run:
         place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
         planned = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
         if train.tokens is not None:
-            planned = f"{train.tokens:,} sampled tokens, of {planned} at most,"
+            planned = f"{train.tokens:,} sampled tokens, at most {planned}"
         return (
             f"student {self.student.title} ({self.adapter} weights trained), {train.method}, seed "
             f"{self.config.seed}\n"
-            f"{planned} in {rounds} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
+            f"{planned} in {rounds:,} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
             f"{train.groups} groups,"
             f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations "
             f"replayed, engine: {engine(self.config)}"

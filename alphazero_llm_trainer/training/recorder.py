@@ -300,6 +300,7 @@ class Recorder:
         if self.best is not None:
             load_trained_state(self.student.model, load_tensors(self.folder.best))
             score, number = self.best
+            card["kept_round"] = number
             card["kept"] = (
                 f"best checkpoint: {f'round {number}' if number else 'the untrained student'} "
                 f"(validation {score:.3f})"

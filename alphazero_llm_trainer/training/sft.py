@@ -82,6 +82,7 @@ def supervise(
     The test split is read once otherwise, at the end. What was stopped goes on by the same
     arguments.
     """
+    check_free(out)
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
     vocabulary = (
@@ -164,6 +165,12 @@ def supervise(
     write_json(out / "manifest.json", manifest)
     kept.remove()
     return manifest
+
+
+def check_free(out: Path) -> None:
+    """Raise ConfigError where a folder holds a finished model."""
+    if (out / "config.json").is_file() and not (out / KEPT).is_dir():
+        raise ConfigError(f"--out {out} holds a model: name another folder or remove it")
 
 
 def student_from_scratch(config: Config, tokenizer: Any) -> Student:
