@@ -170,10 +170,8 @@ def run_train(args: argparse.Namespace) -> int:
             prepared = prepare(config)
             if args.dry_run:
                 tell_loading(args, progress)
-                planned = plan(prepared, folder.path if resume else None)
+                print_facts(plan(prepared, folder.path if resume else None), args.json)
                 check_start(config)
-                progress.stop()
-                print_facts(planned, args.json)
                 if not args.json:
                     print(
                         "# dry run: nothing was written and no model loaded; leave out --dry-run to "
