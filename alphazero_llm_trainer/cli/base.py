@@ -93,6 +93,13 @@ class Parser(argparse.ArgumentParser):
         action = self.add_argument(*names, **kwargs)
         self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's, but a command refuses what it doesn't know itself, and names its own help."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
