@@ -146,7 +146,7 @@ def methods(
     seed: Seed, split: str, num: int, names: Sequence[str], cap: int
 ) -> dict[str, dict[str, Any]]:
     """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop
-    costs one a job at most.
+    costs one a job at most; with `--anew` all others' rows as they were measured.
     """
 
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
@@ -162,10 +162,14 @@ def methods(
 
     if seed.args.rows is not None:
         num = min(num, seed.args.rows)
+    rows: dict[str, dict[str, Any]] = {}
+    if seed.args.anew is not None:
+        wanted = {(seed.seed, split, None, name, cap) for name in names if name != seed.args.anew}
+        rows = {row["method"]: row for row in read(seed.args.out)["rows"] if one_of(row) in wanted}
+        names = [name for name in names if name == seed.args.anew]
     work = [(name, start) for start in range(0, num, CHUNK) for name in names]
     with ThreadPoolExecutor(seed.args.jobs) as pool:
         found = list(zip(work, pool.map(chunk, work), strict=True))
-    rows: dict[str, dict[str, Any]] = {}
     for name in names:
         parts = [row for (other, _), row in found if other == name]
         outcomes = "".join(row["outcomes"] for row in parts)
@@ -270,6 +274,7 @@ def main() -> None:
         type=int,
         help="a trial: so many rows, of train alone",
     )
+    parser.add_argument("--anew", metavar="METHOD", help="of what --out holds, measure this alone")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of every command"
     )
@@ -278,14 +283,14 @@ def main() -> None:
     args = parser.parse_args()
     if args.rows is not None and args.out is None:
         parser.error("--rows is a trial: give --out, a file of its own")
+    args.out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
     args.work = args.work.resolve() / (args.stage if args.rows is None else f"{args.stage}-trial")
-    out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
 
     def keep(rows: Rows) -> None:
         """Rows of this command after those of earlier ones that it doesn't measure anew. A row that
         is as it was keeps its commit.
         """
-        known = read(out)["rows"] if out.is_file() else []
+        known = read(args.out)["rows"] if args.out.is_file() else []
         commits = {(one_of(row), row["outcomes"]): row["commit"] for row in known}
         new = []
         for row in rows:
@@ -297,7 +302,7 @@ def main() -> None:
             *new,
         ]
         facts = {"commit": found[0]["commit"], "model": args.model.resolve().name, "rows": found}
-        provenance.write(out, facts)
+        provenance.write(args.out, facts)
 
     STAGES[args.stage](Seed(args.seed, args), keep)
 

@@ -157,6 +157,19 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     assert mcts.ask()[0].node == ROOT and live.dead == {1, 2} == Live(tree, 2).dead
 
 
+def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chains_too() -> None:
+    """A rule's total is the least of its steps', so that no chain below a node earns more."""
+    redrawn = 0
+    for seed in range(20):
+        tree = search(Rule(hashed_reward), seed, verify={"reject_below": 0.3}).tree
+        for node in range(1, len(tree)):
+            total = min(hashed_reward(one.text) for one in tree.steps(node))
+            assert tree.q(node) <= total + 1e-12
+            later = tree.children[node][1:]
+            redrawn += any(tree.verdict[child] == REJECTED for child in later)
+    assert redrawn > 5
+
+
 # -- golden trees
 # --------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,8 @@ class VerifiedExpansion(Expansion):
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
         scores: list[float | None] = []
         values: list[float] = []
-        total, why = 1.0, None
+        before: Judgement | None = None  # of the steps before the next one
+        total, why = 0.0, None
         while why is None:
             fresh = len(steps) > start or not self.tree.children[leaf.node]
             allowed = room if left is None else min(room, left)
@@ -96,10 +97,10 @@ class VerifiedExpansion(Expansion):
             judged = await self.judge(steps)
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
             values += judged.values[-1:]
+            total = judged.total
             if judged.rejects(self.settings.verify.reject_below, last=True):
-                why, total = REJECTED, self.standing(judged, total)
-            else:  # a beginning in which nothing was checked says nothing of what comes
-                total = judged.total if judged.checked or why is not None else total
+                why, total = REJECTED, await self.standing(steps[:-1], before, judged)
+            before = judged
         chain = Continuation(tuple(steps[start:]), why == "ended")
         if not chain.steps:
             # Not one step fits: a visit without worth, so that the next draw is another one.
@@ -112,13 +113,20 @@ class VerifiedExpansion(Expansion):
             values=values,
         )
 
-    def standing(self, judged: Judgement, total: float) -> float:
-        """What a rejected step backs up from the state before it: the `total` there, or V where a
-        value network judges (of the prompt, which has none, the mean).
+    async def standing(
+        self, steps: Sequence[Step], before: Judgement | None, after: Judgement
+    ) -> float:
+        """What a rejected step backs up from `steps`, the state before it: the `total` there, or V
+        where a value network judges (of the prompt, which has none, the mean).
+
+        `before` is the judgement of `steps`, None where it was made for an earlier chain. A
+        beginning in which nothing was checked says nothing of what comes, and keeps 1.
         """
-        if not judged.values:
-            return total
-        return judged.values[-2] if len(judged.values) > 1 else self.tree.q(ROOT)
+        if after.values:
+            return after.values[-2] if steps else self.tree.q(ROOT)
+        if before is None and steps:
+            before = await self.judge(steps)
+        return before.total if before is not None and before.checked else 1.0
 
     async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0
