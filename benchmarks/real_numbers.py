@@ -3,10 +3,12 @@
     uv run python benchmarks/real_numbers.py sft trees value head test page
     ../shared/models/qwen-coder-0.5b.sh runs/qwen
     uv run python benchmarks/real_numbers.py sft trees head test page --model runs/qwen
+    uv run python benchmarks/real_numbers.py rounds
 
 Stages: `sft` plays legally after random games, `trees` samples games, `value` learns a network of
 its own from them and `head` a layer over the policy's states, `test` answers games in each way at
-each cap, `page` writes `results/NAME.json`. Each goes on where it stopped. On a GPU see
+each cap, `page` writes `results/NAME.json`; `rounds` trains the `sft` student on what each way
+finds, and writes `results/numbers_rounds.json`. Each goes on where it stopped. On a GPU see
 `real_rft.py`.
 """
 
@@ -29,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from arms import Seed, read  # noqa: E402
+from arms import Arm, Seed, less, read, updates, validation  # noqa: E402
+from improvement import EIGHT  # noqa: E402
 from real import with_settings  # noqa: E402
 
 from alphazero_llm_trainer.engine.protocol import Judgement  # noqa: E402
@@ -63,6 +66,18 @@ WAYS: dict[str, tuple[str, ...]] = {
     "step-rejection": ("step-rejection", ""),
     "restarts": ("mcts", "", "search.select=restart"),
     "adaptive-best-of-n": ("adaptive-best-of-n", ""),
+}
+# Training on what each way finds: rounds, and the sampled tokens and updates of one; a question's
+# tokens (`responses`) as 60,000 tokens with seed 6 took them. GRPO passes once over its rows.
+SEEDS, ROUNDS, TOKENS, UPDATES, FRESH = (7, 8, 9), 20, 40_000, 14, 2000
+FACTORS = (0.5, 1.0, 2.0)  # of a learning rate, tried with the first seed
+ARMS = {
+    "trees": Arm("", "", 5e-4, 143),
+    "restarts": Arm("", "search.select=restart", 5e-4, 176),
+    "samples": Arm("rft", "search.samples=8", 5e-4, 375),
+    "GRPO samples": Arm(
+        "grpo", EIGHT.replace("rows_per_round=128", "rows_per_round=900"), 5e-4, 375
+    ),
 }
 OTHER_VALUES = ("permuted", "exact")
 PRIMARY = ("puct", "step-rejection", 400)
@@ -149,6 +164,79 @@ class Run(Seed):
             words += with_settings(settings)
             words += ["--out", str(out), *["--resume"] * (out / "cells").is_dir()]
             self.stage(f"test, {way}", words, out / "results.json", script=script)
+
+    def trained(self, name: str, rate: float) -> Path:
+        """The run of one arm at one learning rate, from the first seed's `sft` on."""
+        arm, label = ARMS[name], f"{name} {rate:g}"
+        run = self.folder(label) / "run-001"
+        words = ["train", "--out", str(run.parent)]
+        begun = (run / "run.json").is_file()
+        if begun:
+            words += ["--resume", str(run)]
+        else:
+            of_round = round(TOKENS / arm.responses)
+            words += [*self.common(), "--model", str(self.args.work / f"seed-{SEED}" / "sft")]
+            words += ["--tokens", str(ROUNDS * TOKENS), "-n", str(2 * ROUNDS * of_round)]
+            words += ["--eval-size", "0", *[f"--use-{arm.method}"] * bool(arm.method)]
+            # Questions come after the games of `sft`, which are replayed.
+            settings = [f"train.demonstrations={self.size.sft[0]}", *arm.settings.split()]
+            settings += [f"train.optimizer.learning_rate={rate:g}", "train.validation_size=500"]
+            settings += [f"train.questions_per_round={of_round}"]
+            settings += [f"train.save_every={ROUNDS // 4 * of_round}"]
+            if arm.method != "grpo":
+                settings += [f"train.updates_per_round={UPDATES}", "train.optimizer.epochs=1000"]
+            words += with_settings(settings)
+        self.stage(label, words, run / "report.html", configured=not begun)
+        return run
+
+    def answers(self, name: str, student: Path) -> tuple[list[float], list[float]]:
+        """Of each fresh test game: greedily right, and the share of eight samples that are."""
+        out = self.folder(f"answers, {name}")
+        words = ["eval", *self.common(), "--model", str(student), "--split", SPLIT]
+        words += ["--start", str(FRESH), "-n", str(self.size.tested)]
+        words += ["--methods", "greedy", "--samples", "8", "--out", str(out)]
+        words += ["--resume"] * (out / "cells").is_dir()
+        self.stage(f"answers, {name}", words, out / "results.json")
+        greedy = read(out / "results.json")["rows"][0]["outcomes"]
+        drawn = read(out / "cells" / "numbers.samples.8.json")["correct"]
+        return list(map(float, greedy)), [sum(map(bool, one)) / len(one) for one in drawn]
+
+    def rounds(self) -> None:
+        """Every arm at its best rate on validation games, over seeds."""
+        runs = [Run(seed, self.args) for seed in SEEDS]
+        best, tried = {}, {}
+        for name, arm in ARMS.items():
+            rates = [factor * (arm.rate or 0.0) for factor in FACTORS]
+            tried[name] = {rate: validation(self.trained(name, rate)) for rate in rates}
+            best[name] = max(rates, key=lambda rate: tried[name][rate])
+        made = {name: [run.trained(name, best[name]) for run in runs] for name in ARMS}
+        start = self.answers("start", self.folder("sft"))
+        found = {
+            name: [run.answers(name, one / "student") for run, one in zip(runs, made[name], strict=True)]
+            for name in ARMS
+        }  # fmt: skip
+        same, rows = range(self.size.tested), []
+        for name in ARMS:
+            cards = [read(one / "run.json") for one in made[name]]
+            row: dict[str, Any] = {"arm": name, "rate": best[name], "validation": tried[name]}
+            row["tokens"] = [card["search_cost"]["sampled_tokens"] for card in cards]
+            row |= {"questions": [card["questions"] for card in cards]}
+            row |= {"updates": list(map(updates, made[name]))}
+            for at, kind in enumerate(("greedy", "sample")):
+                mine, first = [one[at] for one in found[name]], [start[at]]
+                row[kind] = [sum(one) / len(one) for one in mine]
+                row[f"{kind}_gain"] = less(mine, first, same)
+                others = {other: [one[at] for one in found[other]] for other in ARMS}
+                row[f"{kind}_trees_less_it"] = less(others["trees"], mine, same)
+            row["outcomes"] = [
+                "".join(str(int(one)) for one in greedy) for greedy, _ in found[name]
+            ]
+            rows.append(row)
+        facts = {"seeds": SEEDS, "split": SPLIT, "first": FRESH, "games": len(same), "rows": rows}
+        facts["start"] = {
+            kind: sum(one) / len(one) for kind, one in zip(("greedy", "sample"), start, strict=True)
+        }
+        provenance.write(self.args.out.with_name("numbers_rounds.json"), facts)
 
     def exact_auc(self) -> Interval:
         """Of `exact`, over the states of the games that the critics are tested on."""
@@ -277,7 +365,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "stage", nargs="+", choices=["sft", "trees", "value", "head", "test", "page"]
+        "stage", nargs="+", choices=["sft", "trees", "value", "head", "test", "page", "rounds"]
     )
     parser.add_argument(
         "--model", default="small", help="a folder with a chat model; small: an embedded student"
@@ -298,6 +386,7 @@ def main() -> None:
         "head": lambda: run.critic("head", "train.critic.head=true"),
         "test": run.test_stage,
         "page": run.page,
+        "rounds": run.rounds,
     }
     for stage in args.stage:
         stages[stage]()

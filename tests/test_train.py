@@ -140,6 +140,8 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
     sampled = [line["cost"]["sampled_tokens"] for line in rounds]
     assert sum(sampled[:-1]) < 5000 <= sum(sampled)
     card = card_of(run)
+    asked = sum(line["questions"] for line in rounds)
+    assert card["questions"] == asked < 2000 and f"questions       {asked}\n" in told.out
     assert card["rounds"] == len(rounds) and card["search_cost"]["sampled_tokens"] == sum(sampled)
     rates = [line["learning_rate"] for line in rounds]
     assert rates[-1] < 0.7 * rates[1]  # a cosine over the tokens, not over 2,000 questions

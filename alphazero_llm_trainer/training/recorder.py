@@ -321,6 +321,7 @@ class Recorder:
             ),
             "failed_rewards": sum(line.get("failed_rewards", 0) for line in rounds),
             "rounds": len(rounds),
+            "questions": sum(line["questions"] for line in rounds),  # `train.tokens` ends it early
             "search_cost": cost.as_dict(),
             "ends": dict(self.ends),
         }
@@ -337,7 +338,7 @@ class Recorder:
             for name in ("before", "after")
             if card[name]["accuracy"]
         }
-        self.tracking.log({"test": test, "total": card["search_cost"]}, self.size.questions)
+        self.tracking.log({"test": test, "total": card["search_cost"]}, card["questions"])
         if self.config.train.push_to_hub is not None:
             parts = {".": self.folder.student} | (
                 {"adapter": self.folder.adapter} if self.adapter == "lora" else {}
