@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from support import grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
@@ -234,6 +235,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         cost["prompt_tokens"] += cost.pop("cached_tokens")
         assert cost.pop("seconds") > 0
     assert spent == undisturbed
+    assert card_of(resumed)["ends"] == card_of(run)["ends"]  # the killed process's trees count
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
@@ -265,9 +267,16 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     assert run.execute(folder, resume=True) is None
     assert 10 <= len(list(read(folder.journal))) < 16
     monkeypatch.undo()
-    again = Run(prepare(folder.config()))
+    told = [record["cost"]["sampled_tokens"] for record in read(folder.journal)]
+    stored = folder.config()
+    limited = stored.train.model_copy(update={"tokens": 10**6})
+    again = Run(prepare(stored.model_copy(update={"train": limited})))
     again.load()
+    started = []
+    monkeypatch.setattr(Progress, "start", lambda shown, *given, **more: started.append(given))
     card = again.execute(folder, resume=True)
+    monkeypatch.undo()
+    assert started[0] == (10**6, sum(told))  # all trees that are there, of an open round too
     assert card is not None
     assert len(list(read(folder.journal))) == 16
 

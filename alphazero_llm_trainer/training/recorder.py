@@ -18,6 +18,7 @@ from ..files import sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
+from ..mcts.tree import Tree
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import rows_hash
@@ -139,10 +140,16 @@ class Recorder:
         self.collector.keep_ledgers(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
-        if self.config.train.tokens is None:
+        tokens = 0  # of the trees that are there
+        for record in self.journal.values():
+            self.ends += endings(Tree.from_dict(record["tree"]))
+            tokens += record["cost"]["sampled_tokens"]
+        limit = self.config.train.tokens
+        if limit is None:
             self.progress.start(len(self.prepared.questions), len(self.journal))
         else:
-            self.progress.start(self.config.train.tokens, self.sampled, unit="token")
+            self.progress.start(limit, min(tokens, limit), unit="token")
+        self.progress.work.tokens = tokens
         return checkpoint, facts.get("update", 0), start
 
     def new_card(self) -> dict[str, Any]:
