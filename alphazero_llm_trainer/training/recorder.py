@@ -233,7 +233,8 @@ class Recorder:
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and the tracker."""
         self.folder.append_metrics(line)
-        self.tracking.log(line, (line["round"] + 1) * self.size.questions_per_round)
+        done = (line["round"] + 1) * self.size.questions_per_round
+        self.tracking.log(line, min(done, len(self.prepared.questions)))
 
     # -- the student measured
     # ------------------------------------------------------------------------------------------
