@@ -14,11 +14,14 @@ from support import grpo_config
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
+from alphazero_llm_trainer.eval.metrics import wilson
+from alphazero_llm_trainer.files import read_lines
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
-from alphazero_llm_trainer.report.training import rewarded, verdict
+from alphazero_llm_trainer.report.training import rewarded, validation, verdict
 from alphazero_llm_trainer.training.evaluation import gain, summary
+from alphazero_llm_trainer.training.hub import results
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
 from alphazero_llm_trainer.training.start import prepare
@@ -98,6 +101,9 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
         found = card[name]["accuracy"]
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
     assert "batch_size: 20" in page
+    card["config"]["train"]["validation_size"] = 200  # of which the source had 10
+    for _, share in validation(card, read_lines(runs[0] / "metrics.jsonl")):
+        assert share == wilson(round(10 * share.value), 10)
     gain = card["gain"]
     assert (
         f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}"

@@ -197,7 +197,8 @@ def validation(card: Card, metrics: Sequence[Line]) -> Points:
     """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a
     reward of the user's own.
     """
-    problems, before = card["config"]["train"]["validation_size"], card.get("validation_before")
+    wanted, before = card["config"]["train"]["validation_size"], card.get("validation_before")
+    problems = card.get("validation_problems", wanted)  # a source may have fewer
     points: Points = [] if before is None else [(0, exact(before))]
     points += over(metrics, "validation_accuracy")
     if not problems:

@@ -167,6 +167,7 @@ class Recorder:
             "seed": config.seed,
             "questions": len(self.prepared.questions),
             "rows": self.rows,
+            "validation_problems": len(self.prepared.validation),
             "demonstrations": len(self.prepared.demonstrations),
             "engine": self.student.engine.facts,
         }
