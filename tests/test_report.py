@@ -139,6 +139,7 @@ def test_a_run_that_is_not_finished_is_reported_too(
     assert capsys.readouterr().out.strip() == str(cut / "report.html")
     page = Page(cut / "report.html")
     assert "This run is not finished: it has no test result" in page
+    assert "questions planned" in page
     assert page.texts("Mean reward of sampled responses") == 1
 
 

@@ -109,7 +109,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
             tokens = "" if name else f" at {part['tokens'] / part['problems']:.1f} tokens"
             lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
         lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
-    lines.append(("questions", f"{card['questions']:,}"))
+    asked = "questions" if card.get("seconds") else "questions planned"
+    lines.append((asked, f"{card['questions']:,}"))
     if card.get("failed_rewards"):
         lines.append(("left out, since a reward failed", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
