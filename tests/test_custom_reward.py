@@ -283,7 +283,8 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(
         and gain.value == card["reward_gain"]["value"]
         and "reward before [95%]" in said.out
     )
-    assert "reward after [95%]" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "reward after [95%]" in page and f"{len(failed)} questions<" in page
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
     assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))
 

@@ -257,7 +257,9 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     spent = Counter[str]()
     for line in rounds:
         spent.update(line["cost"])
-    rows = [{"": "search", "failures": "none", **texts(spent)}] if rounds else []
+    failed = sum(line.get("failed", 0) for line in rounds)
+    failures = f"{failed:,} questions" if failed else "none"
+    rows = [{"": "search", "failures": failures, **texts(spent)}] if rounds else []
     for name, teacher in (card.get("teachers") or {}).items():
         failures = (
             ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items())
