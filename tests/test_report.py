@@ -159,6 +159,10 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
     assert capsys.readouterr().out.startswith(said)
     page = Page(run / "report.html")
     assert said in page and "try easier problems" in page
+    card = json.loads((run / "run.json").read_text())
+    card["config"]["rewards"]["custom"] = "mine.py:reward"  # equal rewards aren't wrong answers
+    said, _ = verdict(card, lines)
+    assert "all 16 groups had zero variance: no response" in said and "wrong" not in said
     lines[0]["flat"] = 7
     said, _ = verdict(json.loads((run / "run.json").read_text()) | {"kept_round": 1}, lines)
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")

@@ -45,11 +45,12 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
+    outcomes = f" ({wrong:,} questions all wrong, {right:,} all right)"
+    if owned(card):  # equal rewards may be good ones
+        fix, outcomes = "try other problems", ""
     return (
-        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({wrong:,} "
-        "questions all wrong,"
-        f" {right:,} all right): no response was better than another; {fix}, or a higher "
-        "search.temperature"
+        f"Nothing was learnt from search: all {groups:,} groups had zero variance{outcomes}: no "
+        f"response was better than another; {fix}, or a higher search.temperature"
     )
 
 
