@@ -256,6 +256,9 @@ def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
         "+0.000 ["
     )
     assert said.endswith("] in accuracy") and kind == "good"
+    ungraded = {when: card[when] | {"accuracy": None} for when in ("before", "after")}
+    said = results({**card, **ungraded, "gain": None})
+    assert said.startswith("mean reward of greedy answers on 12: before 0.600 [0.500, 0.700], aft")
     shutil.copytree(runs[0], tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text(json.dumps(card))
     assert cli.main(["report", str(tmp_path / "run")]) == 0

@@ -83,16 +83,19 @@ Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 
 
 def results(run: Mapping[str, Any]) -> str:
-    """Greedy accuracy before and after with 95% intervals, or that there is none."""
-    shares = {
-        "before": run["before"]["accuracy"],
-        "after": run["after"]["accuracy"],
-        "paired gain": run["gain"],
-    }
-    if None in shares.values():
+    """Greedy accuracy before and after with 95% intervals, the mean reward where there are no gold
+    answers, or that there is none.
+    """
+    measured, gain = ("accuracy", "gain") if run["gain"] else ("reward", "reward_gain")
+    if run.get(gain) is None:
         return "none were evaluated"
+    shares = {name: run[name][measured] for name in ("before", "after")}
+    shares["paired gain"] = run[gain]
     shown = [
         f"{name} {share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
         for name, share in shares.items()
     ]
-    return f"greedy accuracy on {run['after']['problems']:,}: {', '.join(shown)}"
+    what = "greedy accuracy" if measured == "accuracy" else "mean reward of greedy answers"
+    failed = run["after"]["failed_rewards"] if measured == "reward" else 0
+    left_out = f" ({failed:,} rewards failed)" if failed else ""
+    return f"{what} on {run['after']['problems']:,}{left_out}: {', '.join(shown)}"
