@@ -194,7 +194,9 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Studen
 
 
 @pytest.mark.parametrize("scratch", [True, False])
-def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: Path) -> None:
+def test_the_command_writes_a_student_and_its_manifest(
+    scratch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(
         overrides=[
             "student=embedded",
@@ -202,9 +204,15 @@ def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: 
             "train.sft_steps=4",
             "train.validation_size=8",
             "train.eval_size=8",
+            f"train.keep_best={json.dumps(scratch)}",
         ]
     )
+    real, told = sft.train_student, [{"accuracy": 0.9}, {"accuracy": 0.4}]
+    monkeypatch.setattr(
+        sft, "train_student", lambda *args, **more: real(*args, **more) | {"evaluations": told}
+    )
     manifest = supervise(config, None, tmp_path, scratch)
+    assert manifest["validation_accuracy"] == (0.9 if scratch else 0.4)  # of what is kept
     assert manifest == json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["steps"] == 4 and manifest["rows"] == 20 and len(manifest["data_sha256"]) == 64
     assert manifest["test_greedy"]["problems"] == 8 and (("gain" in manifest) != scratch)

@@ -146,7 +146,7 @@ def supervise(
         "test_greedy": share(greedy),
         "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
     }
-    last, evaluations = trained.pop("losses")[-50:], trained["evaluations"]
+    last, scores = trained.pop("losses")[-50:], [e["accuracy"] for e in trained["evaluations"]]
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": config.seed,
@@ -155,7 +155,7 @@ def supervise(
         "data_sha256": data,
         "parameters": sum(p.numel() for p in trainable.parameters()),
         "loss": sum(last) / len(last),
-        "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
+        "validation_accuracy": max(scores if settings.keep_best else scores[-1:], default=None),
         **trained,
         **facts,
     }
