@@ -44,6 +44,7 @@ from alphazero_llm_trainer.errors import (
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
@@ -825,6 +826,8 @@ def test_a_stopped_command_goes_on(
     )
     monkeypatch.undo()
     assert main(command) == 0
+    tokens = sum(record["cost"]["sampled_tokens"] for record in read(out / "journal.jsonl"))
+    assert json.loads((out / "critic.json").read_text())["sampled_tokens"] == tokens > 0
 
 
 @pytest.mark.parametrize(

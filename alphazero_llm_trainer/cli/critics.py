@@ -95,6 +95,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         check_collecting(config, config.search.value is not None)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
+        from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening
         from ..report.folder import write_report
@@ -107,11 +108,12 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         if not args.data:
             job = SampleJob(config, fresh_questions(config), student=student)
             summary = run_sample(job, args.out, resume=True, stop=stop, progress=progress)
-            spent = summary.cost.sampled_tokens
             progress.say(summary.text(args.out))
             if summary.status == "stopped":
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED
+            records = read(args.out / JOURNAL)  # of a command that was stopped, too
+            spent = sum(record["cost"]["sampled_tokens"] for record in records)
         with FolderLock(args.out):
             data = args.data or [args.out]
             try:
