@@ -14,7 +14,7 @@ from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..problems.grading import Grade
 from ..problems.load import rows_hash
-from ..problems.source import source_of
+from ..problems.source import gradable, source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
 from .attempt import Answered, Attempt, MethodContext
@@ -139,7 +139,7 @@ async def run_cell(
         f1=sum(f1) if f1 else None,
         groups=repeats(tasks),
         rewards=[] if custom is None else await custom.scores(tasks, responses),
-        gold=any(task.gold.strip() or source_of(task.problem).gold_free for task in tasks),
+        gold=any(map(gradable, tasks)),
         unjudged=sum(answer.unjudged for answer in answers),
     )
 
@@ -167,6 +167,7 @@ async def run_samples(
     right = [grade is not None and grade.correct for grade in grades]
     cell.correct = [right[at : at + samples] for at in range(0, len(right), samples)]
     cell.seconds = time.perf_counter() - began
+    cell.gold = any(map(gradable, benchmark.tasks))
     return cell
 
 

@@ -152,6 +152,7 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 def at_k(cell: Cell) -> dict[str, Any]:
     """pass@k for the k that there are samples for, with intervals over problems."""
     row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
+    row["no_gold"] = not cell.gold
     row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
     for k in (k for k in KS if k <= cell.budget):
         chances = [pass_at_k(cell.budget, sum(right), k) for right in cell.correct]

@@ -117,7 +117,10 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
     tables = []
     for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
         ks = [k for k in KS if k <= row["samples"]]
-        lines = [{"": "pass@k"} | {f"k = {k}": str(Interval(*row[f"pass@{k}"])) for k in ks}]
+        shown = {f"k = {k}": str(Interval(*row[f"pass@{k}"])) for k in ks}
+        if row.get("no_gold"):
+            shown = dict.fromkeys(shown, "no gold answers")
+        lines = [{"": "pass@k"} | shown]
         temperature = results["config"]["search"]["temperature"]
         said = (
             f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens "
