@@ -160,8 +160,9 @@ class Collector:
 
     def keep_ledgers(self, folder: Path) -> None:
         """Keep the teachers' ledgers in a run's folder; what earlier processes spent counts on."""
-        if self.remote is not None:
-            self.remote.ledgers.open(folder / LEDGERS)
+        asked = self.teachers if self.remote is None else self.remote
+        if asked is not None:
+            asked.ledgers.open(folder / LEDGERS)
 
     def ledgers(self) -> dict[str, Any]:
         """What the teachers and the terminal checker did and spent so far, for run.json."""

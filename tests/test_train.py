@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from safetensors.torch import load_file
 from support import grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.engine.protocol import TeacherLedger
+from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.teachers.build import LEDGERS
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
@@ -239,7 +243,8 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
-    config = grpo_config(["student=embedded", *[word for word in [*SMALL, *ROWS] if "=" in word]])
+    words = [word for word in [*SMALL, *ROWS] if "=" in word]
+    config = grpo_config(["student=embedded", "teachers.tier=embedded", *words])
     config = config.model_copy(
         update={
             "train": config.train.model_copy(
@@ -268,6 +273,8 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     assert 10 <= len(list(read(folder.journal))) < 16
     monkeypatch.undo()
     told = [record["cost"]["sampled_tokens"] for record in read(folder.journal)]
+    ledger = TeacherLedger(calls=1000, used=1000)  # of the processes before
+    write_json(folder.path / LEDGERS, {"scripted": asdict(ledger)})
     stored = folder.config()
     limited = stored.train.model_copy(update={"tokens": 10**6})
     again = Run(prepare(stored.model_copy(update={"train": limited})))
@@ -278,6 +285,7 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert started[0] == (10**6, sum(told))  # all trees that are there, of an open round too
     assert card is not None
+    assert card["teachers"]["scripted"]["proposals_used"] >= 1000
     assert len(list(read(folder.journal))) == 16
 
 

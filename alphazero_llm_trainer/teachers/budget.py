@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,9 @@ class Ledgers:
         self._path = path
         if path.exists():
             try:
-                self.by_name |= _STORED.validate_json(path.read_bytes())
+                for name, stored in _STORED.validate_json(path.read_bytes()).items():
+                    for entry in fields(stored):  # a teacher may hold its own
+                        setattr(self.of(name), entry.name, getattr(stored, entry.name))
             except ValidationError as error:
                 why = error.errors()[0]["msg"]
                 raise DataError(f"{path} has no teachers' ledgers ({why}): remove it") from error
