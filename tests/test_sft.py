@@ -231,6 +231,16 @@ class Interrupted(Progress):
             raise KeyboardInterrupt
 
 
+class Began(Progress):
+    """Notes what is counted from where."""
+
+    def start(
+        self, total: int, done: int = 0, unit: str = "question", *more: str, **kw: str
+    ) -> None:
+        self.starts = [*getattr(self, "starts", []), (total, done, unit)]
+        super().start(total, done, unit, *more, **kw)
+
+
 def test_the_same_command_goes_on_and_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +259,9 @@ def test_the_same_command_goes_on_and_another_is_refused(
             supervise(load_config(overrides=[*given, other]), None, tmp_path, False)
     assert kept.newest_checkpoint(pytest.fail)[1]["told"][0] == told
     monkeypatch.setattr(sft, "KEPT_EVERY", 60.0)
-    manifest = supervise(config, None, tmp_path, False)
+    began = Began(quiet=True)
+    manifest = supervise(config, None, tmp_path, False, began)
+    assert (4, 2, "step") in began.starts  # the rate and the time left are of what is left
     assert manifest["steps"] == 4 and not kept.path.exists()
     whole = supervise(config, None, tmp_path / "whole", False)
     assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]

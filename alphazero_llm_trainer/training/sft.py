@@ -275,10 +275,9 @@ def train_student(
     evaluations: list[dict[str, float]] = []
     best: dict[str, torch.Tensor] = {}
     seconds = 0.0
-    shown.start(steps, unit="step", doing="training", held="one")
     if kept is not None and (found := kept.restore(learner)) is not None:
         (losses, evaluations, seconds), best = found
-        shown.at(len(losses))
+    shown.start(steps, len(losses), unit="step", doing="training", held="one")
     batches = islice(minibatches(rows, optimizer.batch_size, seed), len(losses), steps)
     for step, batch in enumerate(batches, len(losses) + 1):
         began = time.perf_counter()
