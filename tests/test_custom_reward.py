@@ -350,7 +350,9 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any)
         == 0
     )
     said = capsys.readouterr().out
-    rows = json.loads((tmp_path / "eval" / "results.json").read_text())["rows"]
+    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    rows = results["rows"]
+    assert results["pairs"] == []
     best = max(
         (row for row in rows if row["budget"] == 80),
         key=lambda row: (row["reward"][0], -row["sampled_tokens"]),

@@ -134,11 +134,11 @@ def triple(interval: Interval) -> list[float]:
 
 def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Mean differences with 95% paired bootstrap intervals at the same budget: every method over
-    each baseline, those that repair steps over the control too.
+    each baseline, those that repair steps over the control too. Without gold there are none.
     """
-    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells}
+    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells if cell.gold}
     rows = []
-    for cell in cells:
+    for cell in by_key.values():
         key = {"benchmark": cell.benchmark, "budget": cell.budget, "method": cell.method}
         for base in (*BASELINES, *([CONTROL] if cell.method in REPAIRS else ())):
             other = by_key.get((cell.benchmark, cell.budget, base))
