@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from support import grpo_config
 
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.files import read_lines
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import shard
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
@@ -159,6 +160,10 @@ def test_two_processes_end_with_the_weights_of_one(
     assert journal(tmp_path / "one") == journal(
         tmp_path / "two"
     )  # the same trees, each once, of whole weights
+    # Figures of the first round's rows are those of all processes' rows.
+    told = [read_lines(tmp_path / name / "run-001" / "metrics.jsonl")[0] for name in ("one", "two")]
+    for name in ("advantage_mean", "advantage_std") if method == "grpo" else ():
+        assert told[0][name] == pytest.approx(told[1][name], abs=1e-4)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
     moved = apart(one, load_file(PACKAGED / "model.safetensors"))

@@ -158,14 +158,15 @@ class Learner:
         it.
 
         Returns the largest difference between the engine's log-probability of a sampled token and
-        the learner's, in nats.
+        the learner's, in nats, of any process.
         """
         # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
         while self.updates < round(share * self.planned):
             self.schedule.step()
             self.updates += 1
         self.publish()
-        return {"engine_logprob_gap": self.gap} if self.objective.importance else {}
+        gaps = self.ranks.gather(self.gap)
+        return {"engine_logprob_gap": max(gaps)} if self.objective.importance else {}
 
     # -- updates
     # ----------------------------------------------------------------------------------------------

@@ -75,9 +75,8 @@ class Grpo(Objective):
                 learner, rows, lambda part: learner.score_under(scorer, part).logprobs
             )
             load_trained_state(self.model, now)
-        of_policy = torch.tensor(
-            [a for row in rows if row.kind == "policy" for a in row.advantages if a]
-        )
+        own = [a for row in rows if row.kind == "policy" for a in row.advantages if a]
+        of_policy = torch.tensor([a for part in learner.ranks.gather(own) for a in part])
         if len(of_policy) < 2:
             return {}
         return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
