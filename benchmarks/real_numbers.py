@@ -203,6 +203,9 @@ class Run(Seed):
 
     def rounds(self) -> None:
         """Every arm at its best rate on validation games, over seeds."""
+        began = self.path / "began-rounds.json"
+        if not began.is_file():
+            began.write_text(json.dumps(provenance.BEGAN))
         runs = [Run(seed, self.args) for seed in SEEDS]
         best, tried = {}, {}
         for name, arm in ARMS.items():
@@ -226,17 +229,18 @@ class Run(Seed):
                 mine, first = [one[at] for one in found[name]], [start[at]]
                 row[kind] = [sum(one) / len(one) for one in mine]
                 row[f"{kind}_gain"] = less(mine, first, same)
-                others = {other: [one[at] for one in found[other]] for other in ARMS}
-                row[f"{kind}_trees_less_it"] = less(others["trees"], mine, same)
-            row["outcomes"] = [
-                "".join(str(int(one)) for one in greedy) for greedy, _ in found[name]
-            ]
+                if name != "trees":
+                    trees = [one[at] for one in found["trees"]]
+                    row[f"{kind}_trees_less_it"] = less(trees, mine, same)
+            # Of each game: whether greedily right, and how many of eight samples are.
+            row["outcomes"] = ["".join(str(int(one)) for one in of) for of, _ in found[name]]
+            row["right"] = ["".join(str(round(8 * one)) for one in of) for _, of in found[name]]
             rows.append(row)
         facts = {"seeds": SEEDS, "split": SPLIT, "first": FRESH, "games": len(same), "rows": rows}
         facts["start"] = {
             kind: sum(one) / len(one) for kind, one in zip(("greedy", "sample"), start, strict=True)
         }
-        provenance.write(self.args.out.with_name("numbers_rounds.json"), facts)
+        provenance.write(self.args.out.with_name("numbers_rounds.json"), {**read(began), **facts})
 
     def exact_auc(self) -> Interval:
         """Of `exact`, over the states of the games that the critics are tested on."""
