@@ -43,7 +43,7 @@ class Likely:
     its calls under way.
     """
 
-    name, checks, computes = "likely", True, False
+    name, checks, guides, computes = "likely", True, False, False
     scored_tokens = alive = most = 0
 
     async def __call__(

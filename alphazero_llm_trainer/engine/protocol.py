@@ -281,7 +281,8 @@ class Verifier(Protocol):
     model, a value network.
 
     `checks` tells that it checks steps, and so accepts and rejects; one that doesn't ranks
-    responses by their totals alone, and leaves all steps unchecked.
+    responses by their totals alone, and leaves all steps unchecked. `guides` tells that a value
+    network has a part in it: its judgements have `values`, which decide where a search looks.
     `computes` tells that a model of its own reads the prompt and every step: each comparison adds
     those tokens to the sampled ones (`mcts.metered.MeteredVerifier` counts them). A rule, and what
     the policy's own sampling gave already, is free. `scored_tokens` is what such a model's engine
@@ -293,6 +294,9 @@ class Verifier(Protocol):
 
     @property
     def checks(self) -> bool: ...
+
+    @property
+    def guides(self) -> bool: ...
 
     @property
     def computes(self) -> bool: ...

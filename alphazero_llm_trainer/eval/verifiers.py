@@ -25,7 +25,7 @@ RANKING = "log-probability"  # in a product
 class NoVerifier:
     """Everything is as good as everything else."""
 
-    name, checks, computes, scored_tokens = "none", True, False, 0
+    name, checks, guides, computes, scored_tokens = "none", True, False, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -40,7 +40,7 @@ class LogProbability:
     tokens. No tokens give 1.
     """
 
-    name, checks, computes, scored_tokens = "log-probability", True, False, 0
+    name, checks, guides, computes, scored_tokens = "log-probability", True, False, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -69,6 +69,7 @@ class Product:
         self.parts = parts
         self.name = "+".join(part.name for part in parts)
         self.checks = any(part.checks for part in parts if part.name != RANKING)
+        self.guides = any(part.guides for part in parts)
         self.computes = any(part.computes for part in parts)
 
     @property
@@ -139,7 +140,8 @@ def check_judged(name: str, config: Config) -> None:
         f"and under --verifier {name} each step is judged as it is drawn, until the budget is "
         f"spent: leave it out, or {other}with --value where a value is to guide the search"
     )
-    config.refuse({f"search.{key}": why for key in UNJUDGED_KEYS})
+    guided = {"rollout"} if "value" in name.split("+") else set()
+    config.refuse({f"search.{key}": why for key in UNJUDGED_KEYS if key not in guided})
 
 
 def load_verifier(

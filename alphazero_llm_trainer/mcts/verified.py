@@ -18,7 +18,7 @@ from .mcts import Evaluation, Leaf, Playout
 from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
-from .tree import REJECTED, ROOT, WHOLE, Rollout
+from .tree import REJECTED, WHOLE, Rollout
 
 
 @dataclass
@@ -30,8 +30,11 @@ class VerifiedExpansion(Expansion):
     that replaces or forks another at `search.temperature`. A finished chain earns its judgement's
     `total`, in training what `evaluate` says. A cut one backs up the `total` of the steps before
     the rejected one, from there on: a bad step says little about the good ones above it. Where a
-    value network judges, each good step backs up its V besides, so that Q is the mean of values and
-    of ends. A step in which there was nothing to check has no score.
+    value network judges, that is the V of the last good step.
+
+    Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
+    a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
+    A step in which there was nothing to check has no score.
     """
 
     judge: MeteredVerifier = field(kw_only=True)
@@ -63,7 +66,7 @@ class VerifiedExpansion(Expansion):
             if limits.steps <= 0 or room <= 0:
                 why = "depth" if limits.steps <= 0 else "length"
                 break
-            if allowed <= 0:
+            if allowed <= 0 or (len(steps) > start and not self.rolls):
                 return self.unfinished(steps[start:], scores, values)
             known = () if fresh else self.drawn(leaf.node)
             next_step, spent = await self.draw(
@@ -99,7 +102,7 @@ class VerifiedExpansion(Expansion):
             values += judged.values[-1:]
             total = judged.total
             if judged.rejects(self.settings.verify.reject_below, last=True):
-                why, total = REJECTED, await self.standing(steps[:-1], before, judged)
+                why, total = REJECTED, await self.standing(leaf.node, steps[:-1], before, judged)
             before = judged
         chain = Continuation(tuple(steps[start:]), why == "ended")
         if not chain.steps:
@@ -114,16 +117,17 @@ class VerifiedExpansion(Expansion):
         )
 
     async def standing(
-        self, steps: Sequence[Step], before: Judgement | None, after: Judgement
+        self, leaf: int, steps: Sequence[Step], before: Judgement | None, after: Judgement
     ) -> float:
         """What a rejected step backs up from `steps`, the state before it: the `total` there, or V
-        where a value network judges (of the prompt, which has none, the mean).
+        where a value network judges; of `leaf` itself, whose V was backed up, the mean as it is.
 
         `before` is the judgement of `steps`, None where it was made for an earlier chain. A
         beginning in which nothing was checked says nothing of what comes, and keeps 1.
         """
         if after.values:
-            return after.values[-2] if steps else self.tree.q(ROOT)
+            new = before is not None  # the state was drawn in this simulation
+            return after.values[-2] if new else self.tree.q(leaf)
         if before is None and steps:
             before = await self.judge(steps)
         return before.total if before is not None and before.checked else 1.0
@@ -173,8 +177,8 @@ class VerifiedExpansion(Expansion):
         return drawn, spent.sampled_tokens
 
     async def close(self, node: int, left: int | None) -> int:
-        """Where no response passed: one more chain, unjudged, from the end of the deepest path that
-        was not rejected, of several the one with the largest V.
+        """Where no response passed: one more chain, unjudged, from the open state with the largest
+        V; without a value from the end of the deepest path that was not rejected.
 
         In training nobody waits for an answer, and a chain that was not judged teaches nothing.
         """
@@ -183,7 +187,7 @@ class VerifiedExpansion(Expansion):
             return node
         depths = tree.depths()
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
-        node = max(open_ends, key=lambda end: (depths[end], tree.V[end] or 0.0, -end))
+        node = max(open_ends, key=lambda end: (tree.V[end] or 0.0, depths[end], -end))
         steps = tree.steps(node)
         limits = self.limits(steps, left)
         if limits is None:

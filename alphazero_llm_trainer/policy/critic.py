@@ -81,7 +81,7 @@ class CriticVerifier:
 
     def __init__(self, critic: Critic, kind: Kind) -> None:
         self.critic, self.name, self.checks = critic, kind, kind == "prm"
-        self.computes = critic.computes
+        self.guides, self.computes = not self.checks, critic.computes
 
     @property
     def scored_tokens(self) -> int:

@@ -17,7 +17,7 @@ class Calculator:
     where none was.
     """
 
-    name, checks, computes, scored_tokens = "calculator", True, False, 0
+    name, checks, guides, computes, scored_tokens = "calculator", True, False, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
