@@ -66,6 +66,7 @@ BUILT_IN = {
     "math": "math:Math",
     "hotpotqa": "hotpotqa:HotpotQa",
     "numbers": "numbers:Numbers",
+    "pancake": "pancake:Pancake",
     "reasoning-gym": "gym:ReasoningGym",
     "hub": "files:HubRows",
     "file": "files:FileRows",
@@ -133,6 +134,14 @@ class Source(ABC):
         Raises:
             DataError: rows are missing or broken; one sentence naming file, line and fix.
         """
+
+    def demonstrations(self, count: int) -> list[Task]:
+        """At most `count` tasks with worked solutions, which sft learns from and training replays:
+        by default the first of training.
+
+        They may differ from what is searched, and may be `unfinished`.
+        """
+        return self.load("train", count)
 
     # -- responses
     # ----------------------------------------------------------------------------------------------
@@ -205,6 +214,7 @@ class Generated(Source):
     endless = True
     reads = ("levels",)
     demonstration_share = 0.2
+    default_levels: tuple[int, ...] = DEFAULT_LEVELS
 
     def __init__(self, levels: tuple[int, ...]) -> None:
         self.levels = levels
@@ -212,7 +222,7 @@ class Generated(Source):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
-        return cls(problems.levels or DEFAULT_LEVELS)
+        return cls(problems.levels or cls.default_levels)
 
     @abstractmethod
     def build(self, split: str, index: int, level: int) -> Task:

@@ -33,7 +33,7 @@ from ..policy.folders import (
     weights_of,
     widens,
 )
-from ..problems.load import asked, tasks_of
+from ..problems.load import asked, demonstrations_of, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
@@ -75,8 +75,9 @@ def prepare(config: Config) -> Prepared:
     """
     check_run(config)
     train, source = config.train, open_source(config)
-    # Demonstrations are the first tasks of the train split; questions are the ones after them.
-    replay = tasks_of(config, "train", train.demonstrations if replayed(config) else 0)
+    # Demonstrations are the first tasks of the train split unless the source has others; questions
+    # are the ones after them.
+    replay = demonstrations_of(config, train.demonstrations if replayed(config) else 0)
     start = len(replay)
     questions = tasks_of(config, "train", train.num_examples, start)
     if len(questions) < train.num_examples:
