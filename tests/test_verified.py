@@ -60,7 +60,7 @@ class Ranker(Rule):
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        beginnings = itertools.accumulate(step.text for step in steps)
+        beginnings = itertools.accumulate(step.text for step in steps) if steps else [""]
         values = tuple(map(self.good, beginnings))
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 

@@ -250,13 +250,15 @@ class Judgement:
     `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
     are the numbers of the steps that were not checked, whose scores reject nothing. Where that is
     all of them the response is neither accepted nor rejected. `values` `[S]` are a value network's
-    V after each step, where one was asked.
+    V after each step, where one was asked; of no steps V of the prompt alone. `state` is what the
+    source knows the state after the steps by, see `Source.state`.
     """
 
     steps: tuple[float, ...]
     total: float
     unchecked: frozenset[int] = frozenset()
     values: tuple[float, ...] = ()
+    state: str | None = None
 
     @property
     def checked(self) -> bool:

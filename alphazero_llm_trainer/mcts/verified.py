@@ -18,7 +18,7 @@ from .mcts import Evaluation, Leaf, Playout
 from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
-from .tree import REJECTED, WHOLE, Rollout
+from .tree import REJECTED, ROOT, WHOLE, Rollout
 
 
 @dataclass
@@ -34,6 +34,7 @@ class VerifiedExpansion(Expansion):
 
     Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
     a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
+    A step into a state that the tree has reached by no more steps is rejected too.
     A step in which there was nothing to check has no score.
     """
 
@@ -44,10 +45,33 @@ class VerifiedExpansion(Expansion):
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
+        self.reached: dict[str, int] = {}  # by what a state is known by: its fewest steps
 
     def least(self, node: int) -> int:
         """One token of the next step; what judging takes shows as it is drawn."""
         return 1
+
+    async def open(self, left: int | None) -> None:
+        """Without rollouts: V of the prompt, where the budget pays for reading it."""
+        price = self.judge.step_price(())
+        if self.rolls or self.tree.V[ROOT] is not None or (left is not None and price > left):
+            return
+        judged = await self.judge(())
+        self.tree.V[ROOT] = judged.values[-1] if judged.values else None
+        self.refused(judged, 0)
+
+    def refused(self, judged: Judgement, steps: int) -> bool:
+        """Whether the last of so many steps is rejected: it is wrong, or without rollouts leads to
+        a state that as few steps reached before.
+        """
+        if judged.rejects(self.settings.verify.reject_below, last=True):
+            return True
+        if self.rolls or judged.state is None:
+            return False
+        if self.reached.get(judged.state, steps + 1) <= steps:
+            return True
+        self.reached[judged.state] = steps
+        return False
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
@@ -101,7 +125,7 @@ class VerifiedExpansion(Expansion):
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
             values += judged.values[-1:]
             total = judged.total
-            if judged.rejects(self.settings.verify.reject_below, last=True):
+            if self.refused(judged, len(steps)):
                 why, total = REJECTED, await self.standing(leaf.node, steps[:-1], before, judged)
             before = judged
         chain = Continuation(tuple(steps[start:]), why == "ended")

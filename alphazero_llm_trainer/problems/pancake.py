@@ -100,6 +100,11 @@ class Pancake(Generated):
         row, flips = read_question(problem.question)
         return len(steps) <= flips and play(row, steps) is not None
 
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """See `Source.state`: the row, until it is in order."""
+        row = play(read_question(problem.question)[0], steps)
+        return None if row is None or row == in_order(row) else row
+
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word, digit and mark."""
         yield "0123456789 flips: 123456789\n9:987654321\n"

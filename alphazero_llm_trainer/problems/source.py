@@ -195,6 +195,12 @@ class Source(ABC):
         equal = equations(steps[-1])
         return all(equal) if equal else None
 
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """What the state after right `steps` is known by: one that a search has reached already, by
+        other steps and no more of them, is not searched twice. None: no two states are alike.
+        """
+        return None
+
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of
         `error_rate`, or None.

@@ -26,6 +26,6 @@ class Calculator:
         verdicts = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
         scores = tuple(1.0 if right is None else float(right) for right in verdicts)
         unchecked = frozenset(at for at, right in enumerate(verdicts) if right is None)
-        return Judgement(
-            scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked
-        )
+        total = min(scores) if len(unchecked) < len(steps) else UNJUDGED
+        state = source.state(problem, texts) if all(scores) else None
+        return Judgement(scores, total, unchecked, state=state)

@@ -136,7 +136,7 @@ def check_run(config: Config) -> None:
 READERS = {
     "clip_high": ("grpo", "ppo"),
     "clip_low": ("grpo", "ppo"),
-    "credit": ("grpo",),
+    "credit": ("grpo", "alphazero"),
     "critic_rounds": ("ppo",),
     "gae_lambda": ("ppo",),
     "kl_coefficient": ("grpo", "ppo"),
@@ -146,6 +146,7 @@ READERS = {
     "rows_per_round": ("grpo", "ppo"),
     "teacher_rows": ("grpo", "ppo"),
     "updates_per_round": SUPERVISED,
+    "value_coefficient": ("alphazero",),
 }
 
 
@@ -157,6 +158,7 @@ def check_method(config: Config) -> None:
     for name, methods in READERS.items():
         if train.method not in methods:
             flags = " or ".join(f"--use-{one}" for one in methods if one != "expert_iteration")
+            flags = flags.replace("--use-alphazero", "--config alphazero")
             unread[f"train.{name}"] = (
                 f"and train.method is {train.method}, which doesn't read it: add {flags}, or leave "
                 "it out"
