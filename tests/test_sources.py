@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import verifiers.v1 as vf
 
 from alphazero_llm_trainer import answers
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -172,7 +174,7 @@ def test_demonstrations_of_flips_are_other_rows_than_what_is_asked_and_half_are_
         row, flips = pancake.read_question(task.problem.question)
         assert split_of(row) == "train" and flips == pancake.LEVELS[task.problem.level][1]
         steps = task.solution.splitlines()
-        assert task.unfinished is (len(steps) == pancake.CUT) is task.solution.endswith("\n")
+        assert task.unfinished is (len(steps) == flips) is task.solution.endswith("\n")
         needed = pancake.distances(len(row))[row] if len(row) == 5 else 1
         assert task.unfinished or 1 <= needed <= len(steps) <= pancake.NEAR
     assert {task.problem.level for task in played} == {1, 3}
@@ -198,6 +200,36 @@ def test_the_exact_value_is_what_the_best_play_reaches() -> None:
 def test_another_text_is_no_row_to_sort(question: str) -> None:
     with pytest.raises(DataError, match="write `12 flips: 936128547`"):
         pancake.read_question(question)
+
+
+def test_the_guides_game_is_trained_and_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = Path(__file__).parents[1] / "docs/guides/your-own-task.md"
+    [game] = re.findall(r"```python\n(# game\.py\n.*?)```", guide.read_text("utf-8"), re.S)
+    assert len([line for line in game.splitlines() if line.strip()]) <= 40
+    monkeypatch.chdir(tmp_path)
+    Path("game.py").write_text(game, "utf-8")
+    address = "game.py:Doubling"
+    source = opened(address)
+    by_split = {split: load_tasks(source, split, 40) for split in SPLITS}
+    for split, tasks in by_split.items():
+        for task in tasks:
+            assert split_of(task.problem.question) == split and task.solution is not None
+            assert source.grade(task.solution, task).correct and task.problem.source == address
+            steps = task.solution.splitlines()
+            assert source.check_step(task.problem, steps)
+            assert not source.check_step(task.problem, [*steps, steps[-1]])
+            assert not source.grade(steps[-1], task).correct
+    quick = ["train.sft_steps=2", "train.validation_size=4", "train.evaluate_every=2"]
+    sets = [word for key in quick for word in ("--set", key)]
+    common = ["--source", address, "--quiet"]
+    words = ["sft", *common, "--model", "small", "-n", "8", "--eval-size", "4", "--out", "doubling"]
+    assert main([*words, *sets]) == 0
+    methods = ["--methods", "greedy", "adaptive-best-of-n"]
+    words = ["eval", *common, "--model", "doubling", *methods, "-n", "4", "--out", "eval"]
+    assert main(words) == 0
+    assert "adaptive-best-of-n" in capsys.readouterr().out
 
 
 PINNED = {

@@ -25,7 +25,7 @@ from .prompts import PANCAKE_PROMPT
 from .source import Generated, split_of
 
 LEVELS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
-NEAR, CUT = 3, 6  # flips of a demonstration that sorts its row, at most, and of one that doesn't
+NEAR = 3  # flips of a demonstration that sorts its row, at most
 
 _STEP = re.compile(r"([2-9]):([1-9]+)")
 _QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
@@ -35,6 +35,7 @@ class Pancake(Generated):
     """Generated problems of the game: random rows."""
 
     name = "pancake"
+    scratch = "sft_pancake.yaml"
     prompt_tokens = 64
     system_prompt = PANCAKE_PROMPT
     default_levels = (3,)
@@ -47,14 +48,14 @@ class Pancake(Generated):
 
     def demonstrations(self, count: int) -> list[Task]:
         """Random legal games, by turns: one that brings a row a few flips from order there, and one
-        from a random row that stops after some flips, wherever they led.
+        of random flips from a random row, all that are allowed, wherever they lead.
         """
         tasks = []
         for index in range(count):
             level = self.levels[index // 2 % len(self.levels)]
             task_id = f"pancake/demonstration/{level}/{index}"
             game = open_game if index % 2 else sorting_game
-            row, steps = game(Random(task_id), LEVELS[level][0], "train")
+            row, steps = game(Random(task_id), level, "train")
             tasks.append(self.task(task_id, row, level, steps, unfinished=index % 2 == 1))
         return tasks
 
@@ -141,9 +142,9 @@ def random_row(rng: Random, size: int, split: str) -> str:
             return row
 
 
-def sorting_game(rng: Random, size: int, split: str) -> tuple[str, list[str]]:
+def sorting_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
     """A row of a split that is `NEAR` flips from order at most, and the steps that undo them."""
-    goal = "123456789"[:size]
+    goal = "123456789"[: LEVELS[level][0]]
     while True:
         moves = random_flips(rng, goal, rng.randint(1, NEAR))
         rows = [goal, *(row for _, row in moves)]
@@ -152,11 +153,14 @@ def sorting_game(rng: Random, size: int, split: str) -> tuple[str, list[str]]:
     return rows[-1], [f"{k}:{row}" for (k, _), row in zip(moves[::-1], rows[-2::-1], strict=True)]
 
 
-def open_game(rng: Random, size: int, split: str) -> tuple[str, list[str]]:
-    """A random row of a split and `CUT` random flips, none of which brings it into order."""
+def open_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
+    """A random row of a split and as many random flips as are allowed, none of which brings it into
+    order.
+    """
+    size, flips = LEVELS[level]
     while True:
         row = random_row(rng, size, split)
-        moves = random_flips(rng, row, CUT)
+        moves = random_flips(rng, row, flips)
         if in_order(row) not in [after for _, after in moves]:
             return row, [f"{k}:{after}" for k, after in moves]
 

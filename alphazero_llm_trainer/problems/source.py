@@ -100,6 +100,7 @@ class Source(ABC):
         demonstration_share: share of a training batch that replays worked solutions unless the
             configuration says.
         gold_free: its grades need no gold answer.
+        scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             memory plan.
     """
@@ -111,6 +112,7 @@ class Source(ABC):
     reads: tuple[str, ...] = ()
     demonstration_share: float = 0.0
     gold_free: bool = False
+    scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None
 
