@@ -84,7 +84,7 @@ def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     for task in source.demonstrations(60):
         assert task.solution is not None and task.problem.source == source.name
         solved = source.grade(task.solution, task).score == 1.0
-        assert solved is (source.vote_key(task.solution) == task.gold) is not task.unfinished
+        assert solved is (source.vote_key(task.solution) == task.gold) is True
         lines = task.solution.splitlines()
         assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
         assert source.check_step(task.problem, lines) is not False
@@ -162,21 +162,19 @@ def test_only_allowed_flips_bring_a_row_into_order(response: str, right: bool) -
     assert source.final_answer(response) == ("12345" if sorts and ":" in response else None)
 
 
-def test_demonstrations_of_flips_are_other_rows_than_what_is_asked_and_half_are_unfinished() -> (
-    None
-):
+def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_order() -> None:
     source = opened("pancake", levels=(1, 3))
     asked = load_tasks(source, "train", 400)
-    assert not any(task.solution or task.unfinished for task in asked)
-    played = source.demonstrations(400)
+    assert not any(task.solution for task in asked)
+    played, lengths = source.demonstrations(400), set()
     assert played == source.demonstrations(500)[:400]
     for task in played:
         row, flips = pancake.read_question(task.problem.question)
         assert split_of(row) == "train" and flips == pancake.LEVELS[task.problem.level][1]
         steps = task.solution.splitlines()
-        assert task.unfinished is (len(steps) == flips) is task.solution.endswith("\n")
-        needed = pancake.distances(len(row))[row] if len(row) == 5 else 1
-        assert task.unfinished or 1 <= needed <= len(steps) <= pancake.NEAR
+        lengths.add((task.problem.level, len(steps)))
+        assert pancake.play(row, steps) == pancake.in_order(row)
+    assert lengths == {(1, k) for k in range(1, 9)} | {(3, k) for k in range(1, 13)}
     assert {task.problem.level for task in played} == {1, 3}
 
 

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.load import Config, load_answering
+from ..config.load import GUIDED, Config, load_answering
 from ..errors import ConfigError
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant
 from ..mcts.tree import Tree
+from ..policy.folders import carried_value
 from ..policy.remote import RemoteStudent, answering_student
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
@@ -175,6 +176,17 @@ def find(
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
+    if config.search.value is None and config.engine.backend != "openai":
+        config, own = carried_value(config, folder if student is None else student.folder)
+        if own is not None:
+            asked = {"value": str(own)} | {
+                key: choice
+                for key, choice in GUIDED["search"].items()
+                if getattr(config.search, key) == getattr(config.plain.search, key)
+            }
+            config = config.model_copy(update={"search": config.search.model_copy(update=asked)})
+            if progress is not None:
+                progress.say("this student carries a value, which guides the search")
     alone = config.search.value is None
     check_settings(config.search, not alone)
     if student is None:
@@ -219,7 +231,10 @@ def find(
     if remote is not None and (word := remote.word):
         progress.say(word)
     selector = config.search.selector()
-    rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
+    rule = {
+        "rule": selector,
+        "exploration": constant(selector, config.search.exploration, value is not None),
+    }
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
     return Searched(
         **{part.name: getattr(result, part.name) for part in fields(result)},

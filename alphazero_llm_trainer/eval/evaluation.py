@@ -16,7 +16,7 @@ from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
 from ..mcts.driver import check_settings
-from ..policy.folders import check_critic
+from ..policy.folders import carried_value, check_critic
 from ..problems.load import load_tasks, opening
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import open_reward
@@ -119,6 +119,16 @@ class Evaluation(BaseModel):
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
         """
+        if not (self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED)):
+            config, value = carried_value(config, path)
+            if value is not None:
+                progress.say(
+                    "this student carries a value, which judges beside the calculator; "
+                    "--verifier calculator leaves it out"
+                )
+                asked = {"value": value, "verifier": "calculator+value"}
+                work = self.model_copy(update=asked)
+                return work.run(config, path, student, out, resume, progress, stop)
         if config.search.value is not None:
             raise ConfigError(
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"

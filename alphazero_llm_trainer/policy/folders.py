@@ -228,6 +228,21 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
             )
 
 
+def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | None]:
+    """The folder of the value that a student's own folder carries, None where it has none; and the
+    configuration with the discount that it was learnt under, unless that is the user's own.
+    `folder` is where the weights are from, None for the named student's.
+    """
+    place = (Path(config.models[resolve_name(config)].path) if folder is None else folder) / VALUE
+    card = read_note(place, "critic.json")
+    if not card:
+        return config, None
+    search = config.search
+    if search.discount == config.plain.search.discount:
+        search = search.model_copy(update={"discount": card.get("discount", 1.0)})
+    return config.model_copy(update={"search": search}), place
+
+
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):

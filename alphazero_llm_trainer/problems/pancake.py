@@ -25,7 +25,8 @@ from .prompts import PANCAKE_PROMPT
 from .source import Generated, split_of
 
 LEVELS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
-NEAR = 3  # flips of a demonstration that sorts its row, at most
+
+NEAR, SHORT = 3, 0.75  # flips of most demonstrations at most, and their share
 
 _STEP = re.compile(r"([2-9]):([1-9]+)")
 _QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
@@ -44,33 +45,23 @@ class Pancake(Generated):
         """See `Generated.build`: the same on every machine."""
         task_id = f"pancake/{split}/{level}/{index}"
         row = random_row(Random(task_id), LEVELS[level][0], split)
-        return self.task(task_id, row, level)
+        return self.task(task_id, row, (), level)
 
     def demonstrations(self, count: int) -> list[Task]:
-        """Random legal games, by turns: one that brings a row a few flips from order there, and one
-        of random flips from a random row, all that are allowed, wherever they lead.
+        """Random legal games that end in order: random flips of the row in order, played backward,
+        as many as are allowed at most.
         """
         tasks = []
         for index in range(count):
-            level = self.levels[index // 2 % len(self.levels)]
+            level = self.levels[index % len(self.levels)]
             task_id = f"pancake/demonstration/{level}/{index}"
-            game = open_game if index % 2 else sorting_game
-            row, steps = game(Random(task_id), level, "train")
-            tasks.append(self.task(task_id, row, level, steps, unfinished=index % 2 == 1))
+            tasks.append(self.task(task_id, *random_game(Random(task_id), level, "train"), level))
         return tasks
 
-    def task(
-        self,
-        task_id: str,
-        row: str,
-        level: int,
-        steps: Sequence[str] = (),
-        unfinished: bool = False,
-    ) -> Task:
-        """The task of a row, with a game of it where there is one."""
+    def task(self, task_id: str, row: str, steps: Sequence[str], level: int) -> Task:
+        """The task of a row, with the steps of a game that sorts it where there is one."""
         problem = Problem(task_id, f"{LEVELS[level][1]} flips: {row}", self.name, level)
-        solution = "\n".join([*steps, ""] if unfinished else steps)
-        return Task(problem, in_order(row), solution or None, unfinished)
+        return Task(problem, in_order(row), "\n".join(steps) or None)
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """The row in order that the last line leaves, or None where it leaves another one."""
@@ -142,27 +133,16 @@ def random_row(rng: Random, size: int, split: str) -> str:
             return row
 
 
-def sorting_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
-    """A row of a split that is `NEAR` flips from order at most, and the steps that undo them."""
-    goal = "123456789"[: LEVELS[level][0]]
+def random_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
+    """A row of a split, made by random flips of the row in order, and the steps that undo them."""
+    size, flips = LEVELS[level]
+    goal = "123456789"[:size]
     while True:
-        moves = random_flips(rng, goal, rng.randint(1, NEAR))
+        moves = random_flips(rng, goal, rng.randint(1, flips))
         rows = [goal, *(row for _, row in moves)]
         if goal not in rows[1:] and split_of(rows[-1]) == split:
             break
     return rows[-1], [f"{k}:{row}" for (k, _), row in zip(moves[::-1], rows[-2::-1], strict=True)]
-
-
-def open_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
-    """A random row of a split and as many random flips as are allowed, none of which brings it into
-    order.
-    """
-    size, flips = LEVELS[level]
-    while True:
-        row = random_row(rng, size, split)
-        moves = random_flips(rng, row, flips)
-        if in_order(row) not in [after for _, after in moves]:
-            return row, [f"{k}:{after}" for k, after in moves]
 
 
 def read_question(question: str) -> tuple[str, int]:

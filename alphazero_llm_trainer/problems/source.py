@@ -141,7 +141,7 @@ class Source(ABC):
         """At most `count` tasks with worked solutions, which sft learns from and training replays:
         by default the first of training.
 
-        They may differ from what is searched, and may be `unfinished`.
+        They may differ from what is searched.
         """
         return self.load("train", count)
 

@@ -9,6 +9,7 @@ from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
 from ..policy.critic import load_value
+from ..policy.folders import carried_value
 from ..policy.remote import answering_student
 from ..problems.load import opening
 from .answering import Answerer
@@ -37,6 +38,8 @@ def load_models(
             "--prm and --value read the student's own tokens, and the model is behind --base-url: "
             "leave them out"
         )
+    if not (remote or verifier or prm or value or config.search.value):
+        config, value = carried_value(config, path)
     named = named_verifier(verifier, prm, None if verifier == "none" else value, "calculator+")
     judged = named != "none"
     config.refuse({"search.budget_tokens": "which serve.budget_tokens is here: set that"})
