@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import TeacherModel, TeachersConfig
+from ..engine.chat_server import Asking, open_sdk
 from ..types import Cost
 from .answer import CallError, ChatAnswer, Usage, read_answer, status_error
 from .budget import Ledgers
@@ -40,22 +41,10 @@ class Endpoint:
 
     def open(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         """The client and the concurrency gate of the running event loop."""
-        import openai  # a second of start-up, which most runs do without
-
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            sdk = openai.AsyncOpenAI(
-                # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server
-                # is.
-                api_key=self._key or "none",
-                base_url=self.base_url,
-                max_retries=RETRIES,
-                http_client=openai.DefaultAsyncHttpxClient(
-                    timeout=self.settings.timeout_seconds,
-                    follow_redirects=False,  # the key would go where nobody sent it
-                ),
-            )
-            sdk.organization = sdk.project = None  # the same holds for OPENAI_ORG_ID
+            timeout = self.settings.timeout_seconds
+            sdk = open_sdk(self.base_url, self._key, RETRIES, timeout=timeout)
             self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(MOST_CALLS)
         return self._sdk, self._gate
 
@@ -78,6 +67,7 @@ class ChatClient:
     def __init__(self, endpoint: Endpoint, model: TeacherModel, name: str | None = None) -> None:
         self.endpoint, self.model, self.ledgers = endpoint, model, endpoint.ledgers
         self.name = model.model if name is None else name
+        self.asking = Asking()
         self._unmetered: CallError | None = None
 
     async def complete(
@@ -126,7 +116,9 @@ class ChatClient:
         try:
             # The SDK's time-out is for each read: a server that drips bytes would never end.
             async with asyncio.timeout(timeout):
-                raw = await sdk.chat.completions.with_raw_response.create(**request)
+                raw = await self.asking(
+                    lambda kept: sdk.chat.completions.with_raw_response.create(**kept), request
+                )
         except (TimeoutError, openai.APITimeoutError) as error:
             why = f"{name} didn't answer within {timeout:g} s: raise teachers.timeout_seconds"
             raise CallError("timeout", why) from error
