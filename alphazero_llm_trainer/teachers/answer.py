@@ -17,6 +17,7 @@ from ..errors import TeacherError
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake
 BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
+RESTS = "rests"  # of a call that was not sent: the model failed too often in a row
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
 _HELP = {
