@@ -101,12 +101,14 @@ def clients(rng: Random, folder: Path) -> Tries:
     with serving(folder / "log") as served:
         url, process = served.url, served.process
         place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        httpx.get(f"{url}/openapi.json", timeout=30)  # which is made once
         alone, before, silent = healthy(url), served.rss(), []
         for number in range(SILENT):
             silent.append(socket.create_connection(place))
-            says = UNREAD if number < 8 else (b"", b"GET /health HT", HALF, SLOW)[number % 4]
+            says = UNREAD if number < 4 else (b"", b"GET /health HT", HALF, SLOW)[number % 4]
             with contextlib.suppress(ConnectionError):  # refused, or its place is another's by then
                 silent[-1].sendall(says)
+        time.sleep(1.0)  # what was sent is read
         for _ in range(20):
             try:
                 seconds = healthy(url)
