@@ -42,9 +42,13 @@ from benchmarks import provenance  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "reliability.json"
 LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
-SILENT = 400  # clients that say nothing or half of something
+# Descriptors of the server, and clients that say nothing or half of something to it, or read nothing.
+FILES, SILENT = 300, 400
+MOST_MIB = 150  # of memory that these may take
 JSON = {"Content-Type": "application/json"}
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+SLOW = HALF.replace(b"99", b"999999") + b" " * 900_000
+UNREAD = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
 
 # What a try came to: None, or what was wrong.
 Tries = Iterator[str | None]
@@ -73,9 +77,9 @@ def teachers(rng: Random, folder: Path) -> Tries:
 
 @contextlib.contextmanager
 def serving(log: Path) -> Iterator[Served]:
-    """`serve`, whose errors go to `log`."""
+    """`serve` with FILES descriptors, whose errors go to `log`."""
     with log.open("w") as heard:
-        served = Served(log=heard)
+        served = Served(log=heard, files=FILES)
     try:
         yield served
     finally:
@@ -91,17 +95,20 @@ def healthy(url: str) -> float:
 
 
 def clients(rng: Random, folder: Path) -> Tries:
-    """Silent clients and half-sent requests in crowds, made-up requests, and SIGTERM while one is
-    under way.
+    """Silent clients, half-sent requests and unread answers in crowds, made-up requests, and SIGTERM
+    while one is under way.
     """
     with serving(folder / "log") as served:
         url, process = served.url, served.process
         place = ("127.0.0.1", int(url.rpartition(":")[2]))
-        alone = healthy(url)
-        silent = []
+        httpx.get(f"{url}/openapi.json", timeout=30)  # which is made once
+        alone, before, silent = healthy(url), served.rss(), []
         for number in range(SILENT):
             silent.append(socket.create_connection(place))
-            silent[-1].sendall((b"", b"GET /health HT", HALF)[number % 3])
+            says = UNREAD if number < 4 else (b"", b"GET /health HT", HALF, SLOW)[number % 4]
+            with contextlib.suppress(ConnectionError):  # refused, or its place is another's by then
+                silent[-1].sendall(says)
+        time.sleep(1.0)  # what was sent is read
         for _ in range(20):
             try:
                 seconds = healthy(url)
@@ -114,6 +121,8 @@ def clients(rng: Random, folder: Path) -> Tries:
                 else f"{SILENT} silent clients: {seconds:.1f} s instead of {alone:.1f}"
             )
             time.sleep(0.3)
+        taken = served.rss() - before
+        yield None if taken < MOST_MIB else f"{SILENT} silent clients took {taken:.0f} MiB"
         for one in silent:
             one.close()
         body = json.dumps(

@@ -154,13 +154,14 @@ async def put(
 
 
 class Served:
-    """The server's process; what it says goes to `log`."""
+    """The server's process; what it says goes to `log`. It may open so many `files`."""
 
-    def __init__(self, *flags: str, log: Any = None) -> None:
+    def __init__(self, *flags: str, log: Any = None, files: int | None = None) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
+        few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *flags],
+            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *flags],
             env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None

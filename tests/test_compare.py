@@ -147,6 +147,8 @@ def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> No
     identity, rows = {"seed": 7, "search": {"max_tokens": 160}}, {"embedded": {"data_hash": "aa"}}
     folder, kept = EvalFolder(tmp_path / "new", identity, rows, resume=False), cell("greedy", "01")
     folder.write(kept)
+    EvalFolder(tmp_path / "new", identity, rows, resume=False)  # isn't finished, so it goes on
+    (tmp_path / "new" / "results.json").write_text("{}")
     for resume in (False, True):  # what is there is gone on with, and nothing else is
         with pytest.raises(ConfigError, match="--resume"):
             EvalFolder(tmp_path / ("none" if resume else "new"), identity, rows, resume)

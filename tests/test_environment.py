@@ -30,6 +30,7 @@ from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConf
 from alphazero_llm_trainer.environment.front_end import left_out
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
 from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, record
+from alphazero_llm_trainer.environment.rollouts import TRACES, summarise
 from alphazero_llm_trainer.environment.taskset import (
     ENDLESS,
     AlphaZeroData,
@@ -611,3 +612,5 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
     )  # one likely-right proposal; likely-wrong ones have no place in an answer
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
+    (tmp_path / TRACES).write_text(episode.model_dump_json() + "\n")
+    assert summarise(tmp_path).taught == 1

@@ -85,7 +85,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) 
     assert "--resume" in capsys.readouterr().err
     assert len(list((cut / "cells").iterdir())) == 2 and not (cut / "results.json").exists()
     monkeypatch.setattr(eval_run, "run_cell", real)
-    assert main([*combined, "--out", str(cut), "--resume"]) == 0
+    assert main([*combined, "--out", str(cut)]) == 0
     assert results(cut) == results(whole)
 
 

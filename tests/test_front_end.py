@@ -301,6 +301,11 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     assert lines[1] == lines[-1] and lines[-1].startswith(
         "tier free takes no part: OPENROUTER_API_KEY isn't set and"
     )
+    monkeypatch.setenv("OPENROUTER_API_KEY", "k")
+    taught = report.RolloutSummary(total=1, taught=3)
+    monkeypatch.setattr(report, "summarise", lambda folder: taught)
+    assert run([OUR_ID, "-n", "1", "--tier", "free", "--env.agent.harness.search", "mcts"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "teachers took part: 3 steps"
 
 
 def test_the_summary_counts_only_what_ended(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -28,13 +28,18 @@ from starlette.routing import Route
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_answering
+from alphazero_llm_trainer.config.load import load_answering, load_config
+from alphazero_llm_trainer.config.sections import TeacherModel
+from alphazero_llm_trainer.engine import chat_server
 from alphazero_llm_trainer.engine.protocol import Limits
+from alphazero_llm_trainer.environment.calls import ChatSteps
+from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import with_model
 from alphazero_llm_trainer.policy.remote import RemoteSteps, RemoteStudent, remote_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.types import text_of
+from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
+from alphazero_llm_trainer.types import Cost, text_of
 
 ROOT = Path(__file__).parents[1]
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
@@ -66,13 +71,31 @@ def url() -> Iterator[str]:
         yield place
 
 
+REFUSALS: dict[str, Any] = {
+    "max_tokens": {
+        "message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead.",
+        "param": "max_tokens",
+    },
+    "temperature": {"message": "Input validation error: `temperature` must be strictly positive"},
+    "seed": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "not permitted"}],
+    "stream_options": {"message": "Unrecognized request argument supplied: stream_options"},
+}
+
+
 class Proxy:
-    """A server that lacks some of what `serve` can, or with `says` answers that once it was greeted.
-    `bodies` are the requests that came.
+    """A server that lacks some of what `serve` can, or with `says` answers that once it was greeted,
+    with `first` that before. `bodies` are the requests that came.
     """
 
-    def __init__(self, target: str, *lacks: str, says: Sequence[str] | None = None) -> None:
-        self.target, self.lacks, self.says = target, lacks, says
+    def __init__(
+        self,
+        target: str,
+        *lacks: str,
+        says: Sequence[str] | None = None,
+        first: Sequence[Sequence[str]] = (),
+    ) -> None:
+        self.target, self.lacks, self.says, self.first = target, lacks, says, [*first]
         self.bodies: list[dict[str, Any]] = []
         app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
@@ -83,6 +106,12 @@ class Proxy:
         self.bodies.append(dict(body))
         if "key" in self.lacks and request.headers.get("authorization") != "Bearer right":
             return JSONResponse({"error": {"message": "no such key"}}, 401)
+        for name, refusal in REFUSALS.items():
+            if name in self.lacks and body.get(name, 1) != 1:
+                detail = "error" if isinstance(refusal, dict) else "detail"
+                return JSONResponse({detail: refusal}, 400 if detail == "error" else 422)
+        if self.first and body.get("max_tokens") != 1:
+            return StreamingResponse(cut_off(self.first.pop(0)), media_type="text/event-stream")
         if self.says is not None and body["max_tokens"] > 1:
             return StreamingResponse(iter(self.says), media_type="text/event-stream")
         if "logprobs" in self.lacks and body.pop("logprobs", None):
@@ -117,6 +146,17 @@ class Proxy:
     def __exit__(self, *error: object) -> None:
         self.server.should_exit = True
         self.thread.join()
+
+
+def cut_off(says: Sequence[str]) -> Iterator[str]:
+    """A stream whose connection is cut where it says CUT."""
+    for event in says:
+        if event == CUT:
+            raise OSError("cut")
+        yield event
+
+
+CUT = "cut"
 
 
 def student_at(url: str, **openai: Any) -> RemoteStudent:
@@ -241,12 +281,107 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_a_server_that_answers_nonsense_ends_in_a_sentence(url: str, case: str) -> None:
+def test_a_server_that_answers_nonsense_ends_in_a_sentence(
+    url: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_server, "PAUSE_SECONDS", 0.0)
     says, words = NONSENSE[case]
     with Proxy(url, says=says) as place, pytest.raises(az.AlphaZeroError) as caught:
         drawn(student_at(place), tokens=40, n=1)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ['data: {"error": {"message": "overloaded", "code": 529}}\n\n'],
+        ['data: {"error": "overloaded"}\n\n'],
+        [CUT],
+        ['data: {"choices": [{"delta": {"con'],
+        [chunk(finish="error")],
+        [],
+    ],
+)
+def test_a_reply_that_breaks_off_is_begun_again(
+    url: str, broken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_server, "PAUSE_SECONDS", 0.0)
+    whole = [chunk("3 + 4"), chunk(" = 7\n"), chunk("#### 7", "stop")]
+    twice = [[chunk("8 + 8 = "), *broken]] * 2
+    with (proxy := Proxy(url, says=whole, first=twice)) as place:
+        [reply], cost = drawn(student_at(place), n=1)
+    assert text_of(reply.steps) == "3 + 4 = 7\n#### 7" and reply.ended
+    assert cost.calls == 3 and cost.sampled_tokens == 5 and not proxy.first
+
+
+def test_a_request_that_is_refused_in_a_stream_is_not_begun_again(url: str) -> None:
+    refusal = 'data: {"error": {"message": "too long", "code": 400}}\n\n'
+    with (proxy := Proxy(url, first=[[refusal], []])) as place:
+        with pytest.raises(RequestError, match="too long"):
+            drawn(student_at(place), n=1)
+        assert len(proxy.first) == 1
+
+
+ENDS = ("stop", "eos", "eos_token", "end_turn", "STOP", "tool_calls", "stop_sequence", None)
+
+
+@pytest.mark.parametrize("reason", [*ENDS, "length", "max_tokens"])
+def test_only_a_cut_is_no_end(url: str, reason: str | None) -> None:
+    text = "3 + 4 = 7\n#### 7"
+    says = [chunk("3 + 4 = 7\n"), chunk("#### 7"), chunk(finish=reason), END[-1]]
+    with Proxy(url, says=says) as place:
+        [reply], _ = drawn(student_at(place), n=1)
+    assert text_of(reply.steps) == text
+    assert (reply.ended, reply.cut) == ((True, False) if reason in ENDS else (False, True))
+
+    class Calls:
+        async def __call__(self, *_: Any, **more: Any) -> tuple[dict[str, Any], Cost]:
+            return {"message": {"content": text}, "finish_reason": reason}, Cost()
+
+    steps = ChatSteps(cast(Any, Calls()), [], load_config().search, None)
+    [own], _ = asyncio.run(steps.continuations(PROBLEMS[0], (), 1, 5, Limits(12, 60)))
+    assert (own.ended, own.cut) == (reply.ended, reply.cut)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_refused_by_name_is_left_out(url: str, name: str) -> None:
+    """Once: then it is known. Steps are the same, and a teacher asks as well."""
+    own = text_of(drawn(student_at(url))[0][0].steps)
+    with (proxy := Proxy(url, name)) as place:
+        student = student_at(place)
+        assert text_of(drawn(student, n=1)[0][0].steps) == own
+        count = len(proxy.bodies)
+        drawn(student, n=1)
+        assert len(proxy.bodies) == count + 1
+        body = proxy.bodies[-1]
+        assert name not in body and ("max_completion_tokens" in body) == (name == "max_tokens")
+        assert "refuses" in str(student.word)
+        settings = load_config().teachers.model_copy(update={"max_tokens": 60})
+        client = ChatClient(Endpoint(place, None, settings), TeacherModel(model="student"))
+        question = [{"role": "user", "content": PROBLEMS[0].question}]
+        assert "####" in asyncio.run(client.complete(question, temperature=0.0))
+
+
+def test_proxies_addresses_and_refused_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    began = time.perf_counter()
+    with pytest.raises(az.AlphaZeroError, match=r"can't be reached .*start it"):
+        drawn(student_at(place))
+    assert time.perf_counter() - began < 5  # 20 s of retries before
+    monkeypatch.setenv("OPENAI_BASE_URL", place)
+    openai = load_config().engine.openai
+    assert openai.base_url is None and chat_server.ChatServer(openai, "m").url == place
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://ana:sesame@127.0.0.1/v1")
+    with pytest.raises(az.AlphaZeroError, match="OPENAI_BASE_URL") as slip:
+        chat_server.ChatServer(openai, "m")
+    assert "sesame" not in str(slip.value)
+    monkeypatch.setenv("ALL_PROXY", "socks5://ana:sesame@127.0.0.1:9")
+    with pytest.raises(az.AlphaZeroError, match="ALL_PROXY") as slip:
+        drawn(student_at(place))
+    assert "sesame" not in str(slip.value)
 
 
 def test_what_a_server_says_of_tokens_is_held_to_what_came(url: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40
 OPEN = "Zoe has "  # what follows may be many things
 LONG: dict[str, Any] = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
 FRESH = iter(QUESTIONS[20:])  # questions that nobody asked before: nothing of them is cached
+CROWDED = "connections are open, as many as there may be"
 METHODS = ("mcts", "best-of-4", "majority-4", "step-rejection")
 
 
@@ -48,13 +50,14 @@ class Served:
         return int(httpx.get(f"{self.url}/health").json()["live"])
 
 
-def start(folder: Path, *arguments: str, **variables: str) -> Served:
-    """`alphazero-llm-trainer serve` on a free port, in a process of its own."""
+def start(folder: Path, *arguments: str, files: int | None = None, **variables: str) -> Served:
+    """`alphazero-llm-trainer serve` on a free port, in a process that may open so many `files`."""
     environment = {k: v for k, v in os.environ.items() if k != "ALPHAZERO_API_KEY"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *arguments],
+            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *arguments],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     return Served(process, "", folder)
@@ -70,13 +73,15 @@ def ready(one: Served) -> Served:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
-    """An open server, and one with keys and small bounds: started side by side."""
+    """An open server, and one with keys and small bounds, which may open 300 files: started side by
+    side.
+    """
     folders = [tmp_path_factory.mktemp(name) for name in ("open", "small")]
     bounds = ["serve.concurrent=1", "serve.queue=2"]
     small = [word for bound in bounds for word in ("--set", bound)]
     started = [
         start(folders[0], "--keep-traces", "kept"),
-        start(folders[1], *small, ALPHAZERO_API_KEY="first-key,second-key"),
+        start(folders[1], *small, files=300, ALPHAZERO_API_KEY="first-key,second-key"),
     ]
     try:
         yield ready(started[0]), ready(started[1])
@@ -540,6 +545,19 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
     asyncio.run(asyncio.wait_for(everyone(), 60))
 
 
+def test_a_silent_crowd_takes_nobodys_place(both: tuple[Served, Served]) -> None:
+    small = both[1]
+    place = ("127.0.0.1", int(small.url.rpartition(":")[2]))
+    half = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    with ExitStack() as crowd:
+        for number in range(400):
+            client = crowd.enter_context(socket.create_connection(place))
+            client.sendall((b"", b"GET /health HT", half)[number % 3])
+        for _ in range(3):
+            assert httpx.get(f"{small.url}/health", timeout=5).json()["status"] == "ok"
+    assert len((small.folder / "stderr").read_text()) < 5000
+
+
 # -- journals, command lines, the end
 # ----------------------------------------------------------------------------------
 
@@ -610,4 +628,4 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -
         assert response.status_code == 200 and len(response.json()["choices"]) == 4
         assert one.process.wait(timeout=60) == code
         said = (one.folder / "stderr").read_text().splitlines()
-        assert all(line.startswith("loading") for line in said), said
+        assert all(line.startswith("loading") or CROWDED in line for line in said), said

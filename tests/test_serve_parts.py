@@ -5,6 +5,10 @@ engines, answers in time.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.serve import app, server
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.requests import (
     ApiError,
@@ -308,3 +313,152 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
         assert "".join(token.text for token in outcome.tokens) == outcome.text
 
     run(main)
+
+
+# -- connections
+# --------------------------------------------------------------------------------------------------
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF = HEAD.replace(b"GET", b"POST").replace(b"\r\n\r\n", b"\r\nContent-Length: 99\r\n\r\n{")
+LARGE = HEAD.replace(b"/health", b"/large")
+ENDS = b"Connection: close\r\n\r\n"
+
+
+async def tiny_app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers a whole request after a while, on `/large` by more than any buffer holds."""
+    while (message := await receive()).get("more_body"):
+        pass
+    if message["type"] == "http.disconnect":
+        return
+    await asyncio.sleep(0.5)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    pieces = 300 if scope["path"] == "/large" else 1
+    for _ in range(pieces):
+        await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[server.Inner, Any]]:
+    """A server of `tiny_app`, and what opens a connection to it that reads little."""
+    bound = server.listen("127.0.0.1", 0)
+    place = bound.getsockname()
+    running, task = server.start(tiny_app, bound)
+
+    async def client(says: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*place[:2], limit=1000)
+        writer.write(says)
+        return reader, writer
+
+    try:
+        yield running, client
+    finally:
+        running.should_exit = True
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.mark.parametrize(
+    ("says", "drips"),
+    [
+        (b"", b""),
+        (HEAD[:9], b"x"),
+        (HALF, b" "),
+        (HEAD, b""),
+        (HEAD + HEAD[:9], b"x"),
+        (HEAD + HALF, b" "),
+        (LARGE, b""),
+        (LARGE.removesuffix(b"\r\n") + ENDS, b""),
+        (HEAD.replace(b"/health", b"\xff"), b"x"),
+    ],
+)
+def test_a_client_is_waited_for_as_long_as_said(
+    says: bytes, drips: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it sends and leaves out, and however it drips: a slow answer isn't its fault."""
+    monkeypatch.setattr(server, "PATIENCE", dict.fromkeys(server.PATIENCE, 0.3))
+
+    async def one() -> None:
+        async with listening() as (running, client):
+            reader, writer = await client(says)
+            if says.startswith(HEAD):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            for _ in range(40):
+                await asyncio.sleep(0.1)
+                if not (running.server_state.connections or running.server_state.tasks):
+                    break
+                writer.write(drips)
+            else:
+                pytest.fail("it is waited for")
+            writer.transport.abort()
+
+    asyncio.run(one())
+
+
+def test_a_new_connection_takes_the_place_of_a_silent_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "room", lambda: 8)
+    server.warn_full.cache_clear()
+
+    async def crowd() -> None:
+        async with listening() as (running, client):
+            reader, writer = await client(HEAD)
+            await asyncio.sleep(0.1)  # its request is under way and stays so
+            crowd = [await client((b"", HEAD[:9], HALF)[number % 3]) for number in range(30)]
+            for _ in range(3):
+                fresh, out = await client(HEAD)
+                assert (await fresh.readline()).startswith(b"HTTP/1.1 200")
+                out.close()
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            assert len(running.server_state.connections) <= 8
+            for _, one in [*crowd, (reader, writer)]:
+                one.transport.abort()
+
+    asyncio.run(crowd())
+    assert len(caplog.messages) == 1 and "8 connections" in caplog.text
+
+
+def test_files_leave_room_for_connections() -> None:
+    code = """
+import resource, sys
+hard = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
+from alphazero_llm_trainer.serve.server import room
+print(room(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    rooms = []
+    for soft, hard in ((64, 64), (200, 300), (512, 2000)):
+        command = [sys.executable, "-c", code, str(soft), str(hard)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rooms.append([int(word) for word in done.stdout.split()])
+    assert [files for _, files in rooms] == [64, 300, 2000]
+    assert rooms[0][0] == 8 and 150 < rooms[1][0] < 204 and rooms[2][0] == 896
+
+
+def test_large_bodies_leave_room_for_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MOST_BODY_BYTES", 200_000)
+    held: list[int] = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    bounded = app.Bounded(reads)
+
+    async def body(size: int, more: int) -> None:
+        pieces = iter([{"body": b"x" * size, "more_body": True}] * more + [{"body": b""}])
+
+        async def receive() -> Any:
+            await asyncio.sleep(0.01)
+            held.append(bounded.held)
+            return next(pieces)
+
+        await bounded({}, receive, None)
+
+    async def everyone() -> list[Any]:
+        large = [body(60_000, 3) for _ in range(3)]
+        return await asyncio.gather(*large, body(1000, 3), return_exceptions=True)
+
+    results = asyncio.run(everyone())
+    assert {getattr(error, "code", None) for error in results[:3]} == {"bodies_full", None}
+    assert results[3] is None and bounded.held == 0 and max(held) < 500_000

@@ -5,12 +5,14 @@ known way.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 
 import pytest
 from fault_server import FAULTS, GOOD, FaultServer
 
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import BudgetConfig, TeacherModel, TeachersConfig
 from alphazero_llm_trainer.engine.protocol import TeacherLedger, TeacherProposal
@@ -125,6 +127,49 @@ def test_passing_faults_are_tried_again(fault, monkeypatch):
     monkeypatch.setattr(client_module, "RETRIES", 1)
     server = FaultServer(lambda number, asked: fault if number == 0 else "ok", prices=PRICES)
     assert play(server, complete) == "3 + 4 = 7" and len(server.served) == 2
+
+
+@pytest.mark.parametrize("fault", ["500", "no-content"])
+def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
+    """One answer among them begins the count anew. It is said once, and no failure of a call."""
+
+    async def use(endpoint):
+        client = ChatClient(endpoint, ONE)
+        kinds = []
+        for _ in range(25):
+            try:
+                await client.complete(QUESTION)
+            except CallError as error:
+                kinds.append(error.kind)
+                endpoint.ledgers.failed(client.name, error)
+        return kinds, endpoint.ledgers.of(client.name).failures
+
+    server = FaultServer(lambda number, asked: "ok" if number == 9 else fault, prices=PRICES)
+    kinds, failures = play(server, use)
+    assert len(server.served) == 20 and kinds[-5:] == ["rests"] * 5
+    assert sum(failures.values()) == 19 and "rests" not in failures
+    assert sum("rests for the run" in line for line in caplog.messages) == 1
+
+
+def test_info_calls_each_teacher_once(monkeypatch, capsys):
+    monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
+
+    async def use(endpoint):
+        tier = [f"teacher_tiers.free.base_url={endpoint.base_url}", "teachers.tier=free"]
+        words = [word for override in tier for word in ("--set", override)]
+        command = ["info", "--model", "embedded", "--json", "--check-teachers", *words]
+        return await asyncio.to_thread(main, command)
+
+    server = FaultServer(lambda n, asked: "429" if n == 0 else "ok", prices=PRICES)
+    assert play(server, use) == 1
+    said = json.loads(capsys.readouterr().out)["teachers"]
+    free = load_config().teacher_tiers["free"]
+    assert list(said) == [model.model for model in (*free.teachers, free.terminal_checker)]
+    assert len(server.served) == len(said) and KEY not in str(said)
+    assert sum(words.startswith("fails: ") and "429" in words for words in said.values()) == 1
+    assert sum(words.startswith("answers in ") for words in said.values()) == len(said) - 1
+    assert main(["info", "--check-teachers", "--set", "teachers.tier=none"]) == 2
+    assert "teachers.tier is none" in capsys.readouterr().err
 
 
 def test_concurrency_is_bounded(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 from importlib import metadata
@@ -13,6 +14,7 @@ from huggingface_hub import constants
 
 from ..config.load import Config, cuda_here, load_training, resolve_name
 from ..engine.kernel_build import kernel_status
+from ..errors import EXIT_FAILED
 from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_facts, resolve
 from .train import add_method
@@ -31,6 +33,11 @@ def add_info(commands: Any) -> None:
     add_source(parser)
     add_method(parser)
     add_json(parser)
+    parser.add_argument(
+        "--check-teachers",
+        action="store_true",
+        help="call each model of teachers.tier once; the exit code is 1 where one has no answer",
+    )
     about = "also print the whole configuration, with FILE's keys in it"
     add_config_arguments(parser, nargs="?", const=True, help=about)
     parser.set_defaults(run=run_info)
@@ -43,8 +50,14 @@ def run_info(args: argparse.Namespace) -> int:
     facts = gather(config)
     if whole:
         facts["configuration"] = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
+    failed = False
+    if args.check_teachers:
+        from ..teachers.build import FAILS, check_teachers
+
+        facts["teachers"] = asyncio.run(check_teachers(config))
+        failed = any(said.startswith(FAILS) for said in facts["teachers"].values())
     print_facts(facts, args.json)
-    return 0
+    return EXIT_FAILED if failed else 0
 
 
 def gather(config: Config) -> dict[str, Any]:

@@ -103,9 +103,12 @@ class VllmConfig(Section):
     adapter_dir: str | None
 
 
+ADDRESS = r"^https?://[^@\s]+$"
+
+
 class OpenaiConfig(Section):
     place = "engine.openai"
-    base_url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")]
+    base_url: Annotated[str, Field(pattern=ADDRESS)] | None
     key_variable: str
     dollars: NonNegativeFloat | None
     prompt_cost: NonNegativeFloat

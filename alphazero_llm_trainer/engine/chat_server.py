@@ -1,24 +1,28 @@
 """A chat model behind any OpenAI-compatible server: streamed samples, with their tokens where the
 server tells log-probabilities.
 
-The openai package connects, retries and heeds `Retry-After`. A sample is closed as soon as its
-reader has enough, and servers end the generation then.
+The openai package connects, retries and heeds `Retry-After`; a sample that breaks off is begun
+again, and what a server refuses by name is left out. A sample is closed as soon as its reader has
+enough, and servers end the generation then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..config.sections import OpenaiConfig
-from ..errors import EngineError, RequestError
+from ..config.sections import ADDRESS, OpenaiConfig
+from ..errors import ConfigError, EngineError, RequestError, reason_of
 from ..types import Cost
 
 if TYPE_CHECKING:
@@ -31,13 +35,22 @@ PROBE = "1"  # one token, of nearly every tokenizer
 SPARE = 2  # tokens: PROBE's, and where it isn't one
 THOUGHT = 8  # tokens that a template may open an answer with and leaves out of one that goes on
 REFUSALS = (400, 404, 413, 422)  # statuses of a request that the server doesn't take
+OPTIONAL = ("temperature", "seed", "stream_options", "top_p")  # what a request can do without
+RENAMED = "max_completion_tokens"  # what some servers take for `max_tokens`
+CUTS = ("length", "max_tokens", "model_length")  # the `finish_reason` of a reply that was cut
+FAILED = ("error", "abort")  # of one that failed
 SEED_BITS = 31  # some servers take 32 bits with a sign
+URL_VARIABLE, LOCAL_URL = "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"
 
 MOST_CALLS = 32  # under way at once
-RETRIES = 6  # after 408, 409, 429 and 5xx, by the openai package
+RETRIES = 6  # after 408, 409, 429 and 5xx by the openai package, and of a sample that breaks off
+PAUSE_SECONDS, LONGEST_PAUSE = 0.5, 8.0  # before it is begun again: twice as long each time
+GREETING_SECONDS = 5.0  # that a server may take to say which models it has
 SAMPLE_SECONDS = 1800.0  # of one sample
+MOST_BYTES = 1 << 24  # of an event
 MOST_TEXT = 64  # characters a token: more of them are no sample of `max_tokens`
 
+T = TypeVar("T")
 Message = Mapping[str, str]
 Token = tuple[bytes, float]  # its text in UTF-8, and its log-probability (nats)
 Count = Annotated[int, Field(ge=0, le=10**9)]
@@ -68,7 +81,7 @@ class ChoiceBody(BaseModel):
 class ChunkBody(BaseModel):
     """A streamed chunk. Of `usage` nothing is expected: the sample can be read without it."""
 
-    choices: list[ChoiceBody] = []
+    choices: list[ChoiceBody]
     usage: Any = None
 
 
@@ -92,13 +105,113 @@ class Part:
     """A piece of a sample.
 
     `tokens` are what its text is made of, none where the server doesn't tell; `hidden` is thinking
-    that the server keeps apart. `finish` is None until the sample ends ("stop", "length").
+    that the server keeps apart. `finish` is None until the sample ends (as `finish_of` has it).
+    With `again` the sample begins anew: the parts before this one count no more.
     """
 
     text: str = ""
     tokens: tuple[Token, ...] = ()
     hidden: str = ""
     finish: str | None = None
+    again: bool = False
+
+
+class BrokenOff(Exception):
+    """A streamed reply that failed, or ended before its end."""
+
+
+def finish_of(reason: str | None) -> str | None:
+    """Why a reply ended: "length" where it was cut, "content_filter", "failed", "stop" for every
+    other reason, or None where none is told. Servers name ends as they like.
+    """
+    if reason is None or reason == "content_filter":
+        return reason
+    reason = reason.lower()
+    return "length" if reason in CUTS else "failed" if reason in FAILED else "stop"
+
+
+class Asking:
+    """How a server wants to be asked: without what it has refused by name (`left_out`)."""
+
+    def __init__(self) -> None:
+        self.left_out: set[str] = set()  # a temperature with its value: others may be taken
+
+    async def __call__(
+        self, call: Callable[[dict[str, Any]], Awaitable[T]], request: Mapping[str, Any]
+    ) -> T:
+        """The answer to a request, asked again without a parameter that is refused. What made it
+        pass is remembered. Raises the errors of `call`.
+        """
+        import openai
+
+        left_out = set(self.left_out)
+        while True:
+            kept = {
+                key: value for key, value in request.items() if named(key, value) not in left_out
+            }
+            if "max_tokens" in left_out:
+                kept[RENAMED] = request["max_tokens"]
+            try:
+                answer = await call(kept)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                refused = refused_of(kept, f"{error.message} {error.body}")
+                if refused is None:
+                    raise
+                left_out.add(refused)
+            else:
+                self.left_out |= left_out
+                return answer
+
+
+def named(key: str, value: Any) -> str:
+    """A parameter's name, a temperature's with its value."""
+    return f"{key} {value:g}" if key == "temperature" else key
+
+
+def refused_of(request: Mapping[str, Any], words: str) -> str | None:
+    """The parameter that a server's words refuse and that a request can do without, or None."""
+    if "max_tokens" in request and RENAMED in words:
+        return "max_tokens"
+    for key in OPTIONAL:
+        if key in request and re.search(rf"\b{key}\b", words):
+            return named(key, request[key])
+    return None
+
+
+def open_sdk(url: str, key: str | None, retries: int, **options: Any) -> openai.AsyncOpenAI:
+    """The openai client of a server. Raises ConfigError for a proxy that httpx doesn't speak to.
+
+    Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is; redirected,
+    the key would go where nobody sent it; and the same holds for OPENAI_ORG_ID.
+    """
+    import openai
+
+    try:
+        http = openai.DefaultAsyncHttpxClient(follow_redirects=False, **options)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names a proxy of a kind that needs another "
+            "package, such as socks5: pip install 'httpx[socks]', or unset the variable"
+        ) from error
+    sdk = openai.AsyncOpenAI(
+        api_key=key or "none", base_url=url, max_retries=retries, http_client=http
+    )
+    sdk.organization = sdk.project = None
+    return sdk
+
+
+async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of server-sent events, each of one line."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > MOST_BYTES:
+            raise BrokenOff("an event doesn't end")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield rest[5:].strip()
 
 
 class ChatServer:
@@ -114,7 +227,11 @@ class ChatServer:
     """
 
     def __init__(self, settings: OpenaiConfig, model: str) -> None:
-        self.settings, self.model, self.url = settings, model, settings.base_url.rstrip("/")
+        url = settings.base_url or os.environ.get(URL_VARIABLE, "").strip() or LOCAL_URL
+        if re.fullmatch(ADDRESS, url) is None:  # which may have a password in it
+            raise ConfigError(f"{URL_VARIABLE} is no address: write https://HOST/v1 without a name")
+        self.settings, self.model, self.url = settings, model, url.rstrip("/")
+        self.asking = Asking()
         self.cost, self.logprobs, self.goes_on, self.known = Cost(), True, False, False
         self._greeting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,21 +257,12 @@ class ChatServer:
         going_on: bool = False,
     ) -> AsyncGenerator[Part, None]:
         """One reply to `messages`, piece by piece; with `going_on` the rest of the last message.
-        What it took is added to `spent`.
+        What it took is added to `spent`. A reply that breaks off is begun again.
 
         Raises:
             RequestError: the server doesn't take this request.
             EngineError: the server can't be reached or fails, or the dollars are spent.
         """
-        import httpx
-        import openai
-
-        limit = self.settings.dollars
-        if limit is not None and self.cost.dollars >= limit:
-            raise EngineError(
-                f"engine.openai.dollars is {limit:g} and {self.cost.dollars:.4f} are spent: raise "
-                "it"
-            )
         request: dict[str, Any] = {
             "model": self.model,
             "messages": list(messages),
@@ -169,19 +277,63 @@ class ChatServer:
             request["logprobs"] = True
         if going_on:
             request["extra_body"] = GOING_ON
+        for attempt in range(RETRIES + 1):
+            try:
+                async with aclosing(self._once(request, spent, max_tokens)) as parts:
+                    async for part in parts:
+                        yield part
+                return
+            except BrokenOff as error:
+                if attempt == RETRIES:
+                    raise EngineError(
+                        f"the server at {self.url} broke off in a reply, or sends no chat "
+                        f"completion ({error}): look at its log, or correct --base-url"
+                    ) from error
+            await asyncio.sleep(min(PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE))
+            yield Part(again=True)
+
+    async def _once(
+        self, request: dict[str, Any], spent: Cost, max_tokens: int
+    ) -> AsyncGenerator[Part, None]:
+        """One attempt at `sample`. Raises BrokenOff, too."""
+        import httpx
+        import openai
+
+        limit = self.settings.dollars
+        if limit is not None and self.cost.dollars >= limit:
+            raise EngineError(
+                f"engine.openai.dollars is {limit:g} and {self.cost.dollars:.4f} are spent: raise "
+                "it"
+            )
         sample = Sampled(Cost(calls=1))
         try:
             client, gate = self._client()
-            async with gate, asyncio.timeout(SAMPLE_SECONDS):
-                stream = await client.chat.completions.create(**request)
-                async with stream:
-                    async for chunk in stream:
-                        yield sample.read(chunk)
+            async with gate, asyncio.timeout(SAMPLE_SECONDS), AsyncExitStack() as stack:
+
+                def call(kept: dict[str, Any]) -> Awaitable[Any]:
+                    streaming = client.chat.completions.with_streaming_response
+                    return stack.enter_async_context(streaming.create(**kept))
+
+                reply = await self.asking(call, request)
+                try:
+                    async for data in events(reply.iter_bytes()):
+                        if data == b"[DONE]":
+                            sample.done = True
+                            break
+                        yield sample.read(self._body(data))
                         if sample.length > MOST_TEXT * (max_tokens + 16):
                             raise EngineError(
                                 f"the server at {self.url} sends more than max_tokens "
                                 f"{max_tokens} can be: it ignores the limit"
                             )
+                except httpx.TransportError as error:
+                    if isinstance(error, httpx.TimeoutException):
+                        raise
+                    raise BrokenOff(printable(reason_of(error))) from error
+            if sample.finish is None and sample.done:  # some name no reason
+                full = sample.cost.sampled_tokens >= max_tokens
+                sample.finish = "length" if full else "stop"
+                yield Part(finish=sample.finish)
             self._check(sample, max_tokens)
         except openai.APIStatusError as error:
             raise self._refused(error) from None  # the SDK's error repeats the server's page
@@ -191,12 +343,8 @@ class ChatServer:
                 f"the server at {self.url} answers with no chat completion ({why}): correct "
                 "--base-url"
             ) from None
-        except (openai.APIError, httpx.HTTPError, ValueError, TimeoutError) as error:
-            why = printable(f"{type(error).__name__}: {error}")
-            raise EngineError(
-                f"the server at {self.url} can't be reached or broke off ({why}): start it, or "
-                "correct --base-url"
-            ) from error
+        except (openai.APIError, httpx.HTTPError, TimeoutError) as error:
+            raise self._unreachable(error) from error
         finally:
             cost, price = sample.cost, self.settings
             read = cost.prompt_tokens + cost.cached_tokens
@@ -206,11 +354,33 @@ class ChatServer:
             self.cost.add(cost)
             spent.add(cost)
 
+    def _body(self, data: bytes) -> Any:
+        """An event's JSON. Raises BrokenOff where it is none, or a failure that may pass."""
+        try:
+            body = json.loads(data)
+        except ValueError as error:
+            raise BrokenOff("an event is no JSON") from error
+        failure = body.get("error") if isinstance(body, dict) else None
+        if not failure:
+            return body
+        code, words = None, failure
+        if isinstance(failure, dict):
+            code, words = failure.get("code"), failure.get("message")
+        if code in REFUSALS:
+            raise RequestError(f"the server at {self.url} refuses ({printable(str(words))})")
+        raise BrokenOff(printable(str(words)))
+
+    def _unreachable(self, error: Exception) -> EngineError:
+        return EngineError(
+            f"the server at {self.url} can't be reached ({printable(reason_of(error))}): start it, "
+            "or correct --base-url"
+        )
+
     def _check(self, sample: Sampled, max_tokens: int) -> None:
         """Raise for a sample that came to its end and can't be counted on."""
         place = f"the server at {self.url}"
-        if sample.finish is None:
-            raise EngineError(f"{place} broke off in a reply, or sends no chat completion")
+        if sample.finish in (None, "failed"):
+            raise BrokenOff("no end came" if sample.finish is None else "it says so")
         if sample.finish == "content_filter":
             raise RequestError(f"{place} refuses to answer: its content filter ended the reply")
         if not sample.told:
@@ -244,7 +414,7 @@ class ChatServer:
         leaves the message out, it counts as one that doesn't go on.
 
         Raises:
-            EngineError: the server can't be reached, or has no such model.
+            EngineError: the server can't be reached, which is told at once, or has no such model.
         """
         if self.known:
             return
@@ -254,6 +424,16 @@ class ChatServer:
         await asyncio.shield(self._greeting)
 
     async def _greet(self) -> None:
+        import httpx
+        import openai
+
+        client, _ = self._client()
+        try:
+            once = client.with_options(max_retries=0, timeout=GREETING_SECONDS)
+            await once.models.with_raw_response.list()
+        except openai.APIError as error:  # many have no list
+            if isinstance(error.__cause__, httpx.ConnectError):
+                raise self._unreachable(error.__cause__) from error
         # Another one each time, from its first word on: no server has it in its cache.
         words = f"{time.time_ns() // 1000 % 10**9} boxes hold 14 apples each. How many are they?"
         question = {"role": "user", "content": words}
@@ -307,19 +487,10 @@ class ChatServer:
 
     def _client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         """The client of the running event loop, to which connections belong, and its gate."""
-        import openai
-
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is;
-            # redirected, the key would go where nobody sent it.
-            self._sdk = openai.AsyncOpenAI(
-                api_key=os.environ.get(self.settings.key_variable, "").strip() or "none",
-                base_url=self.url,
-                max_retries=RETRIES,
-                http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
-            )
-            self._sdk.organization = self._sdk.project = None
+            key = os.environ.get(self.settings.key_variable, "").strip()
+            self._sdk = open_sdk(self.url, key, RETRIES)
             self._gate, self._loop = asyncio.Semaphore(MOST_CALLS), loop
         return self._sdk, self._gate
 
@@ -327,7 +498,8 @@ class ChatServer:
 @dataclass(slots=True)
 class Sampled:
     """What came of a sample so far: characters, those of a hidden thought too, whether text was
-    `shown`, whether tokens were told and whether usage counted them, and why it ended.
+    `shown`, whether tokens were told and whether usage counted them, why it ended, and whether the
+    stream was `done`.
     """
 
     cost: Cost
@@ -336,12 +508,11 @@ class Sampled:
     told: bool = False
     counted: bool = False
     finish: str | None = None
+    done: bool = False
 
     def read(self, chunk: Any) -> Part:
         """The next piece. Raises ValidationError where it is no chunk of a chat completion."""
-        body = ChunkBody.model_validate(
-            chunk.model_dump(warnings=False) if isinstance(chunk, BaseModel) else chunk
-        )
+        body = ChunkBody.model_validate(chunk)
         choice = body.choices[0] if body.choices else ChoiceBody()
         delta = choice.delta or DeltaBody()
         hidden = delta.reasoning_content or delta.reasoning or ""
@@ -350,13 +521,14 @@ class Sampled:
         self.length += len(text) + len(hidden)
         self.shown = self.shown or bool(text)
         self.cost.sampled_tokens += max(len(listed), bool(text) + bool(hidden))
-        self.finish = choice.finish_reason or self.finish
+        finish = finish_of(choice.finish_reason or None)
+        self.finish = finish or self.finish
         self.count(body.usage)
         # Tokens of a thought that the server keeps apart are none of the text's.
         known = all(token.logprob <= 0 and math.isfinite(token.logprob) for token in listed)
         tokens = () if hidden or not known else tuple(map(read_token, listed))
         self.told = self.told or bool(tokens)
-        return Part(text, tokens, hidden, choice.finish_reason)
+        return Part(text, tokens, hidden, finish)
 
     def count(self, usage: Any) -> None:
         """Take the server's usage where it is one; tokens that came are never counted less."""

@@ -12,7 +12,7 @@ import aiohttp
 
 from ..answers import is_final
 from ..config.sections import SearchConfig
-from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled
+from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled, finish_of
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
@@ -142,7 +142,7 @@ class ChatSteps:
         choice, cost = await self.chat(self.messages(prefix), **parameters)
         if not prefix:
             self._asked = prompt_of(cost)
-        ended = choice.get("finish_reason") == "stop"
+        ended = finish_of(choice.get("finish_reason")) != "length"
         if self.frozen is None:
             text = choice["message"].get("content") or ""
             steps, read = response_steps(text, self.settings.step, text_of(prefix))

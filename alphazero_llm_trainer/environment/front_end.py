@@ -173,7 +173,10 @@ def evaluate(argv: list[str]) -> int:
     if config.dry_run:
         return 0
     summary = rollouts.summarise(output_path(config))
-    print("\n".join(["", rollouts.text(summary, output_path(config)), *left_out(config)]))
+    about = left_out(config)
+    if tier_of(config) != "none" and not about:
+        about = [f"teachers took part: {summary.taught} steps"]
+    print("\n".join(["", rollouts.text(summary, output_path(config)), *about]))
     if summary.failed and summary.failed == summary.total:
         why = summary.first_error
         print(f"vf-eval: every rollout failed, the first one with: {why}", file=sys.stderr)
@@ -315,14 +318,19 @@ def plan(config: EvalConfig) -> list[str]:
     ]
 
 
+def tier_of(config: EvalConfig) -> str:
+    """The tier of the teachers that were asked for."""
+    env = own_env(config)
+    return "none" if env is None else env.taskset.tier
+
+
 def left_out(config: EvalConfig) -> list[str]:
     """Why the teachers that were asked for don't take part, said before the run and after it."""
     from ..config.load import load_config, missing_key
 
-    env = own_env(config)
-    if env is None or env.taskset.tier == "none":
+    env, tier = own_env(config), tier_of(config)
+    if env is None or tier == "none":
         return []
-    tier = env.taskset.tier
     missing = missing_key(load_config(env.taskset.config_file), tier)
     reasons = [] if missing is None else [f"{missing} isn't set"]
     if getattr(env.agent.harness, "search", "none") == "none":

@@ -14,7 +14,8 @@ TRACES = "traces.jsonl"
 
 @dataclass(slots=True)
 class RolloutSummary:
-    """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0.
+    """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0. `taught` are
+    the steps of their trees that teachers wrote.
 
     `means`: "reward" for the weighted total, and the names of rewards and metrics, over rollouts
     that ended.
@@ -23,6 +24,7 @@ class RolloutSummary:
     total: int = 0
     failed: int = 0
     skipped: int = 0
+    taught: int = 0
     first_error: str = ""
     means: dict[str, float] = field(default_factory=dict)
 
@@ -48,7 +50,10 @@ def summarise(folder: Path) -> RolloutSummary:
             summary.first_error = summary.first_error or message
             continue
         for trace in traces:
-            summary.skipped += "skipped" in trace.get("info", {})
+            info = trace.get("info", {})
+            summary.skipped += "skipped" in info
+            sources = info.get("mcts", {}).get("tree", {}).get("source", [])
+            summary.taught += sum(source.startswith("teacher:") for source in sources)
             rewards = {
                 name: part for name, part in trace.get("rewards", {}).items() if part is not None
             }

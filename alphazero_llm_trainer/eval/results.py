@@ -33,7 +33,7 @@ class EvalFolder:
         identity: what decides every cell's figures; that of a cell which is there is the same.
         benchmarks: facts of each benchmark that decide its cells' figures, its rows' hash among
             them.
-        resume: go on with what is there.
+        resume: go on with what is there; one that isn't finished goes on without, too.
 
     Raises ConfigError where another evaluation is there, or none to go on with.
     """
@@ -42,7 +42,7 @@ class EvalFolder:
         self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool
     ) -> None:
         self.cells, self.identity, self.benchmarks = path / "cells", identity, benchmarks
-        if self.cells.exists() and not resume:
+        if (path / RESULTS).exists() and self.cells.exists() and not resume:
             raise ConfigError(
                 f"--out {path} holds an evaluation already: add --resume to go on with it, or "
                 "name another folder"

@@ -116,6 +116,9 @@ class RemoteStudent:
             )
         if server.known and not server.logprobs:
             words.append("tells no log-probabilities: siblings have equal priors")
+        if server.asking.left_out:
+            left_out = ", ".join(sorted(server.asking.left_out))
+            words.append(f"refuses {left_out}: it is asked without")
         if self.thoughts:
             words.append(
                 f"sent {self.thoughts} replies that were thinking alone: raise search.max_tokens"
@@ -263,6 +266,9 @@ class RemoteSteps:
         )
         async with aclosing(stream) as parts:
             async for part in parts:
+                if part.again:
+                    text, thought, finish = "", "", None
+                    tokens.clear()
                 text += part.text
                 tokens += part.tokens
                 thought, finish = thought + part.hidden, part.finish or finish
@@ -311,7 +317,7 @@ class RemoteSteps:
     ) -> Continuation:
         """A sample after the text `before` as steps."""
         kept, read = response_steps(text, self.student.step, before, limits.steps)
-        ended = read and finish == "stop"
+        ended = read and finish is not None and finish != "length"
         steps = self._steps(kept, tokens, ended)
         return Continuation(steps, ended, cut=read and finish == "length" and text[-1:] != "\n")
 

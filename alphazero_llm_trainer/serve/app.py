@@ -29,11 +29,13 @@ from .requests import (
     completion_request,
     error_body,
 )
-from .service import Service
+from .service import SOON, Service
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 GONE = 499  # what nobody reads
 MAX_BODY_BYTES = 1 << 20  # of one request
+SMALL_BODY_BYTES = 1 << 16  # which are taken however many others hold
+MOST_BODY_BYTES = 64 << 20  # of all requests under way
 REFUSED: tuple[type[Exception], ...] = (
     StarletteHTTPException,
     RequestValidationError,
@@ -120,10 +122,12 @@ def lock(keys: Sequence[str]) -> Any:
 
 
 class Bounded:
-    """ASGI middleware that refuses a body beyond MAX_BODY_BYTES while it comes."""
+    """ASGI middleware that refuses a body beyond MAX_BODY_BYTES while it comes, and one that isn't
+    small while all others have MOST_BODY_BYTES.
+    """
 
     def __init__(self, app: Any) -> None:
-        self.app = app
+        self.app, self.held = app, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size = 0
@@ -131,13 +135,21 @@ class Bounded:
         async def counted() -> Any:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
+            came = len(message.get("body", b""))
+            size += came
+            self.held += came
             if size > MAX_BODY_BYTES:
                 large = f"the body is larger than {MAX_BODY_BYTES} bytes: send less"
                 raise ApiError(large, None, "request_too_large", 413)
+            if size > SMALL_BODY_BYTES and self.held > MOST_BODY_BYTES:
+                full = "too many large bodies are under way: try again later"
+                raise ApiError(full, None, "bodies_full", 503, SOON)
             return message
 
-        await self.app(scope, counted, send)
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self.held -= size
 
 
 # -- an answer

@@ -12,10 +12,12 @@ from typing import Annotated, Any
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from ..answers import without_thinking
+from ..engine.chat_server import finish_of
 from ..errors import TeacherError
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake
 BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
+RESTS = "rests"  # of a call that was not sent: the model failed too often in a row
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
 _HELP = {
@@ -97,7 +99,7 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     text, why = without_thinking(message.content or ""), None
     if message.refusal or choice.finish_reason == "content_filter":
         why = CallError("refusal", f"{name} refused to answer")
-    elif not text.strip() and choice.finish_reason == "length":
+    elif not text.strip() and finish_of(choice.finish_reason) == "length":
         why = CallError("length", f"{name} only thought: raise teachers.max_tokens")
     elif not text.strip():
         why = CallError("empty", f"{name} answered without content")

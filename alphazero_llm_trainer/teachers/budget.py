@@ -14,7 +14,7 @@ from ..engine.protocol import TeacherLedger
 from ..errors import DataError
 from ..files import write_json
 from ..types import Cost
-from .answer import BUDGET, CallError
+from .answer import BUDGET, RESTS, CallError
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class Ledgers:
         self._save()
 
     def failed(self, name: str, error: CallError) -> None:
-        """Count a failure, and log the first of each kind. (`begin` counts the budget's.)"""
-        if error.kind == BUDGET:
+        """Count a failure of a call that was sent, and log the first of each kind."""
+        if error.kind in (BUDGET, RESTS):
             return
         failures = self.of(name).failures
         if error.kind not in failures:

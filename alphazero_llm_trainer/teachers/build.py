@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable
 
 from ..config.load import Config
@@ -10,11 +12,13 @@ from ..config.sections import TeacherModel, TeacherTier
 from ..engine.protocol import Teacher
 from ..errors import ConfigError
 from ..types import NOTHING, Opening
+from .answer import CallError
 from .client import ChatClient, Endpoint
 from .ensemble import TeacherEnsemble
 from .openai_teacher import ContinuingTeacher, OpenAITeacher, TerminalChecker
 
 CHECKER = "terminal checker"  # the name of its ledger
+FAILS = "fails:"  # what `check_teachers` says of a model without an answer
 LEDGERS = "teacher_ledgers.jsonl"  # in a run's folder
 
 
@@ -94,6 +98,33 @@ def build_teachers(
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
         wanted = wanted.model_copy(update={"wrong": 0})
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.ledgers)
+
+
+async def check_teachers(config: Config) -> dict[str, str]:
+    """What a call of each model of `teachers.tier` comes to: its seconds, or why it has no answer.
+
+    Raises:
+        ConfigError: the tier has no models that are called, or no key.
+    """
+    if config.teachers.tier in ("none", "embedded"):
+        raise ConfigError(
+            f"teachers.tier is {config.teachers.tier}, which calls nobody: name another by "
+            "--set teachers.tier=free"
+        )
+    endpoint, tier = open_remote(config), _tier(config)
+
+    async def call(model: TeacherModel) -> str:
+        begun = time.perf_counter()
+        try:
+            await ChatClient(endpoint, model).complete([{"role": "user", "content": "3 + 4 = ?"}])
+        except CallError as error:
+            return f"{FAILS} {error}"
+        return f"answers in {time.perf_counter() - begun:.1f} s"
+
+    models = [*tier.teachers, *([] if tier.terminal_checker is None else [tier.terminal_checker])]
+    async with endpoint.session():
+        said = await asyncio.gather(*map(call, models))
+    return {model.model: words for model, words in zip(models, said, strict=True)}
 
 
 def build_terminal_checker(config: Config, endpoint: Endpoint | None) -> TerminalChecker | None:

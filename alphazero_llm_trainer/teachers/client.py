@@ -1,24 +1,30 @@
 """Chat models behind an OpenAI-compatible endpoint, by the openai package: it connects, retries and
-heeds `Retry-After`. What is added here: a bound on a call's time, and the budget."""
+heeds `Retry-After`. What is added here: a bound on a call's time, the budget, and rest for a model
+that fails and fails."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import TeacherModel, TeachersConfig
+from ..engine.chat_server import Asking, open_sdk
 from ..types import Cost
-from .answer import CallError, ChatAnswer, Usage, read_answer, status_error
+from .answer import RESTS, CallError, ChatAnswer, Usage, read_answer, status_error
 from .budget import Ledgers
 
 if TYPE_CHECKING:
     import openai
 
+log = logging.getLogger(__name__)
+
 MOST_CALLS = 8  # under way at once
 RETRIES = 3  # after time-outs, cut connections, 408, 409, 429 and 5xx
+MOST_FAILURES = 10  # calls in a row without an answer, after which a model rests
 
 Message = dict[str, str]
 
@@ -40,22 +46,10 @@ class Endpoint:
 
     def open(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         """The client and the concurrency gate of the running event loop."""
-        import openai  # a second of start-up, which most runs do without
-
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            sdk = openai.AsyncOpenAI(
-                # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server
-                # is.
-                api_key=self._key or "none",
-                base_url=self.base_url,
-                max_retries=RETRIES,
-                http_client=openai.DefaultAsyncHttpxClient(
-                    timeout=self.settings.timeout_seconds,
-                    follow_redirects=False,  # the key would go where nobody sent it
-                ),
-            )
-            sdk.organization = sdk.project = None  # the same holds for OPENAI_ORG_ID
+            timeout = self.settings.timeout_seconds
+            sdk = open_sdk(self.base_url, self._key, RETRIES, timeout=timeout)
             self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(MOST_CALLS)
         return self._sdk, self._gate
 
@@ -73,12 +67,16 @@ class Endpoint:
 
 
 class ChatClient:
-    """One model at an endpoint; `name` is that of its ledger."""
+    """One model at an endpoint; `name` is that of its ledger. After MOST_FAILURES calls in a row
+    without an answer it isn't called again.
+    """
 
     def __init__(self, endpoint: Endpoint, model: TeacherModel, name: str | None = None) -> None:
         self.endpoint, self.model, self.ledgers = endpoint, model, endpoint.ledgers
         self.name = model.model if name is None else name
-        self._unmetered: CallError | None = None
+        self.asking = Asking()
+        self._failures = 0  # in a row
+        self._closed: CallError | None = None  # why it isn't asked again
 
     async def complete(
         self,
@@ -104,19 +102,33 @@ class ChatClient:
         }
         sdk, gate = self.endpoint.open()
         async with gate:
-            if self._unmetered is not None:
-                raise self._unmetered
+            if self._closed is not None:
+                raise self._closed
             self.ledgers.begin(self.name)
             cost, start = Cost(calls=1), time.perf_counter()
             try:
                 answer = await self._send(sdk, request)
                 self._charge(cost, answer.usage)
+                if answer.failure is not None:
+                    raise answer.failure
+                self._failures = 0
+            except CallError as error:
+                self._fail(error)
+                raise
             finally:
                 cost.seconds = time.perf_counter() - start
                 self.ledgers.add(self.name, cost)
-        if answer.failure is not None:
-            raise answer.failure
         return answer.text
+
+    def _fail(self, error: CallError) -> None:
+        """Count a call without an answer."""
+        self._failures += 1
+        if self._failures == MOST_FAILURES and self._closed is None:
+            rests = (
+                f"{self.name} failed {MOST_FAILURES} times in a row and rests for the run: {error}"
+            )
+            log.warning("%s", rests)
+            self._closed = CallError(RESTS, rests)
 
     async def _send(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> ChatAnswer:
         """The response to a request."""
@@ -126,7 +138,9 @@ class ChatClient:
         try:
             # The SDK's time-out is for each read: a server that drips bytes would never end.
             async with asyncio.timeout(timeout):
-                raw = await sdk.chat.completions.with_raw_response.create(**request)
+                raw = await self.asking(
+                    lambda kept: sdk.chat.completions.with_raw_response.create(**kept), request
+                )
         except (TimeoutError, openai.APITimeoutError) as error:
             why = f"{name} didn't answer within {timeout:g} s: raise teachers.timeout_seconds"
             raise CallError("timeout", why) from error
@@ -154,9 +168,9 @@ class ChatClient:
             price = usage.prompt * model.prompt_cost + usage.sampled * model.completion_cost
             cost.dollars = price / 1e6 if usage.dollars is None else usage.dollars
         elif priced or limits.tokens is not None:
-            self._unmetered = CallError(
+            self._closed = CallError(
                 "no usage",
                 f"{self.name} reports no usage, so teachers.budget.dollars and tokens can't be"
                 " kept: set both to null and limit teachers.budget.calls",
             )
-            raise self._unmetered
+            raise self._closed
