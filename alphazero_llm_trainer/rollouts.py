@@ -343,14 +343,16 @@ def check_collecting(config: Config, valued: bool) -> None:
             if used:
                 raise ConfigError(f"{name} is set and {why}")
 
-    if train.method == "expert_iteration" and train.groups == "verified":
+    if train.method == "alphazero":
+        check_guided(config)
+    if train.method in ("expert_iteration", "alphazero") and train.groups == "verified":
         graded = {
             "rewards.custom": config.rewards.own,
             "rewards.hre_weight=0": config.rewards.hre_weight == 0,
         }
         refuse(
             {**judges, "search.mode=token": mode == "token", **graded},
-            "train.method is expert_iteration, which learns from right responses that a rule "
+            f"train.method is {train.method}, which learns from right responses that a rule "
             "judged: name another method,"
             " such as --use-grpo (train.method=grpo)",
         )
@@ -388,6 +390,21 @@ def check_collecting(config: Config, valued: bool) -> None:
             "and search.budget_tokens is a question's whole budget: leave one of them out"
         )
     config.refuse(unread)
+
+
+def check_guided(config: Config) -> None:
+    """Raise ConfigError for settings that AlphaZero's loop can't have."""
+    train, engine = config.train, config.engine
+    if train.groups != "verified":
+        raise ConfigError(
+            f"train.groups is {train.groups} and train.method is alphazero, whose trees are "
+            "searched under the source's rule: set train.groups=verified"
+        )
+    if engine.backend != "inprocess":
+        raise ConfigError(
+            f"engine.backend is {engine.backend} and train.method is alphazero, whose value reads "
+            "the student's own states: set engine.backend=inprocess"
+        )
 
 
 def scripted_teacher(config: Config) -> Teacher:

@@ -179,12 +179,12 @@ def find(
     if config.search.value is None and config.engine.backend != "openai":
         config, own = carried_value(config, folder if student is None else student.folder)
         if own is not None:
-            asked = {"value": str(own)} | {
+            guided = {"value": str(own)} | {
                 key: choice
                 for key, choice in GUIDED["search"].items()
                 if getattr(config.search, key) == getattr(config.plain.search, key)
             }
-            config = config.model_copy(update={"search": config.search.model_copy(update=asked)})
+            config = config.model_copy(update={"search": config.search.model_copy(update=guided)})
             if progress is not None:
                 progress.say("this student carries a value, which guides the search")
     alone = config.search.value is None

@@ -120,15 +120,14 @@ class Evaluation(BaseModel):
             StoppedError: the user asked to stop; finished cells are kept.
         """
         if not (self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED)):
-            config, value = carried_value(config, path)
-            if value is not None:
+            config, carried = carried_value(config, path)
+            if carried is not None:
                 progress.say(
                     "this student carries a value, which judges beside the calculator; "
                     "--verifier calculator leaves it out"
                 )
-                asked = {"value": value, "verifier": "calculator+value"}
-                work = self.model_copy(update=asked)
-                return work.run(config, path, student, out, resume, progress, stop)
+                asked = {"value": carried, "verifier": "calculator+value"}
+                return self.model_copy(update=asked).run(config, path, student, out, resume, progress, stop)
         if config.search.value is not None:
             raise ConfigError(
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"

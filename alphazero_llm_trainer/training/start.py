@@ -150,6 +150,9 @@ READERS = {
 }
 
 
+CREDITS = {"grpo": ("group", "step", "process"), "alphazero": ("path", "visits", "gumbel")}
+
+
 def check_method(config: Config) -> None:
     """Raise ConfigError where a key of `train` is the user's own, and the method, or the credit,
     doesn't read it.
@@ -163,6 +166,12 @@ def check_method(config: Config) -> None:
                 f"and train.method is {train.method}, which doesn't read it: add {flags}, or leave "
                 "it out"
             )
+    credits = CREDITS.get(train.method, (train.credit,))
+    if train.credit not in credits:
+        raise ConfigError(
+            f"train.credit is {train.credit} and train.method is {train.method}: set it to one of "
+            f"{', '.join(credits)}"
+        )
     if not train.process:
         unread |= dict.fromkeys(
             ("train.prm", "train.process_weight"),
