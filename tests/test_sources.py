@@ -691,6 +691,19 @@ def test_what_is_no_source_is_said_in_one_sentence(address: str) -> None:
     assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
 
 
+class Careless(TaskList):
+    def grade_many(self, pairs: Any, strict: bool = False) -> Any:
+        return next(iter(()))
+
+
+@pytest.mark.parametrize("grader", ["math", "numbers"])
+def test_grades_of_ones_own_that_ask_for_nothing_end_their_question(grader: str) -> None:
+    task = Task(Problem("p", "q", "careless"), "1")
+    grade = Careless([task], "careless", grader).grade_async("#### 1", task)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        asyncio.run(asyncio.wait_for(grade, 60))
+
+
 def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:
     file = written(tmp_path, *PLAIN)
     first = opened(file)

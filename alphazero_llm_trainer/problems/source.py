@@ -14,7 +14,6 @@ An address is the value of `problems.source` (`--source`):
 
 from __future__ import annotations
 
-import asyncio
 import glob
 import hashlib
 import importlib
@@ -35,6 +34,7 @@ from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import ConfigError, DataError
+from ..live import in_thread
 from ..types import Problem, Task
 from .calculator import equations
 from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
@@ -181,7 +181,7 @@ class Source(ABC):
     ) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
         if self.reader.waits:
-            return await asyncio.to_thread(self.grade_many, pairs, strict)
+            return await in_thread(self.grade_many, pairs, strict)
         return self.grade_many(pairs, strict)
 
     async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
