@@ -164,7 +164,7 @@ def as_task(row: Row, names: Columns, source: str) -> Task:
         solution = text_of(row, names.solution)
     if names.answer is None or "####" in gold:
         solution = without_annotations(gold or solution or "")
-        stated = answers.extract(solution, strict=True, words=True)
+        stated = stated_by(solution, where)
         if stated is None:
             raise DataError(
                 f"{where} states no answer in `{names.answer or names.solution}`: end it with a"
@@ -299,6 +299,15 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
             f" {letters[-1]}, a choice's text, or its number from 0 on"
         )
     return letters[place]
+
+
+def stated_by(solution: str, where: str) -> str | None:
+    """The answer that a worked solution states, None where it states none. Raises DataError where
+    its boxes state several."""
+    try:
+        return answers.solution_answer(solution)
+    except DataError as error:
+        raise DataError(f"{where} has a solution with {error}") from None
 
 
 def without_annotations(solution: str) -> str:
