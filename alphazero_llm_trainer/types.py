@@ -40,12 +40,14 @@ class Task:
     format.
 
     unfinished: the solution is the beginning of a response: sft has no end token follow it.
+    others: gold answers that count as well.
     """
 
     problem: Problem
     gold: str
     solution: str | None = None
     unfinished: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,11 @@ def kind_of(gold: str) -> str:
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    return "math" if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")) else "words"
+    if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")):
+        return "math"
+    parts = re.split(r",\s*", gold)
+    listed = len(parts) > 1 and all(kind_of(part) in ("numbers", "math") for part in parts)
+    return "math" if listed else "words"
 
 
 def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
