@@ -174,8 +174,10 @@ _STARTS = re.compile(
     r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus|therefore)\b"
 )
 _PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
+# A name and nothing else (J. K. Rowling, J. van Dyck), or a species (E. coli).
 _NAME_ALONE = re.compile(
-    rf"(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*+[^\W\d_][\w'’-]+(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*+[*_\"'”)]*(?:[.,;!?]|\Z)"
+    rf"(?:[a-z]{{3,}}|(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*+[^\W\d_a-z][\w'’-]+"
+    rf"(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*+)[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
 _ANSWER_TAG = re.compile(
     r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
@@ -648,14 +650,15 @@ def _goes_on(text: str, start: int, point: int) -> bool:
     if _COUNTED.fullmatch(word) and re.match(r"[$€£]?[0-9]", rest):
         return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
     following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
-    if _STARTS.match(rest) or following in said:
+    initials = rest[1:2] == "."  # A. A. Milne
+    if not initials and (_STARTS.match(rest) or following in said):
         return False
     if _SHORTENED.fullmatch(word):
         return True
     if len(word) != 1 or not word.isupper():
         return False
     if not before or word in "IVX":  # B. Mammals have it; Henry V. Shakespeare wrote it
-        return rest[0].isupper() and bool(_NAME_ALONE.match(rest)) and not _LETTERED.match(rest)
+        return bool(_NAME_ALONE.match(rest)) and not _LETTERED.match(rest)
     goes_on = following[:1].isupper() or re.match(_PARTICLE, rest)
     return before[0].isupper() and bool(goes_on) and not _LETTERED.match(before)
 

@@ -33,6 +33,7 @@ from sympy import (
     S,
     Symbol,
     Union,
+    cos,
     exp,
     expand,
     simplify,
@@ -73,6 +74,10 @@ SYMBOLS = {
     "°": r"^\circ ",
     "²": "^2",
     "³": "^3",
+    "∨": r"\lor ",
+    "∧": r"\land ",
+    r"\lor": r"\text{ or }",
+    r"\land": r"\text{ and }",
 }
 
 numerically_equal = grader.sympy_numeric_eq
@@ -152,7 +157,7 @@ def _same_set(solutions: Any, inequality: Any, text: str) -> bool:
         return False
     try:
         together = And(*parts).as_set()
-        if re.search(r"\bor\b|\\(?:lor|vee)\b", text) or together is S.EmptySet:
+        if re.search(r"\bor\b", text) or together is S.EmptySet:
             together = Or(*parts).as_set()
     except (NotImplementedError, TypeError, ValueError):
         return False
@@ -167,7 +172,10 @@ def _same_complex(wanted: Any, read: Any) -> bool:
     if len(numbers) < 2 or not any(s.name == "i" for power in powers for s in power.free_symbols):
         return False
     wanted, read = (n.subs({s: I for s in n.free_symbols if s.name == "i"}) for n in numbers)
-    apart = abs((wanted - read).evalf(COMPLEX_DIGITS))
+    apart = wanted - read
+    if apart.free_symbols:
+        return bool(simplify(apart.rewrite(cos)) == 0)
+    apart = abs(apart.evalf(COMPLEX_DIGITS))
     return bool(apart.is_Number and apart < 10 ** (2 - COMPLEX_DIGITS))
 
 
