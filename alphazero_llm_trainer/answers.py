@@ -9,7 +9,8 @@ after its answer.
 
 1. `####`: what follows it on the last line that has one (Markdown headings such as `#### Step 1:`
    are not answers);
-2. `\boxed{...}`: the last box, nested braces included;
+2. `\boxed{...}`: the last box, nested braces included; boxes that commas, "and" or "or" join are
+   one list;
 3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the
    last one counts;
 4. the last number anywhere in the text.
@@ -42,6 +43,8 @@ from functools import lru_cache
 from .errors import DataError
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
+STOPS = "。।۔።។؟、،"  # full stops of scripts that have their own, and others
+SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 SCALES = {
     "dozen": 12,
@@ -99,7 +102,7 @@ _NAME = r"[a-z]{3,}(?: [a-z]{2,}){0,9}"
 _SUM = r"(?=[-+(\s]*+[0-9.,]++[\s)]*+[-+*/×÷])[-+*/×÷()0-9.,\s]++="
 _PREFIX = re.compile(
     rf"(?:(?:(?:{_VARIABLE}|{_NAME})?\s*=|{_SUM})(?:{_SUM})*|[a-z ]+:)?"
-    r"\s*(?:about|approximately|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us|rs\.?)?\s*",
+    r"\s*(?:about|approx(?:\.|imately)?|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us|rs\.?)?\s*",
     re.IGNORECASE,
 )
 # Digits that touch a letter are a part of its word, but in scripts that set no spaces.
@@ -126,16 +129,55 @@ _HEADING = re.compile(
 )
 _REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
 _ANSWER = (
-    r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar"
-    r"|odpowied[zź]|odpověď|răspuns|vastaus|απάντηση|đáp (?:án|số)|ответ|відповідь|cevap|jawaban)"
+    r"\b(?:answer|(?P<de>antwort)|(?P<fr>r[ée]ponse)|(?P<romance>respuesta|resposta|risposta)|antwoord"
+    r"|svar"
+    r"|odpowied[zź]|odpověď|răspuns|vastaus|απάντηση|đáp (?:án|số)|(?P<ru>ответ)|відповідь|cevap|jawaban)"
     r"(?:\s+(?:finale?|correct[ae]|правильный)\b|\s+(?:to|for)\s[^.:\n]{1,80}?)?"
     r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s)"
     r"|(?:答案|答え|回答|正解|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
     r"|(?:الجواب|الإجابة|उत्तर)(?:\s+(?:هو|هي|है))?\s*:?"
 )
-_ANSWER_IS = re.compile(
-    rf"(?:{_ANSWER})[\s:*]*+(.+?)(?=(?:です|だ|입니다|이다)?(?:[.!?](?:\s|$)|[。！？\n]|$)|,? {_REASON}\b)",
+_ANSWER_IS = re.compile(rf"(?:{_ANSWER})[\s:*]*+(?=.)", re.IGNORECASE)
+# What ends a statement: the end of its sentence, or a reason in the language of its phrase. A word
+# that is another one, too (da Vinci, un car scolaire), gives a reason behind a comma alone.
+_REASONS = {
+    None: r",? (?:because|since(?! [0-9]))",
+    "de": r",? weil|, (?:denn|da)",
+    "fr": r",? (?:puisque|parce qu[e'’])|, car",
+    "romance": r",? (?:porque|perch[eé])|, (?:pues|pois|poiché)",
+    "ru": r",? (?:потому|поскольку)",
+}
+_ENDS = {
+    language: re.compile(
+        rf"(?:です|だ|입니다|이다)?(?:(?P<point>\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।۔።។！？\n]|\Z)|(?:{reason})\b"
+    )
+    for language, reason in _REASONS.items()
+}
+# Behind these a full stop ends no sentence: in front of a name, in front of a number, or wherever
+# none begins.
+_TITLE = re.compile(
+    r"M(?:r|rs|s|x|me|lle|t|essrs)|Dr|Prof|Ste?|Ft|Gen|Col|Capt|Cmdr|Adm|Lt|Maj|Sgt|Cpl|Rev|Fr|Hon|Sen"
+    r"|Gov|Rep|Pres|Amb|Sra?|v|[Vv]s|cf|[ei]\.[ge]"
+)
+_COUNTED = re.compile(
+    r"nos?|nr|vol|pp?|figs?|chs?|sec|op|ca?|circa|est|approx|rs|ver|eq|ex|max|min|avg|art"
+    r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
     re.IGNORECASE,
+)
+_SHORTENED = re.compile(
+    r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Jr|Sr|Inc|Ltd|Corp|Co|Bros|Ave|Blvd|Rd|sq|cu|ft|in|lbs?|oz|hrs?"
+)
+_STARTS = re.compile(
+    r"(?:A|An|The|Th(?:is|at|ese|ose|ey|en|ere|us|erefore)|It|He|She|We|I|You|His|Hers?|Their|Its|Our|My|In|On|At|As|For|From"
+    r"|By|With|After|Before|To|If|When|While|Where|Why|How|What|Which|Who|Because|But|And|Or|Hence|However"
+    r"|Also|Both|Each|All|Some|Not?|Yes|Let|Note|Now|Born|Given|Is|Are|Was|Were|Final|Finally|Explanation"
+    r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus|therefore)\b"
+)
+_PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
+# A name and nothing else (J. K. Rowling, J. van Dyck), or a species (E. coli).
+_NAME_ALONE = re.compile(
+    rf"(?:[a-z]{{3,}}|(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*+[^\W\d_a-z][\w'’-]+"
+    rf"(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*+)[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
 _ANSWER_TAG = re.compile(
     r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
@@ -181,6 +223,7 @@ _SPELT_OUT = tuple(
             r"<<[^<>]*>>|</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`",
             "",
         ),
+        (r"(?<!\w)(?:approx|ca|rs)\.(?=[0-9])|(?<=[0-9])\s?/-(?!\w)", ""),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
         (
             rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])",
@@ -204,10 +247,27 @@ _REMARK = re.compile(
 )
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# `\boxed 5`: up to the end of the formula, or to a word.
+_BARE_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox)).){1,200})"
+)
+# Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
+_JOINT = re.compile(
+    r"(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*+"
+    r"(?:(?:[,;&、，和或]|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
+    r"|\b(?:and|or|und|oder|et|ou|y|o|или|и)\b)"
+    r"(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*+){1,2}"
+    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
+)
 _CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
 _ONE_LETTER = re.compile(
     rf"(?:(?:the|la|die)\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
+    re.IGNORECASE,
+)
+# What a letter of its own counts or names.
+_LETTERED = re.compile(
+    rf"(?:{_CHOICE}|vitamin|hepatitis|type|plan|group|team|class|grade|part|figure|case|point)s?\b",
     re.IGNORECASE,
 )
 _LETTERS = r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
@@ -218,12 +278,12 @@ _END_OF_NAME = (
 _NAMED = re.compile(
     # At the start of a statement: `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a
     # dog`.
-    r"^\(?([A-Z])[).:\]](?=\s|$)|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
+    r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
-    r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[选選择擇项項是为為は은는이][\s:]*)"
+    r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
 )
@@ -238,6 +298,15 @@ _IS_WRONG = re.compile(
 _SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
+# 0.\overline{36}, 0.\bar3, 0.(36), 0.\dot{3}\dot{6}; with dots behind them digits that stand there
+# three times (0.333...), or twice from the point on (0.3636...).
+_REPEATING = re.compile(
+    r"(?<![0-9.,])(?P<whole>[0-9]{1,20})?\.(?:(?P<before>[0-9]{0,20}?)(?:\\(?:overline|bar|overbar)\s*"
+    r"(?:\{\s*(?P<line>[0-9]{1,20})\s*\}|(?P<digit>[0-9]))|\((?P<brackets>[0-9]{1,20})\)(?![0-9])"
+    r"|\\dot\s*\{?(?P<first>[0-9])\}?(?:(?P<middle>[0-9]{0,20})\\dot\s*\{?(?P<last>[0-9])\}?)?"
+    r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
+    r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
+)
 QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
 _EMOJI = re.compile(
@@ -333,7 +402,7 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
     text = spoken(text)
-    statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
+    statements = (_lines(text), _boxes(text, strict), [] if strict else _sentences(text))
     for boxed, stated in zip((False, True, False), statements, strict=True):
         if stated:
             return stated[-1] if words or boxed else _one_number(stated[-1])
@@ -351,7 +420,7 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     in the text is taken for them. `strict` as in `extract`.
     """
     text, unread = spoken(text), False
-    statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
+    statements = (_lines(text), _boxes(text, strict), [] if strict else _sentences(text))
     for boxed, stated in zip((False, True, False), statements, strict=True):
         last = next(
             (text for text in reversed(stated) if any(letter.isnumeric() for letter in text)), None
@@ -369,6 +438,19 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     return next(
         (reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None
     )  # 0/0 is none
+
+
+def solution_answer(solution: str) -> str | None:
+    """The answer that a worked solution states by a `####` line or a box, None where it states none.
+
+    Raises DataError for boxes of several answers that nothing joins: none of them is known to be it.
+    """
+    stated = extract(solution, strict=True, words=True)
+    boxes = dict.fromkeys(map(normalize, _joined_boxes(spoken(solution), True)))
+    if len(boxes) > 1 and not _lines(spoken(solution)):
+        shown = " and ".join(map(repr, boxes))
+        raise DataError(f"boxes {shown}, several answers: write the right one as `answer`")
+    return stated
 
 
 def after_mark(response: str) -> str | None:
@@ -451,6 +533,29 @@ def gold_number(text: str) -> Fraction | None:
     return value if value is not None else number(_spelt_out(text))
 
 
+def repeating(text: str) -> str:
+    r"""`text` with fractions for its repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
+    return _REPEATING.sub(_repeating_fraction, text)
+
+
+def _repeating_fraction(decimal: re.Match[str]) -> str:
+    whole, before = decimal["whole"] or "0", decimal["before"] or ""
+    again = decimal["line"] or decimal["digit"] or decimal["brackets"] or decimal["tripled"]
+    if decimal["first"]:
+        again = decimal["first"] + (decimal["middle"] or "") + (decimal["last"] or "")
+    again = again or decimal["doubled"]
+    nines = 10 ** len(again) - 1
+    value = Fraction(int(whole + before + again) - int(whole + before), nines * 10 ** len(before))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def unglued(text: str) -> str:
+    """`text` with what NFKC and NFKD would glue to the digits before it apart from them: 10⁶ is not
+    106, and 1½ is not 11/2."""
+    text = re.sub(r"[⁻⁺]?[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
+    return re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
+
+
 def without_unit(latex: str) -> str:
     r"""`latex` without the unit at its end, for what reads formulas only: `3\sqrt2 \text{ cm}^2` is
     `3\sqrt2`."""
@@ -487,16 +592,75 @@ def _marks(text: str) -> Iterator[re.Match[str]]:
     return (m for m in marks if normalize(_TAGS.sub("", m[1])) and not _HEADING.match(m[1]))
 
 
-def _boxes(text: str) -> list[str]:
-    """The last box's content, where it has one."""
-    box = _last_box(text)
-    return [box] if box is not None and normalize(box) else []
+def _boxes(text: str, strict: bool = False) -> list[str]:
+    """The content of the last box, where it has one: a list with that of the boxes joined to it.
+
+    Where not `strict`, a box without braces is one, too.
+    """
+    stated = _joined_boxes(text, strict)[-1:]
+    return stated if stated and normalize(stated[0]) else []
+
+
+def _joined_boxes(text: str, strict: bool) -> list[str]:
+    """What boxes hold, in order; joined ones as one list of what they say."""
+    boxes = _complete_boxes(text)
+    if not strict:
+        for bare in _BARE_BOX.finditer(text):
+            content = bare[1].rstrip(" .,;")
+            boxes.append((bare.start(), bare.start(1) + len(content), content.strip()))
+        boxes.sort()
+    lists: list[dict[str, str]] = []  # by keys, so that what says the same is there once
+    last = 0
+    for start, end, content in boxes:
+        if not lists or not _JOINT.fullmatch(text, last, start):
+            lists.append({})
+        lists[-1].setdefault(normalize(content), content)
+        last = end
+    return [", ".join(contents.values()) for contents in lists]
 
 
 def _sentences(text: str) -> list[str]:
     """What `<answer>` holds, else what follows each "answer is" or "answer:"."""
-    stated = [tag[2] for tag in _ANSWER_TAG.finditer(text)] or _ANSWER_IS.findall(text)
+    stated = [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
     return [sentence.strip() for sentence in stated if normalize(sentence)]
+
+
+def _statements(text: str) -> Iterator[str]:
+    """What follows each "answer is" or "answer:", up to the end of its sentence or a reason."""
+    phrase = _ANSWER_IS.search(text)
+    while phrase is not None:
+        start = phrase.end()
+        for end in _ENDS[phrase.lastgroup].finditer(text, start + 1):
+            if not (end["point"] and _goes_on(text, start, end.start("point"))):
+                yield text[start : end.start()]
+                phrase = _ANSWER_IS.search(text, end.start())
+                break
+
+
+def _goes_on(text: str, start: int, point: int) -> bool:
+    """Whether the statement from `start` on goes on behind its full stop at `point`, which belongs
+    to an abbreviation (`U.S. Navy`, `No. 5`) or an initial (`Philip K. Dick`)."""
+    rest = text[point + 1 : point + 1 + SEEN].partition("\n")[0].strip()
+    said = re.sub(r"[*_(\"'“]", "", text[max(start, point - SEEN) : point]).split()
+    if not rest or not said:
+        return False
+    word, before = said[-1], said[-2] if len(said) > 1 else ""
+    if _TITLE.fullmatch(word):
+        return True
+    if _COUNTED.fullmatch(word) and re.match(r"[$€£]?[0-9]", rest):
+        return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
+    following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
+    initials = rest[1:2] == "."  # A. A. Milne
+    if not initials and (_STARTS.match(rest) or following in said):
+        return False
+    if _SHORTENED.fullmatch(word):
+        return True
+    if len(word) != 1 or not word.isupper():
+        return False
+    if not before or word in "IVX":  # B. Mammals have it; Henry V. Shakespeare wrote it
+        return bool(_NAME_ALONE.match(rest)) and not _LETTERED.match(rest)
+    goes_on = following[:1].isupper() or re.match(_PARTICLE, rest)
+    return before[0].isupper() and bool(goes_on) and not _LETTERED.match(before)
 
 
 def _last_number(text: str) -> str | None:
@@ -587,25 +751,28 @@ def _computed(left: str, right: str) -> bool:
     return counts or _value(side) == _value(right)
 
 
-def _last_box(text: str) -> str | None:
-    """What the complete box that opens last holds, or None."""
-    start, end, open_braces = -1, 0, []
+def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of the complete boxes without a box inside, in order."""
+    boxes: list[tuple[int, int, str]] = []
+    open_braces: list[tuple[int, int]] = []  # start of a box or -1, where its content begins
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
-            open_braces.append(brace.end() if brace[0] != "{" else -1)
-        elif open_braces and (opened := open_braces.pop()) > start:
-            start, end = opened, brace.start()
-    return text[start:end].strip() if start >= 0 else None
+            open_braces.append((brace.start() if brace[0] != "{" else -1, brace.end()))
+        elif open_braces:
+            start, inside = open_braces.pop()
+            if start >= 0 and (not boxes or start > boxes[-1][0]):
+                boxes.append((start, brace.end(), text[inside : brace.start()].strip()))
+    return boxes
 
 
 def _plain(text: str) -> str:
     """`text` with one spelling for LaTeX, Unicode and thousands; its numbers are ASCII."""
     text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", "", text)
-    # NFKC would glue these to the digits before them: 10⁶ is not 106, and 1½ is not 11/2.
-    text = re.sub(r"[⁻⁺]?[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
-    text = re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
+    text = repeating(text)
     text = re.sub(r"(?<=\d)(\s?)º", r"\1°", re.sub(r"[Nn][º°]\s*|№\s*", "no. ", text))
-    text = unicodedata.normalize("NFKC", text).translate(DASHES | QUOTES)
+    text = unicodedata.normalize("NFKC", unglued(text).replace("！", "。")).translate(
+        DASHES | QUOTES
+    )
     if not text.isascii():
         text = _EMOJI.sub("", text)
         text = re.sub(r"[^\W0-9a-zA-Z_]", _ascii_digit, text)
@@ -633,10 +800,10 @@ def _key(text: str) -> str:
 
 
 def _strip(text: str) -> str:
-    # A full stop goes at the end only: at the front it is a decimal point. An exclamation mark
+    # Full stops go at the end only: at the front one is a decimal point. An exclamation mark
     # after a number or a variable stays: it is a factorial.
     text = text.lstrip(" \t\r\n*`'\"_,;:")
-    kept = text.rstrip(" \t\r\n*`'\"_.,;:!?")
+    kept = text.rstrip(f" \t\r\n*`'\"_.,;:!?{STOPS}")
     factorial = re.match(r"\s*(!+)", text[len(kept) :])
     return (
         kept + factorial[1]

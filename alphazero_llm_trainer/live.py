@@ -31,8 +31,26 @@ POLL = 0.25  # seconds between two looks at `stop`
 T = TypeVar("T")
 
 
+# What a function may raise and no future can carry: its caller would wait for ever, or end.
+UNCARRIED = (StopIteration, GeneratorExit, asyncio.CancelledError)
+
+
 class StoppedError(Exception):
     """The user asked to stop."""
+
+
+async def in_thread(function: Callable[..., T], *given: Any) -> T:
+    """The result of `function(*given)`, which runs in a thread. What it raises is raised here, one
+    of `UNCARRIED` as the cause of a RuntimeError.
+    """
+
+    def call() -> T:
+        try:
+            return function(*given)
+        except UNCARRIED as error:
+            raise RuntimeError(f"a thread raised {type(error).__name__}") from error
+
+    return await asyncio.to_thread(call)
 
 
 def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:

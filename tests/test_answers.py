@@ -88,7 +88,16 @@ EXTRACTED = [  # text, strict=False, strict=True
     ("##### 5", "5", None),
     ("#### ", None, None),
     ("3 + 4 = 7\n####", "7", None),
-    (r"\boxed{2} and \boxed{3}", "3", "3"),
+    (r"\boxed{2}. Then \boxed{3}", "3", "3"),
+    (r"\boxed{2} and \boxed{3}", "2, 3", "2, 3"),
+    (r"$x=\boxed{2}$, $\boxed{3}$, or $\boxed{4}$", "2, 3, 4", "2, 3, 4"),
+    (r"\boxed{3}\quad\text{or}\quad\boxed{4}", "3, 4", "3, 4"),
+    (r"\boxed{2}, so \boxed{3}", "3", "3"),
+    (r"$\boxed{3}$ and $\boxed{3.0}$", "3", "3"),
+    (r"\boxed{2} and \boxed{3", "2", "2"),
+    (r"so $\boxed 5$. Check: 3 + 2", "5", None),
+    (r"\boxed{3} and $\boxed\frac12$", r"3, \frac12", "3"),
+    (r"\boxed 5 apples", "5", None),
     (r"\boxed{\frac{1}{2}} 9", r"\frac{1}{2}", r"\frac{1}{2}"),
     (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}", r"\text{a {b} c}"),
     (r"\boxed{3} and \boxed{4", "3", "3"),
@@ -208,7 +217,16 @@ def test_units_of_formulas(latex, formula):
 
 @pytest.mark.parametrize(
     ("unit", "end"),
-    [("111,", "111x"), ("\\boxed{", ""), ("answer is ", ""), ("#### 5\n", ""), ("1 apples ", "")],
+    [
+        ("111,", "111x"),
+        ("\\boxed{", ""),
+        ("\\boxed 5 and ", ""),
+        ("\\boxed{5} and ", ""),
+        ("Answer: J. K. ", ""),
+        ("answer is ", ""),
+        ("#### 5\n", ""),
+        ("1 apples ", ""),
+    ],
 )
 def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
     def read(text):

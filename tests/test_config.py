@@ -361,6 +361,7 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
         ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
         ("train.num_examples=#5", ["train.num_examples", "#5"]),
         ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
+        ("problems.levels=1,2", ["problems.levels is '1,2'", "a list, such as [1, 2]"]),
         ("problems.grade=words # mine", ["problems.grade", "# mine"]),
         ("train.optimizer={epochs: 2, epochs: 3}", ["train.optimizer", "epochs comes twice"]),
         ("problems={system_prompt: End with #### N}", ["problems", "not valid YAML"]),

@@ -72,7 +72,12 @@ def one_thread():
 
 
 def asked(function: Callable[..., Any], response: str = "a response") -> float:
-    return asyncio.run(CustomReward(function, "mine.py:fn")(TASK.problem, response, TASK))
+    reward = CustomReward(function, "mine.py:fn")(TASK.problem, response, TASK)
+    return asyncio.run(asyncio.wait_for(reward, 60))
+
+
+async def stops(*_: Any) -> float:
+    return next(iter(()))
 
 
 def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
@@ -117,6 +122,17 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
             lambda *_: json.loads("{"),
             r"raised JSONDecodeError .* in test_custom_reward.py, line \d+, for problem mine",
         ),
+        # What no future carries: awaited as it is, the first hangs a run and the others end it.
+        (
+            lambda *_: next(iter(())),
+            r"raised StopIteration in test_custom_reward.py, line \d+, for problem mine",
+        ),
+        (lambda *_: (_ for _ in ()).throw(GeneratorExit), "raised GeneratorExit"),
+        (
+            lambda *_: (_ for _ in ()).throw(asyncio.CancelledError("no")),
+            r"raised CancelledError \(no\)",
+        ),
+        (stops, r"raised StopIteration in test_custom_reward.py, line \d+, for problem mine"),
         (
             lambda _: 1.0,
             r"raised TypeError \(.*given\) for problem mine",

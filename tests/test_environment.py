@@ -49,11 +49,12 @@ from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import TaskList, register
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.serve.requests import ChatBody, Models, chat_request
-from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, ids_of
+from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -203,6 +204,14 @@ def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path:
 
 # -- rewards
 # --------------------------------------------------------------------------------------------------
+
+
+def test_any_gold_answer_of_a_task_counts_in_the_environment() -> None:
+    task = Task(Problem("p", "Who?", "several"), "Ann", others=("Anne B",))
+    register(TaskList([task], "several"))
+    item = AlphaZeroTask(task_data(task), AlphaZeroTaskConfig())
+    right = [asyncio.run(item.graded(f"#### {answer}")).correct for answer in ("Anne B", "Bob")]
+    assert right == [True, False]
 
 
 def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:

@@ -439,7 +439,7 @@ BROKEN = {
     "turns.jsonl": ('{"prompt": [{"role": "assistant", "content": "2"}], "answer": 2}', "messages of assistant as `prompt`"),
     **{
         f"gold-{number}.jsonl": (f'{{"question": "q", "answer": {gold}}}', "answer")
-        for number, gold in enumerate(("NaN", '"-Inf"', '"N/A"', "[]", "true"))
+        for number, gold in enumerate(("NaN", '"-Inf"', '"N/A"', "[]", "{}"))
     },
 }  # fmt: skip
 
@@ -514,6 +514,85 @@ COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
         "B",
     ),
     "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
+    "winogrande": (
+        {"sentence": "_ barks", "option1": "cat", "option2": "dog", "answer": "1"},
+        "_ barks\nA. cat\nB. dog",
+        "A",
+    ),
+    "piqa": ({"goal": "Barks?", "sol1": "cat", "sol2": "dog", "label": 1}, BARKS, "B"),
+    "copa": (
+        {"premise": "Loud.", "choice1": "cat", "choice2": "dog", "question": "cause", "label": 1},
+        "Loud.\ncause\nA. cat\nB. dog",
+        "B",
+    ),
+    "hellaswag": (
+        {"ctx": "It", "endings": ["meows", "barks"], "label": "1"},
+        "It\nA. meows\nB. barks",
+        "B",
+    ),
+    "cosmosqa": (
+        {"context": "Loud.", "question": "Who?", "answer0": "cat", "answer1": "dog", "label": 1},
+        "Loud.\nWho?\nA. cat\nB. dog",
+        "B",
+    ),
+    "reclor": (
+        {"context": "Loud.", "question": "Who?", "answers": ["cat", "dog"], "label": 1},
+        "Loud.\nWho?\nA. cat\nB. dog",
+        "B",
+    ),
+    "wikihop": (
+        {
+            "query": "Who?",
+            "supports": ["It", "barks."],
+            "candidates": ["cat", "dog"],
+            "answer": "dog",
+        },
+        "It\nbarks.\nWho?\nA. cat\nB. dog",
+        "B",
+    ),
+    "squad": (
+        {"context": "In France.", "question": "Where?", "answers": {"text": ["France"]}},
+        "In France.\nWhere?",
+        "France",
+    ),
+    "drop": (
+        {"passage": "2 goals.", "question": "How many?", "answers_spans": {"spans": ["2"]}},
+        "2 goals.\nHow many?",
+        "2",
+    ),
+    "hotpotqa": (
+        {"question": "Who?", "answer": "Ann", "context": [["A", ["She ", "is."]], ["B", ["No."]]]},
+        "A: She is.\nB: No.\nWho?",
+        "Ann",
+    ),
+    "musique": (
+        {"question": "Who?", "answer": "Ann", "paragraphs": [{"title": "A", "text": "She is."}]},
+        "A: She is.\nWho?",
+        "Ann",
+    ),
+    "parts": (
+        {
+            "prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}],
+            "answer": 2,
+        },
+        "1 + 1?",
+        "2",
+    ),
+    "a context that is there": (
+        {"context": "2 goals.", "question": "2 goals. How many?", "answer": 2},
+        "2 goals. How many?",
+        "2",
+    ),
+    "choices that are numbers": (
+        {"question": "1 + 1?", "option1": "3", "option2": "2", "option3": "5", "answer": "5"},
+        "1 + 1?\nA. 3\nB. 2\nC. 5",
+        "C",
+    ),
+    "true among choices": (
+        {"question": "Barks?", "choices": ["no", "yes"], "answer": True},
+        "Barks?\nA. no\nB. yes",
+        "B",
+    ),
 }
 
 
@@ -525,6 +604,111 @@ def test_rows_of_other_trainers_are_read(case: str, tmp_path: Path) -> None:
     assert task.solution is None or (
         task.solution.endswith(f"#### {gold}") and "<<" not in task.solution
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings", "right", "wrong", "said"),
+    [
+        (["Ann", "Anne B"], {}, ["Ann", "anne b."], ["Bob", "Ann and Anne B"], "any counts"),
+        ({"value": "Ann", "aliases": ["Anne"]}, {}, ["Anne"], ["Annie"], "any counts"),
+        ({"text": ["France", "in France"]}, {}, ["in France"], ["Paris"], "any counts"),
+        (["5", "five"], {}, ["5", "five"], ["6"], "any counts"),
+        (["2", "3"], {}, ["3 and 2", "2, 3", r"\{2,3\}"], ["2", "3", "2, 3, 4"], "all count"),
+        ([r"\frac12", "x + 1"], {}, [r"x + 1, \frac12"], ["x + 1"], "all count"),
+        (["2", "3"], {"grade": "numbers"}, ["2", "3"], ["2 or 3", "4"], "any counts"),
+        (["1,000", "1000"], {}, ["1000"], ["100"], "all count"),
+        (True, {}, ["yes", "True"], ["no", "false"], "answer is `answer`;"),
+        (False, {}, ["No.", "false"], ["yes", "not false"], "answer is `answer`;"),
+        ("True", {}, ["yes", "true"], ["no"], "answer is `answer`;"),
+    ],
+)
+def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
+    answer: Any,
+    settings: dict[str, str],
+    right: list[str],
+    wrong: list[str],
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = opened(written(tmp_path, {"question": "q?", "answer": answer}), **settings)
+    [task] = everything(source)
+    for responses, expected in ((right, True), (wrong, False)):
+        grades = source.grade_many([(f"#### {response}", task) for response in responses])
+        assert [grade.correct for grade in grades] == [expected] * len(responses)
+    assert said in caplog.text
+
+
+def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path: Path) -> None:
+    rows = [
+        {"question": "both?", "answer": ["x", "no"], "is_multiple_answer": True},
+        {"question": "any?", "answer": ["x", "no"], "is_multiple_answer": False},
+    ]
+    source = opened(written(tmp_path, *rows))
+    tasks = {task.problem.question: task for task in everything(source)}
+    assert (tasks["both?"].gold, tasks["both?"].others) == ("x, no", ())
+    assert (tasks["any?"].gold, tasks["any?"].others) == ("x", ("no",))
+
+
+def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path: Path) -> None:
+    choices = {"answerA": "cat", "answerB": "dog", "answerC": "cow"}
+    for labels in (("1", "3"), ("0", "2")):
+        rows = [{"question": f"{i}?", "label": label, **choices} for i, label in enumerate(labels)]
+        tasks = everything(opened(written(tmp_path, *rows, name=f"{labels[0]}.jsonl")))
+        assert sorted(task.gold for task in tasks) == ["A", "C"]
+
+
+def test_a_list_of_questions_is_a_row_for_each(tmp_path: Path) -> None:
+    row = {
+        "id": "h1",
+        "article": "It barks.",
+        "questions": ["What?", "How?"],
+        "options": [["cat", "dog"], ["loud", "low"]],
+        "answers": ["B", "A"],
+    }
+    tasks = everything(opened(written(tmp_path, row)))
+    asked = {task.problem.question: (task.problem.id, task.gold) for task in tasks}
+    assert asked == {
+        "It barks.\nWhat?\nA. cat\nB. dog": ("rows.jsonl/h1/1", "B"),
+        "It barks.\nHow?\nA. loud\nB. low": ("rows.jsonl/h1/2", "A"),
+    }
+    for answers_ in (["B"], {"input_text": ["B", "A"]}, "B"):
+        with pytest.raises(DataError, match="2 questions as `questions` and no list of as many"):
+            opened(written(tmp_path, row | {"answers": answers_}, name="other.jsonl"))
+
+
+def test_the_line_names_choices_and_columns_that_are_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {"id": 1, "title": "Dogs", "question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}
+    opened(written(tmp_path, row | {"year": 1}))
+    assert "answer is `answer`, choices are `A`, `B`; not read: `title`, `year`; gr" in caplog.text
+
+
+def test_ids_number_the_rows_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: dict[str, Any] = {}
+    for split in ("train", "test"):
+        hub[split] = [{"id": i, "question": f"{split} {i}?", "answer": i} for i in range(3)]
+        written(tmp_path / "data", *hub[split], {"id": split, "question": split, "answer": 1},
+                name=f"{split}.jsonl")  # fmt: skip
+    ids = [task.problem.id for task in everything(opened(tmp_path / "data"))]
+    assert len(set(ids)) == 8 and {"data/train", "data/test"} < set(ids)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
+    assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 6
+
+
+def test_boxes_of_several_answers_are_no_gold_answer(tmp_path: Path) -> None:
+    row = {"problem": "q", "solution": r"So \boxed{2}. Then \boxed{3}."}
+    with pytest.raises(DataError, match="boxes '2' and '3', several answers"):
+        opened(written(tmp_path, row))
+    row["solution"] = r"So \boxed{2} or \boxed{3}."
+    assert everything(opened(written(tmp_path, row, name="list.jsonl")))[0].gold == "2, 3"
+
+
+def test_several_right_choices_are_refused(tmp_path: Path) -> None:
+    row = {"question": "q?", "choices": ["cat", "dog", "cow"], "answer": ["A", "dog"]}
+    with pytest.raises(DataError, match="the right choices A and B: one answer is graded"):
+        opened(written(tmp_path, row))
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -580,6 +764,7 @@ def test_a_gold_answer_finds_its_choice_or_is_refused(
         (["Paris", "Apollo 11", "21 Jump Street", "2021-03-04", "C++"], "words"),
         (["1", "2", "no solution"], "mixed"),
         (["Paris", "A"], "mixed"),
+        (["2, 3", "1"], "math"),
         (["x + 1"] + ["no solution"] * 300, "mixed"),
         ([], "numbers"),
     ],
@@ -687,6 +872,19 @@ def test_what_is_no_source_is_said_in_one_sentence(address: str) -> None:
     with pytest.raises(AlphaZeroError) as caught:
         opened(address)
     assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
+
+
+class Careless(TaskList):
+    def grade_many(self, pairs: Any, strict: bool = False) -> Any:
+        return next(iter(()))
+
+
+@pytest.mark.parametrize("grader", ["math", "numbers"])
+def test_grades_of_ones_own_that_ask_for_nothing_end_their_question(grader: str) -> None:
+    task = Task(Problem("p", "q", "careless"), "1")
+    grade = Careless([task], "careless", grader).grade_async("#### 1", task)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        asyncio.run(asyncio.wait_for(grade, 60))
 
 
 def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:

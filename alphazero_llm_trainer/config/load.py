@@ -409,6 +409,7 @@ def explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
+    reason = reason.replace("valid tuple", "list, such as [1, 2]")
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 

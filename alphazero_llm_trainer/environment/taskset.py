@@ -58,6 +58,7 @@ class AlphaZeroData(vf.TaskData):
     gold: str
     source: str = "embedded"
     level: int = 0
+    others: tuple[str, ...] = ()
 
 
 class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
@@ -96,6 +97,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         return ProblemTask(
             Problem(self.key, self.data.prompt_text, self.data.source, self.data.level),
             self.data.gold,
+            others=self.data.others,
         )
 
     @property
@@ -296,6 +298,7 @@ def task_data(row: ProblemTask) -> AlphaZeroData:
         prompt=problem.question,
         system_prompt=source_of(problem).system_prompt,
         gold=row.gold,
+        others=row.others,
         source=problem.source,
         level=problem.level,
     )

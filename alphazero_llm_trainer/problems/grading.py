@@ -10,7 +10,8 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
   answered.
 * **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX,
   then numbers). A number
-  against a number is decided by its exact value, a decimal of six digits may be rounded. Two
+  against a number is decided by its exact value, a decimal of six digits may be rounded. A set is
+  no pair and no interval; an inequality in one variable is the interval that it describes. Two
   equations (`x = 5` and `y = 5`), percentages and whatever else `answers.equal` doesn't find equal
   are math-verify's, in a process of its own (see `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
@@ -53,7 +54,17 @@ _FORMULA = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
+BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+# 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
+_BASE = re.compile(
+    rf"([0-9A-F.]*?)(?:_(?:base)?|(?:in)?base)([0-9]+|{'|'.join(BASES)}|sixteen)", re.IGNORECASE
+)
+_NO_BASE = re.compile(
+    r"\\(?:text|textbf|mathrm|mbox|operatorname)\b|\\left|\\right|\\[,;: !]|[\s{}()$*,]|\.\Z"
+)
+# What may stand before a pair, and before a set or an interval.
+_TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
+_NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
 _PERCENT = re.compile(r"%|per ?cent")
 FLOAT_DIGITS, DOUBLE_DIGITS = (
     7,
@@ -181,7 +192,9 @@ class MathGrader(Grader):
         for i, (response, written) in enumerate(pairs):
             answer, gold = self.final_answer(response, strict), written
             if answer is not None:
-                stated, gold = _same_kind(answer, written)
+                stated, gold = map(answers.repeating, _same_kind(answer, written))
+                if not _TUPLE.match(gold):
+                    stated = _TUPLE.sub("", stated)
                 verdict = _without_math_verify(stated, gold)
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
@@ -298,7 +311,11 @@ def kind_of(gold: str) -> str:
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    return "math" if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")) else "words"
+    if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")):
+        return "math"
+    parts = re.split(r",\s*", gold)
+    listed = len(parts) > 1 and all(kind_of(part) in ("numbers", "math") for part in parts)
+    return "math" if listed else "words"
 
 
 def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
@@ -324,7 +341,8 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = unicodedata.normalize("NFKD", _TEXT.sub(r"\1", text).casefold())
+    text = re.sub(r"\^\{([^{}]*)\}", r"^\1", answers.unglued(_TEXT.sub(r"\1", text)))
+    text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = _MARKS.sub(
@@ -404,7 +422,11 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
         return None if _PERCENT.search(answer) or _PERCENT.search(gold) else Verdict.WRONG
     if answers.equal(answer, gold):
         return Verdict.CORRECT
-    return Verdict.WRONG if _bases_differ(answer, gold) else None
+    based, wanted_base = _in_base(answer), _in_base(gold)
+    if based is not None and (wanted_base is not None or based[1] != "10"):
+        return Verdict.CORRECT if based == wanted_base else Verdict.WRONG
+    # math-verify reads a set as a pair, or as an interval.
+    return Verdict.WRONG if {_brackets(answer), _brackets(gold)} == {"set", "pair"} else None
 
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:
@@ -420,8 +442,36 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
     return abs(decimal) * 10**places >= 10 ** (ROUNDED_DIGITS - 1) and off <= Fraction(1, 2)
 
 
-def _bases_differ(answer: str, gold: str) -> bool:
-    """Whether the answer is a number in a base that isn't the gold answer's: math-verify drops
-    bases."""
-    base, wanted = (_BASE.fullmatch(text.strip(" $*.")) for text in (answer, gold))
-    return base is not None and base[1] != (wanted[1] if wanted else "10")
+def _in_base(text: str) -> tuple[str, str] | None:
+    """The digits and the base of a number in a base (`52_8`), None for any other text."""
+    number = _BASE.fullmatch(_NO_BASE.sub("", text))
+    if number is None:
+        return None
+    base = number[2].lower()
+    if base in BASES:
+        base = str(BASES.index(base) + 2)
+    base = "16" if base == "sixteen" else base
+    digits = number[1].upper().lstrip("0")
+    letters = [letter for letter in digits if letter.isalpha()]
+    if any(ord(letter) - ord("A") + 10 >= int(base) for letter in letters):
+        return None  # a_1 is a term
+    return digits, base
+
+
+def _brackets(text: str) -> str | None:
+    """`set` or `pair` for `\\{a, b\\}` or `(a, b)` and its like, intervals too; None for any other
+    text."""
+    text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])|[$\s]", "", text).rstrip(".")
+    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("\\{", "{")
+    text = text.replace("\\}", "}")
+    names = _NAMES.match(text)
+    text = text[names.end() :] if names else text
+    depth, commas = 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        commas += sign == "," and depth == 1
+        if depth == 0 and place < len(text) - 1:
+            return None
+    if not commas or depth:
+        return None
+    return "set" if text[0] == "{" else "pair"

@@ -142,7 +142,8 @@ def rows_hash(tasks: Iterable[Task]) -> str:
     """
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+        known = (task.problem.id, task.problem.question, task.gold, *task.others)
+        digest.update(repr(known).encode())
     return digest.hexdigest()
 
 

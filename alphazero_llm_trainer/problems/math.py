@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 
-from .. import answers
 from ..errors import DataError
 from ..types import Problem, Task
 from .data_set import RowSource
 from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
-from .rows import Row, text_of
+from .rows import Row, stated_by, text_of
 
 
 class Math(RowSource):
@@ -32,10 +31,8 @@ class Math(RowSource):
         """See `RowSource.task`."""
         columns, where = row
         question, solution = text_of(row, "problem"), text_of(row, "solution")
-        boxed = answers.extract(solution, strict=True, words=True)
-        gold = (
-            text_of(row, "answer") if boxed is None or columns.get("answer") is not None else boxed
-        )
+        boxed = None if columns.get("answer") is not None else stated_by(solution, where)
+        gold = text_of(row, "answer") if boxed is None else boxed
         if len(gold) > LONGEST_ANSWER:
             raise DataError(
                 f"{where} has an `answer` of {len(gold)} characters: write the final answer alone,"

@@ -21,8 +21,25 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
 from math_verify.grader import is_equation, take_first_relation
-from sympy import Expr, Float, Mul, Symbol, expand, simplify
+from sympy import (
+    And,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Interval,
+    Mul,
+    Or,
+    S,
+    Symbol,
+    Union,
+    cos,
+    exp,
+    expand,
+    simplify,
+)
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
@@ -34,6 +51,7 @@ FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_confi
 
 
 RELATIVE = 1e-5  # that two decimals may be apart
+COMPLEX_DIGITS = 50  # that complex numbers are compared with
 EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts as none
 SYMBOLS = {
     "π": r"\pi ",
@@ -56,6 +74,10 @@ SYMBOLS = {
     "°": r"^\circ ",
     "²": "^2",
     "³": "^3",
+    "∨": r"\lor ",
+    "∧": r"\land ",
+    r"\lor": r"\text{ or }",
+    r"\land": r"\text{ and }",
 }
 
 numerically_equal = grader.sympy_numeric_eq
@@ -112,11 +134,49 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
         if extracted
         else parse(text, parsing_timeout=None)
     )
+    if wanted and read:
+        same = _same_set(wanted[0], read[0], answer) or _same_set(read[0], wanted[0], gold)
+        if same or _same_complex(wanted[0], read[0]):
+            return "correct"
     if verify(wanted, read, timeout_seconds=None):
         # Formulas come before the text that they were read from.
         return "correct" if is_equation(wanted[0]) or _names_a_value(read[0], answer) else "wrong"
     # What math-verify can't read comes back as text alone, and text equals text only.
     return "wrong" if any(not isinstance(part, str) for part in read) else "unparsed"
+
+
+def _same_set(solutions: Any, inequality: Any, text: str) -> bool:
+    """Whether an inequality in one variable, read from `text`, says what an interval or a union of
+    them does. Several are all meant, where nothing says "or" and all can be true."""
+    if not isinstance(solutions, Interval | Union):
+        return False
+    parts = inequality.args if isinstance(inequality, FiniteSet) else (inequality,)
+    if not parts or not all(isinstance(part, And | Relational) for part in parts):
+        return False
+    if len(inequality.free_symbols) != 1 or any(map(is_equation, parts)):
+        return False
+    try:
+        together = And(*parts).as_set()
+        if re.search(r"\bor\b", text) or together is S.EmptySet:
+            together = Or(*parts).as_set()
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+    return bool(solutions == together)
+
+
+def _same_complex(wanted: Any, read: Any) -> bool:
+    """Whether two numbers are equal, one of which has the imaginary unit in a power of e: there
+    math-verify reads it as a variable."""
+    numbers = [part for part in (wanted, read) if isinstance(part, Expr)]
+    powers = [power for number in numbers for power in number.atoms(exp)]
+    if len(numbers) < 2 or not any(s.name == "i" for power in powers for s in power.free_symbols):
+        return False
+    wanted, read = (n.subs({s: I for s in n.free_symbols if s.name == "i"}) for n in numbers)
+    apart = wanted - read
+    if apart.free_symbols:
+        return bool(simplify(apart.rewrite(cos)) == 0)
+    apart = abs(apart.evalf(COMPLEX_DIGITS))
+    return bool(apart.is_Number and apart < 10 ** (2 - COMPLEX_DIGITS))
 
 
 def _names_a_value(read: Any, answer: str) -> bool:

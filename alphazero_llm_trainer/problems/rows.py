@@ -11,7 +11,7 @@ import glob
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from numbers import Number
@@ -23,21 +23,31 @@ from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..files import parse_json
 from ..types import Problem, Task
-from .grading import LETTERS, normalize_words
+from .grading import LETTERS, kind_of, normalize_words
 
 PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
 QUESTIONS = (
-    "question.stem", "question", "question_stem", "problem", "prompt", "query", "input",
-    "instruction",
+    "question.stem", "question", "question_stem", "problem", "prompt", "query", "questions", "input",
+    "instruction", "goal", "sentence", "ctx",
 )  # fmt: skip
 ANSWERS = (
     "answer", "final_answer", "answers", "answerkey", "gold", "ground_truth", "gold_answer",
     "expected_answer", "correct_answer", "correct", "reward_model.ground_truth", "target",
-    "output", "label", "result", "cop",
+    "output", "label", "result", "cop", "answers_spans.spans", "golden_answers", "possible_answers",
 )  # fmt: skip
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
-CHOICES = ("choices", "options", "question.choices")
-# A choice in a column of its own.
+CHOICES = ("choices", "options", "question.choices", "endings", "candidates")
+# What a question is about: it stands before the question.
+CONTEXTS = (
+    "context", "passage", "story", "article", "paragraph", "paragraphs", "background", "ctx",
+    "premise", "document", "documents", "supports",
+)  # fmt: skip
+LISTS = ("answers", "golden_answers", "possible_answers")  # that a table holds as JSON text
+ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
+COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
+TRUTH = {"true": "yes", "false": "no"}
+NAMED = 8  # columns in a message
+# A choice in a column of its own, by letter or number.
 LETTERED = (
     "{}",
     "option_{}",
@@ -47,7 +57,10 @@ LETTERED = (
     "choice_{}",
     "choice {}",
     "choice{}",
+    "sol{}",
+    "ending{}",
 )
+LABELLED_ANSWERS = ("answer{}", "ans{}")  # where a column `label` says which is right
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation",
@@ -64,8 +77,11 @@ Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messag
 class Columns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
-    `more` is a second part of the question. Without an answer column the solution states the
-    answer. `choices` is a column, or a pattern of `LETTERED`.
+    `more` is a second part of the question, `context` stands before it. Without an answer column
+    the solution states the answer. `choices` is a column, or a pattern of `LETTERED`, whose columns
+    are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
+    numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
+    one; `truth`: all answers are true or false.
     """
 
     question: str = "question"
@@ -73,12 +89,23 @@ class Columns(NamedTuple):
     solution: str | None = "solution"
     choices: str | None = "choices"
     more: str | None = None
+    context: str | None = None
+    lettered: tuple[str, ...] = ()
+    first: int | None = None
+    several: str | None = None
+    truth: bool = False
 
     def __str__(self) -> str:
         more = f" and `{self.more}`" if self.more else ""
         answer = f"`{self.answer}`" if self.answer else f"what `{self.solution}` states"
-        choices = f", choices are `{self.choices}`" if self.choices else ""
-        return f"question is `{self.question}`{more}, answer is {answer}{choices}"
+        context = f" after `{self.context}`" if self.context else ""
+        named = "`, `".join(self.lettered) or self.choices
+        choices = f", choices are `{named}`" if named else ""
+        several = ""
+        if self.several is not None:
+            several = f", of several answers {COUNTS[self.several]}"
+        question = f"question is `{self.question}`{more}{context}"
+        return f"{question}, answer is {answer}{several}{choices}"
 
 
 def row_format(name: str) -> str | None:
@@ -143,53 +170,235 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     solution = pick("solution", (n for n in SOLUTIONS if n != problems.answer_column))
     usual = (name for name in ANSWERS if name not in (question, more))
     answer = pick("answer", usual, needed=solution is None)
-    choices = pick("choices", CHOICES) or next(
-        (name for name in LETTERED if len(choices_at(columns, name)) > 1), None
+    choices, lettered = pick("choices", CHOICES), tuple[str, ...]()
+    if choices is None and "label" in known and isinstance(columns.get(answer or ""), list):
+        choices, answer = answer, known["label"]  # ReClor: `answers` are the choices
+    patterns = (*LETTERED, *(LABELLED_ANSWERS if "label" in known else ()))
+    for pattern in patterns if choices is None else ():
+        by_label = columns_by_label(columns, pattern)
+        if len(by_label) > 1:
+            choices, lettered = pattern, tuple(by_label.values())
+            if answer in lettered or pattern in LABELLED_ANSWERS:
+                answer = known.get("label", answer)
+            break
+    usual = (name for name in CONTEXTS if known.get(name) not in (question, more, answer, solution))
+    return Columns(question, answer, solution, choices, more, pick("context", usual), lettered)
+
+
+def questions_in(row: Row, names: Columns) -> list[Row]:
+    """The row, or a row for each question where it has a list of them, with as many answers.
+
+    Raises DataError where there are not as many.
+    """
+    columns, where = row
+    questions = value_at(columns, names.question)
+    if not isinstance(questions, list) or not all(isinstance(text, str) for text in questions):
+        return [row]
+    lists = {names.question: questions}
+    for name in (names.answer, names.choices, names.solution):
+        value = None if name is None or name in names.lettered else value_at(columns, name)
+        if isinstance(value, list) and (name != names.choices or [*map(type, value)][:1] == [list]):
+            lists[name or ""] = value
+    if len({len(parts) for parts in lists.values()}) > 1 or (
+        names.answer is not None and names.answer not in lists
+    ):
+        raise DataError(
+            f"{where} has {len(questions)} questions as `{names.question}` and no list of as many"
+            f" answers as `{names.answer}`: write one question a row"
+        )
+    rows = list[Row]()
+    for number, parts in enumerate(zip(*lists.values(), strict=True), 1):
+        own = dict(columns) | dict(zip(lists, parts, strict=True))
+        if "id" in own:
+            own["id"] = f"{own['id']}/{number}"
+        rows.append((own, where))
+    return rows
+
+
+def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
+    """`names` with what only all rows tell (see `Columns`). A list of numbers or formulas is one
+    answer, all of it, unless `grade` compares single answers."""
+    if names.answer is None:
+        return names
+    answers_of = [golds_of(row, names.answer) for row in rows if has(row, names.answer)]
+    golds = [gold for answers in answers_of for gold in answers]
+    lists = [answers for answers in answers_of if len(answers) > 1]
+    several = "said" if any(row.get(ALL) is True for row, _ in rows) else "any"
+    if grade in (None, "math", "mixed"):
+        kinds = {kind_of(gold) for answers in lists for gold in answers}
+        several = "all" if kinds and kinds <= {"numbers", "math"} else several
+    truth = bool(golds) and {gold.lower() for gold in golds} <= TRUTH.keys()
+    return names._replace(
+        first=first_number(names, golds), several=several if lists else None, truth=truth
     )
-    return Columns(question, answer, solution, choices, more)
 
 
-def as_task(row: Row, names: Columns, source: str) -> Task:
+def first_number(names: Columns, golds: Sequence[str]) -> int | None:
+    """The number of the first choice, where gold answers are numbers of choices in columns of their
+    own and say it; None elsewhere."""
+    count = len(names.lettered)
+    if not all(gold.isdigit() and int(gold) <= count for gold in golds) or not count:
+        return None
+    if "0" in golds or str(count) in golds:
+        return 0 if "0" in golds else 1
+    # A label is an index; another answer is the number in a column's name.
+    return (
+        0 if str(names.answer).lower() == "label" or not names.lettered[0][-1].isdigit() else None
+    )
+
+
+def unread(columns: Iterable[str], names: Columns) -> str:
+    """The columns that make no part of a task, in words; "" where there are none."""
+    used = {"id", "unique_id", "split", ALL, *names.lettered}
+    parts = (names.question, names.more, names.context, names.answer, names.solution, names.choices)
+    used |= {name for name in parts if name is not None}
+    used |= {name.partition(".")[0] for name in used}
+    left = [name for name in columns if name not in used and name.lower() not in used]
+    if not left:
+        return ""
+    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+    return f"; not read: `{'`, `'.join(left[:NAMED])}`{more}"
+
+
+def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
+    """The ids that rows of several files, or of several splits of a data set, have: they number the
+    rows of one."""
+    places: dict[Any, set[str]] = {}
+    for columns, where in rows:
+        own = columns.get("id", columns.get("unique_id"))
+        if isinstance(own, str | int):
+            places.setdefault(own, set()).add(where.rsplit(" ", 2)[0])
+    return {own for own, files in places.items() if len(files) > 1}
+
+
+def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = ()) -> Task:
     """A row as a task, or DataError for a broken one.
 
-    Its id is the row's own, else made of the question's hash. An answer may be empty: whoever needs
-    it says so.
+    Its id is the row's own, else made of the question's hash; both where the id is one of
+    `repeated`. An answer may be empty: whoever needs it says so.
     """
     columns, where = row
     question = question_of(row, names)
-    gold, solution = "", None
-    if names.answer is not None and value_at(columns, names.answer) != "":
-        gold = text_of(row, names.answer)
-    if names.solution is not None and value_at(columns, names.solution):
-        solution = text_of(row, names.solution)
-    if names.answer is None or "####" in gold:
-        solution = without_annotations(gold or solution or "")
-        stated = answers.extract(solution, strict=True, words=True)
-        if stated is None:
-            raise DataError(
-                f"{where} states no answer in `{names.answer or names.solution}`: end it with a"
-                " line `#### ANSWER`, put it into \\boxed{}, or add a column `answer`"
-            )
-        gold = stated
-    if solution is not None and "####" not in solution:
-        solution += f"\n#### {gold}"
+    golds, solution = stated_golds(row, names)
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
         labels, texts = choices_of(choices, where)
         question += "".join(
             f"\n{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)
         )
-        if gold:
-            index = isinstance(value_at(columns, names.answer or ""), int)
-            gold = letter_of(
-                gold, labels, texts, index, f"{where} has {gold!r} as `{names.answer}`"
-            )
+        golds = right_choice(row, names, golds, labels, texts)
+    elif names.truth:
+        golds += [TRUTH[gold.lower()] for gold in golds]
+    gold = golds[0] if golds else ""
+    if solution is not None and "####" not in solution:
+        solution += f"\n#### {gold}"
     row_id = columns.get("id", columns.get("unique_id"))
+    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
     if not isinstance(row_id, str | int):
-        row_id = hashlib.sha256(question.encode()).hexdigest()[:12]
+        row_id = digest
+    elif row_id in repeated:
+        row_id = f"{row_id}-{digest}"
     # Seeds are made of ids: a file draws the same samples wherever it lies.
     prefix = source if source.startswith("hub:") else source.rstrip("/").rpartition("/")[2]
-    return Task(Problem(f"{prefix}/{row_id}", question, source), gold, solution)
+    problem = Problem(f"{prefix}/{row_id}", question, source)
+    return Task(problem, gold, solution, others=tuple(golds[1:]))
+
+
+def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
+    """A row's gold answers as its columns or its worked solution state them, and the solution."""
+    columns, where = row
+    golds, solution = list[str](), None
+    if names.answer is not None and has(row, names.answer):
+        golds = golds_of(row, names.answer)
+    if names.solution is not None and value_at(columns, names.solution):
+        solution = text_of(row, names.solution)
+    if names.answer is None or (golds and "####" in golds[0]):
+        solution = without_annotations(golds[0] if golds else solution or "")
+        stated = stated_by(solution, where)
+        if stated is None:
+            raise DataError(
+                f"{where} states no answer in `{names.answer or names.solution}`: end it with a"
+                " line `#### ANSWER`, put it into \\boxed{}, or add a column `answer`"
+            )
+        return [stated], solution
+    if names.choices is None and (names.several == "all" or columns.get(ALL) is True):
+        different = {answers.normalize(text): text for text in golds}
+        golds = [", ".join(different.values())] if golds else []
+    return golds, solution
+
+
+def right_choice(
+    row: Row, names: Columns, golds: Sequence[str], labels: list[str], texts: list[str]
+) -> list[str]:
+    """The letter of the choice that a row's gold answers mean, alone in a list; an empty list
+    without any. Raises DataError where they mean none of the choices, or several."""
+    columns, where = row
+    value = value_at(columns, names.answer or "")
+    index = isinstance(value, int) and not isinstance(value, bool)
+    known = [normalize_words(text) for text in texts]
+    letters = dict[str, None]()
+    for gold in golds:
+        what = f"{where} has {gold!r} as `{names.answer}`"
+        if names.truth and normalize_words(gold) not in known:
+            gold = TRUTH[gold.lower()]  # noqa: PLW2901 - yes and no are what true and false mean
+        if names.first is not None:
+            letter = letter_of(str(int(gold) - names.first), [], texts, True, what)
+        else:
+            letter = letter_of(gold, labels, texts, index, what)
+        letters[letter] = None
+    if len(letters) > 1:
+        raise DataError(
+            f"{where} has the right choices {' and '.join(letters)}: one answer is graded, so ask"
+            " for one"
+        )
+    return list(letters)
+
+
+def has(row: Row, name: str) -> bool:
+    """Whether a row's column has more than an empty text."""
+    return value_at(row[0], name) != ""
+
+
+def golds_of(row: Row, name: str) -> list[str]:
+    """A row's gold answers: one, or those of a list, each once. The shapes of TriviaQA, SQuAD and
+    DROP are known, and true and false."""
+    columns, where = row
+    value = value_at(columns, name)
+    if name.lower() in LISTS:
+        value = from_json(value)
+    if isinstance(value, Mapping) and "value" in value:
+        value = [value["value"], *(value.get("aliases") or ())]
+    elif isinstance(value, Mapping):
+        value = value.get("text", value.get("spans", value))
+    values = value if isinstance(value, list | tuple) and value else [value]
+    texts = dict[str, None]()
+    for one in values:
+        if isinstance(one, bool):
+            texts[str(one).lower()] = None
+        elif one != "":
+            texts[text_of(({name: one}, where), name)] = None
+    return list(texts)
+
+
+def passage_of(value: Any) -> str:
+    """The text of a question's context: a text, paragraphs, or HotpotQA's and its like with their
+    titles."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, Mapping):
+        if "contexts" in value:
+            return passage_of(value["contexts"])
+        title = value.get("title")
+        if isinstance(title, list) and "sentences" in value:
+            return passage_of([list(pair) for pair in zip(title, value["sentences"], strict=False)])
+        texts = [passage_of(text) for name, text in value.items() if name != "title"]
+        said = "\n".join(filter(None, texts))
+        return f"{title}: {said}" if title else said
+    if not isinstance(value, list | tuple):
+        return ""
+    if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], list):
+        return f"{value[0]}: {''.join(map(str, value[1])).strip()}"
+    return "\n".join(filter(None, map(passage_of, value)))
 
 
 def value_at(columns: Mapping[str, Any], name: str) -> Any:
@@ -215,7 +424,7 @@ def question_of(row: Row, names: Columns) -> str:
     turns = from_json(value_at(columns, names.question))
     if isinstance(turns, list) and turns and all(isinstance(turn, Mapping) for turn in turns):
         roles = [turn.get("role") for turn in turns]
-        texts = [turn.get("content") for turn in turns]
+        texts = [text_of_parts(turn.get("content")) for turn in turns]
         if roles not in (["user"], ["system", "user"]) or not all(
             isinstance(text, str) for text in texts
         ):
@@ -223,20 +432,47 @@ def question_of(row: Row, names: Columns) -> str:
                 f"{where} has messages of {', '.join(map(str, roles))} as `{names.question}`: write"
                 " one text of the user there, with a system message or without"
             )
-        return check_text("\n\n".join(texts), f"{where}, `{names.question}`")
-    question = text_of(row, names.question)
+        question = check_text("\n\n".join(texts), f"{where}, `{names.question}`")
+    else:
+        question = text_of(row, names.question)
     if names.more is not None and value_at(columns, names.more):
         question += (" " if names.more.lower() == "question" else "\n") + text_of(row, names.more)
+    context = "" if names.context is None else passage_of(value_at(columns, names.context))
+    if context and context not in question:
+        question = f"{check_text(context, f'{where}, `{names.context}`')}\n{question}"
     return question
+
+
+def text_of_parts(content: Any) -> Any:
+    """A message's content: its text, where it is a list of parts that are texts."""
+    if isinstance(content, list) and content:
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        texts = [text for text in parts if isinstance(text, str)]
+        if len(texts) == len(parts):
+            return "\n".join(texts)
+    return content
 
 
 def choices_at(columns: Mapping[str, Any], name: str) -> Any:
     """A row's choices: a column's value, or the columns of a pattern of `LETTERED` by letter."""
     if "{}" not in name:
         return from_json(value_at(columns, name))
-    known = {column.lower(): text for column, text in columns.items()}
-    by_letter = {letter: known.get(name.format(letter.lower())) for letter in LETTERS}
-    return {letter: text for letter, text in by_letter.items() if text not in (None, "")}
+    return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
+
+
+def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]:
+    """The columns of a pattern of `LETTERED` that hold something: by letter, else by number."""
+    known = {column.lower(): column for column in columns}
+    for labels in (LETTERS, () if pattern == "{}" else map(str, range(len(LETTERS)))):
+        placed = {label: known.get(pattern.format(label.lower())) for label in labels}
+        there = {
+            label: name
+            for label, name in placed.items()
+            if name is not None and columns[name] not in (None, "")
+        }
+        if there:
+            return there
+    return {}
 
 
 def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
@@ -299,6 +535,15 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
             f" {letters[-1]}, a choice's text, or its number from 0 on"
         )
     return letters[place]
+
+
+def stated_by(solution: str, where: str) -> str | None:
+    """The answer that a worked solution states, None where it states none. Raises DataError where
+    its boxes state several."""
+    try:
+        return answers.solution_answer(solution)
+    except DataError as error:
+        raise DataError(f"{where} has a solution with {error}") from None
 
 
 def without_annotations(solution: str) -> str:

@@ -14,7 +14,6 @@ An address is the value of `problems.source` (`--source`):
 
 from __future__ import annotations
 
-import asyncio
 import glob
 import hashlib
 import importlib
@@ -35,6 +34,7 @@ from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import ConfigError, DataError
+from ..live import in_thread
 from ..types import Problem, Task
 from .calculator import equations
 from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
@@ -47,8 +47,12 @@ from .rows import (
     check_text,
     columns_of,
     files_at,
+    ids_in_several_places,
+    questions_in,
     row_format,
+    settled,
     split_at,
+    unread,
 )
 
 log = logging.getLogger(__name__)
@@ -169,8 +173,15 @@ class Source(ABC):
         return self.reader.vote_key(response)
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """The grades of responses to tasks, in order."""
-        return self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
+        """The grades of responses to tasks, in order. Of a task's gold answers the one counts that a
+        response meets best."""
+        grades = self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
+        for i, (response, task) in enumerate(pairs):
+            if task.others and not grades[i].correct:
+                others = [(response, gold) for gold in task.others]
+                tried = [grades[i], *self.reader.grade_many(others, strict)]
+                grades[i] = max(tried, key=lambda grade: (grade.correct, grade.score))
+        return grades
 
     def grade(self, response: str, task: Task, strict: bool = False) -> Grade:
         """The grade of one response: a verdict and a score in [0, 1]."""
@@ -181,7 +192,7 @@ class Source(ABC):
     ) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
         if self.reader.waits:
-            return await asyncio.to_thread(self.grade_many, pairs, strict)
+            return await in_thread(self.grade_many, pairs, strict)
         return self.grade_many(pairs, strict)
 
     async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
@@ -271,7 +282,7 @@ class TaskList(Source):
         for task in divided:
             self.tasks[split_of(task.problem.question, own)].append(task)
         everything = [task for split in SPLITS for task in self.tasks[split]]
-        golds = [task.gold for task in everything]
+        golds = [gold for task in everything for gold in (task.gold, *task.others)]
         why = "problems.grade says so"
         if grader is None:
             grader, why = guess_grader(golds)
@@ -382,9 +393,14 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
             if shown.get(column) is None:
                 shown[column] = value
     columns = columns_of((shown, where), problems)
+    rows = [(split, part) for split, row in rows for part in questions_in(row, columns)]
+    columns = settled(columns, [row for _, row in rows], problems.grade)
+    repeated = ids_in_several_places([row for _, row in rows])
     for split, placed in rows:
-        tasks.setdefault(split, []).append(as_task(placed, columns, problems.source))
-    source = TaskList(tasks, problems.source, problems.grade, problems.system_prompt, str(columns))
+        task = as_task(placed, columns, problems.source, repeated)
+        tasks.setdefault(split, []).append(task)
+    read = str(columns) + unread(shown, columns)
+    source = TaskList(tasks, problems.source, problems.grade, problems.system_prompt, read)
     source.reads = ROW_KEYS
     return source
 

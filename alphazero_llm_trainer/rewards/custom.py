@@ -20,6 +20,7 @@ from typing import Any
 from ..config.objects import load_object
 from ..config.sections import RewardConfig
 from ..errors import ConfigError, RewardError
+from ..live import UNCARRIED, in_thread
 from ..types import Problem, Task
 
 KEY = "rewards.custom"
@@ -47,15 +48,15 @@ class CustomReward:
         asked = (problem, response.strip(), task)
         try:
             waits = inspect.iscoroutinefunction(self.function)
-            value: Any = (
-                self.function(*asked) if waits else await asyncio.to_thread(self.function, *asked)
-            )
+            value: Any = self.function(*asked) if waits else await in_thread(self.function, *asked)
             if inspect.isawaitable(value):
                 value = await value
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
-            text = " ".join(str(error)[: 2 * SHOWN].split())
+            raised = error.__cause__ if isinstance(error.__cause__, UNCARRIED) else error
+            text = " ".join(str(raised)[: 2 * SHOWN].split())
             said = text if len(text) <= SHOWN else text[:SHOWN] + "..."
-            what = f"raised {type(error).__name__} ({said}){self.place(error)}"
+            shown = f"{type(raised).__name__} ({said})" if said else type(raised).__name__
+            what = f"raised {shown}{self.place(raised)}"
             raise RewardError(
                 f"{KEY} is {self.name!r} and {what} for problem {problem.id}: mend it"
             ) from error
