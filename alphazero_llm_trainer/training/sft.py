@@ -37,10 +37,17 @@ from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .learner import Learner, Schedule
-from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
+from .models import (
+    MemoryOptions,
+    check_saves,
+    load_trained_state,
+    make_trainable,
+    save_student,
+    trained_state,
+)
 from .objectives import Likelihood
 from .rows import TrainRow
-from .run import RunFolder, numbered, write_manifest
+from .run import RunFolder, write_manifest
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -112,6 +119,7 @@ def supervise(
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         adapter = config.train.adapter or student.spec.adapter
+        check_saves(student)
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
@@ -119,12 +127,10 @@ def supervise(
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     evaluate = accuracy if validation else None
-    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
-    data = hashlib.sha256(data.encode()).hexdigest()
+    data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = [settings, student.spec, config.search]
     same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
-    identity = hashlib.sha256(json.dumps(same).encode()).hexdigest()
-    kept = Kept(out / KEPT, identity, progress.say)
+    kept = Kept(out / KEPT, digest(same), progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
         facts["test_before"] = share(before)
@@ -165,6 +171,11 @@ def supervise(
     write_json(out / "manifest.json", manifest)
     kept.remove()
     return manifest
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value's JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def check_free(out: Path) -> None:
@@ -354,9 +365,7 @@ class Kept:
         if best:
             save_tensors(best, place / BEST)
         write_manifest(place, {"identity": self.identity, "told": told})
-        for other in numbered(self.folder.path, "checkpoint"):
-            if other != place:
-                shutil.rmtree(other)
+        self.folder.keep_newest(place, 1)
         ended = time.monotonic()
         self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
