@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -454,6 +455,40 @@ def test_weights_that_change_no_text_are_left_out(folder: Path) -> None:
     )
     change_weights(folder, lambda weights: weights.update({key: torch.ones(4) for key in keys}))
     assert whole(folder).weights == kept
+
+
+@pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
+def test_weights_are_read_however_they_lie(way: str, folder: Path) -> None:
+    student = whole(folder)
+    file = folder / "model.safetensors"
+    if way == "bin":
+        torch.save(load_file(file), folder / "pytorch_model.bin")
+        file.unlink()
+    elif way == "shards":
+        file.unlink()
+        student.model.save_pretrained(folder, max_shard_size="100KB")
+        assert len([*folder.glob("model-*-of-*.safetensors")]) > 2
+    else:
+        of = {name: "model-00001-of-00002.safetensors" for name in load_file(file)}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": of})
+    assert whole(folder).weights == student.weights
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0]['content'] }}", None])
+def test_a_prompt_opens_once(template: str | None, folder: Path) -> None:
+    """Whether the template or the tokenizer puts the token that opens texts."""
+    tokenizer = load_tokenizer(str(folder))
+    bos = tokenizer.convert_ids_to_tokens(5)
+    tokenizer.bos_token, tokenizer.chat_template = bos, template
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 5)]
+    )
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    student = whole(folder)
+    assert student.tokenizer("Ana")["input_ids"][0] == 5
+    assert student.prompt_ids("Ana has 2 pens.").count(5) == 1
+    assert student.prompt_ids("Ana has 2 pens.")[0] == 5
 
 
 OWN_CODE = """
