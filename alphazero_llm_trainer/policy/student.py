@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,8 +130,8 @@ def load_student(
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
-        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not
-            that model's.
+        CheckpointError: the folder has no readable model, its weights or its tokenizer are not
+            that model's, or it couldn't be written after a training.
     """
     name = resolve_name(config)
     if config.engine.backend == "openai":
@@ -183,13 +184,32 @@ def load_student(
             activate(model, POLICY)
             spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, opening, source)
+    student.adapter, student.folder = adapter, path
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
     if not inference:
         from .backend import check_rounding
 
         check_rounding(student.engine, model, prompt)
-    student.adapter, student.folder = adapter, path
+        check_saves(student)
     return student
+
+
+def check_saves(student: Student) -> None:
+    """Raise CheckpointError where a student's configurations or tokenizer, which were read, can't
+    be written: a training would tell at its end.
+    """
+    model = student.model
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            for part in (model.config, model.generation_config, student.tokenizer):
+                if part is not None:
+                    part.save_pretrained(place)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(
+                f"student {student.title} can be read and not written "
+                f"({' '.join(str(error).split())[:200]}): mend its config.json, "
+                "generation_config.json or tokenizer_config.json"
+            ) from error
 
 
 def own_tokenizer(source: str, adapter: Path | None) -> Any:

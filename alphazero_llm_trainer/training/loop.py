@@ -29,7 +29,7 @@ from ..teachers.build import is_remote
 from .critic import Critic
 from .learner import Learner, Objective, Schedule
 from .methods.alphazero import AlphaZero, AlphaZeroRows
-from .models import MemoryOptions, check_full, check_saves, learning_rate, make_trainable
+from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .plan import engine
 from .preflight import preflight
@@ -140,7 +140,6 @@ class Run:
         )
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
-        check_saves(self.student)
         if uses_fsdp():
             check_unpacked(config, self.student.spec)
             if config.train.method == "alphazero":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
 from ..config.train import LARGE, TrainConfig
-from ..errors import CheckpointError, ConfigError
+from ..errors import ConfigError
 from ..files import sync_all, write_json
 from ..policy.adapters import (
     BASE,
@@ -34,7 +33,7 @@ from ..policy.adapters import (
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
 from ..policy.weights import save_tensors, stored_dtypes
 from .memory import PROMPT, rows_of_a_forward
-from .merging import REFUSALS, bare, merged
+from .merging import bare, merged
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -252,24 +251,6 @@ def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
     facts = {"weights": fingerprint(model, None), "quantization": quantization}
     write_json(folder / BASE, facts)
     return [ADAPTER_FILE, "adapter_config.json", BASE]
-
-
-def check_saves(student: Student) -> None:
-    """Raise CheckpointError where a student's configurations or tokenizer, which were read, can't
-    be written: a training would tell at its end.
-    """
-    model = student.model
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            for part in (model.config, model.generation_config, student.tokenizer):
-                if part is not None:
-                    part.save_pretrained(place)
-        except REFUSALS as error:
-            raise CheckpointError(
-                f"student {student.title} can be read and not written "
-                f"({' '.join(str(error).split())[:200]}): mend its config.json, "
-                "generation_config.json or tokenizer_config.json"
-            ) from error
 
 
 def save_student(

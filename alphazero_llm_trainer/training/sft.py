@@ -37,14 +37,7 @@ from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .learner import Learner, Schedule
-from .models import (
-    MemoryOptions,
-    check_saves,
-    load_trained_state,
-    make_trainable,
-    save_student,
-    trained_state,
-)
+from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
 from .objectives import Likelihood
 from .rows import TrainRow
 from .run import RunFolder, write_manifest
@@ -119,7 +112,6 @@ def supervise(
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         adapter = config.train.adapter or student.spec.adapter
-        check_saves(student)
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
