@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig, PeftConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support import tiny_engine, tiny_llama
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
@@ -34,6 +34,7 @@ from alphazero_llm_trainer.policy.adapters import (
 )
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
+from alphazero_llm_trainer.policy.weights import load_weights
 from alphazero_llm_trainer.training.merging import bare, merged, read_back
 from alphazero_llm_trainer.training.models import attach, save_adapter
 
@@ -162,6 +163,26 @@ def test_a_merged_folder_says_what_peft_says(kind: str, tied: bool, tmp_path: Pa
     assert apart or tied
 
 
+def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path: Path) -> None:
+    """`tie_word_embeddings: true` over a file with both: transformers reads both."""
+    own = base()
+    own.config.tie_word_embeddings = True
+    own.save_pretrained(tmp_path / "base")
+    assert json.loads((tmp_path / "base" / "config.json").read_text())["tie_word_embeddings"]
+    model = load_weights(AutoModelForCausalLM, str(tmp_path / "base"))
+    before = logprobs(model)
+    torch.testing.assert_close(before, logprobs(own))
+    torch.testing.assert_close(logprobs(bare(model)), before)
+    expected = made(lora(), tmp_path / "adapter", model=model)
+    plain = load_weights(AutoModelForCausalLM, str(tmp_path / "base"))
+    merged(bare(plain), tmp_path / "adapter").save_pretrained(tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not again.config.tie_word_embeddings
+    torch.testing.assert_close(logprobs(again), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(CheckpointError, match=r"without its adapters is .* nats from"):
+        bare(own)  # its configuration was never set right
+
+
 @pytest.mark.parametrize("kind", [*OTHERS, *NEVER])
 def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(
     kind: str, tmp_path: Path
@@ -222,7 +243,7 @@ def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(
         "peft.tuners.lora.model.LoraModel.merge_and_unload", lambda self: self.unload()
     )
     for model, name in ((base(), "dora"), (loud(), "large")):
-        with pytest.raises(CheckpointError, match="nats from the adapter beside its base"):
+        with pytest.raises(CheckpointError, match="nats from the model in memory"):
             merged(model, tmp_path / name)
 
 
@@ -303,6 +324,23 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
         atol=1e-3,
         rtol=1e-3,
     )
+
+
+def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path: Path) -> None:
+    adapter, out = tmp_path / "adapter", tmp_path / "out"
+    made(lora(), adapter, model=AutoModelForCausalLM.from_pretrained(PACKAGED))
+    template = "{% for m in messages %}{{ m['content'] }}!{% endfor %}"
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        (adapter / "chat_template.jinja").write_text(template)  # alone at first
+        assert (
+            main(["merge", "--model", "embedded", "--adapter", str(adapter), "--out", str(out)])
+            == 0
+        )
+        assert (out / "chat_template.jinja").read_text() == template
+        assert AutoTokenizer.from_pretrained(out).chat_template == template
+        shutil.rmtree(out)
+        if name != "chat_template.jinja":
+            shutil.copy(PACKAGED / name, adapter / name)
 
 
 def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_saved_stays(

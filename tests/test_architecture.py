@@ -5,6 +5,7 @@ is fetched at import.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,3 +146,15 @@ def test_only_rollouts_may_reward_by_gold() -> None:
                 ]
                 makers |= {name} if [ast.unparse(one) for one in given] != ["None"] else set()
     assert makers == {"rollouts"}
+
+
+def test_no_code_of_a_models_folder_is_trusted() -> None:
+    """transformers' auto classes ask on the terminal where nothing is said, and run it."""
+    for name, tree in TREES.items():
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call):
+                continue
+            said = {key.arg: ast.unparse(key.value) for key in call.keywords}
+            auto = re.fullmatch(r"(Auto\w+|kind)\.from_pretrained", ast.unparse(call.func))
+            expected = ("False",) if auto else ("False", None)
+            assert said.get("trust_remote_code") in expected, (name, call.lineno)

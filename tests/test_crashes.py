@@ -84,6 +84,17 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(
     assert run.newest_checkpoint(said.append)[1]["rounds_done"] == 10 and len(said) == 1
 
 
+def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path: Path) -> None:
+    for number in (4, 8, 10, 12, 100):
+        newest = sealed(tmp_path, number)
+    cut("weights.bin")(newest)  # the run goes on from 12, and writes 14
+    (tmp_path / "checkpoint-9").mkdir()  # never sealed
+    RunFolder(tmp_path).keep_newest(sealed(tmp_path, 14), 3)
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (10, 12, 14)}
+    RunFolder(tmp_path).keep_newest(tmp_path / "checkpoint-14", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-14"]
+
+
 def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"found no run\.json"):
         find_run(tmp_path, None)

@@ -816,3 +816,36 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
     # Rows of cancelled callers are let go when the pump next runs.
     generate(engine, GenerateRequest((9, 9), max_new_tokens=2))
     assert_idle(engine)
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine: InProcessEngine) -> None:
+    """An embedding has rows that fill it up; the other tokens' numbers stay the model's."""
+    likely = library_logprobs(MODEL, PROMPT)[-1].argsort(descending=True).tolist()
+    unknown = [token for token in likely[:20] if token != EOS]
+    engine.unknown = torch.tensor(unknown)
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"n": 40, "temperature": 1.5},
+        {"n": 40, "top_p": 0.8},
+        {"n": 8, "top_k": 60},
+    ]
+    for way in ways:
+        [drawn] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=6, seed=3, **way))
+        for one in drawn:
+            assert not {*one.token_ids} & {*unknown}
+            assert one.logprobs == pytest.approx(
+                library_scores(MODEL, PROMPT, one.token_ids), abs=CLOSE
+            )
+            for top in one.top or ():
+                assert not {token for token, value in top if value > -math.inf} & {*unknown}
+    [[after]] = score(engine, (PROMPT, (unknown[0],)))  # of a prompt that has one all the same
+    expected = library_scores(MODEL, PROMPT, (unknown[0],))
+    assert after == pytest.approx(expected[0], abs=CLOSE)
+
+
+def test_the_size_of_a_batch_changes_no_draw() -> None:
+    requests = random_requests(5, 12)
+    draws = [
+        sequences(generate(tiny_engine(MODEL, max_batch=size), *requests)) for size in (1, 3, 8, 64)
+    ]
+    assert draws[1:] == draws[:1] * 3

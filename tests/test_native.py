@@ -181,6 +181,28 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
     assert value == pytest.approx(float(torch.sigmoid(hidden @ weight + 0.5)), abs=CLOSE)
 
 
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+TURNS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn's own ends": YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3},
+    "yarn's scales": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9, "truncate": False},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "partial": {"rope_type": "default", "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turns", TURNS)
+def test_rotary_positions_of_every_kind_are_the_librarys(turns: str, kind: str) -> None:
+    """In the kernels or in torch."""
+    model = llama(kind, rope_parameters={"rope_theta": 1e4, **TURNS[turns]})
+    pairs = pairs_of((150, 40), (3, 17))
+    for pair, values in zip(pairs, scores(engine_of(model), pairs), strict=True):
+        assert values == pytest.approx(library_scores(model, *pair), abs=2e-5)
+
+
 def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """The model as bfloat16 products with fp32 sums see it: rounded matrices, and activations
     rounded before each.

@@ -109,3 +109,19 @@ def test_an_engine_counts_steps_and_not_line_ends() -> None:
             )
             seen.add(len(STEP_ENDS.cut(one.token_ids)))
     assert seen - {2}, "no blank line was drawn: the test shows nothing"
+
+
+def test_a_model_may_have_more_tokens_than_its_tokenizer(merging: Any) -> None:
+    """Qwen2.5's has 271 more: their text is empty, under every rule."""
+    ids = merging.encode("a\n", add_special_tokens=False)
+    beyond = len(merging) + 7
+    for rule in ("line", "sentence", "thought"):
+        ends = step_ends(merging, rule)
+        assert ends.cut([beyond, *ids, beyond, *ids]) == [1 + len(ids), 2 + 2 * len(ids)]
+
+
+def test_a_vocabulary_may_have_gaps() -> None:
+    words = {"a": 0, ".": 1, "\n": 9}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
+    assert step_ends(tokenizer).tokens == {9}
+    assert step_ends(tokenizer, "sentence").cut([0, 1, 0, 9]) == [2, 4]

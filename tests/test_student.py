@@ -16,14 +16,21 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
     Phi3Config,
     Phi3ForCausalLM,
+    Qwen2VLConfig,
+    T5Config,
+    ViTConfig,
 )
 
 from alphazero_llm_trainer.answers import extract
@@ -38,6 +45,7 @@ from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
 from alphazero_llm_trainer.policy.folders import find_model, with_model
+from alphazero_llm_trainer.policy.public_prm import load_public
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     Student,
@@ -115,8 +123,10 @@ def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
         "{{ messages[0]['content'] }} {% if enable_thinking is defined and not enable_thinking "
         "%}3{% else %}4{% endif %}"
         "{% if date_string is defined %} + 3{% endif %}"
+        "{{ strftime_now('%d %B %Y') }}"
     )
-    assert student.decode(student.prompt_ids("Ana has 2 pens.")).split()[-2:] == ["+", "3"]
+    question = {"role": "user", "content": "Ana has 2 pens."}
+    assert student.render([question]) == "Ana has 2 pens. 3 + 326 July 2024"
 
 
 @pytest.mark.parametrize("content", ["{{ m['content'] }}", "{{ m['content'] | trim }}"])
@@ -272,13 +282,14 @@ def test_a_gguf_file_is_a_model_that_transformers_reads(
         find_model(str(tmp_path / "gone.gguf"), load_config())
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8"])
+@pytest.mark.parametrize("method", ["awq", "fp8", "bitsandbytes_8bit"])
 def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path) -> None:
     folder = saved_llama(tmp_path / "student", "float32")
     shape = read_object(folder / "config.json")
-    write_json(
-        folder / "config.json", shape | {"quantization_config": {"quant_method": method, "bits": 4}}
-    )
+    quantised = {"quant_method": method, "bits": 4}
+    if method == "bitsandbytes_8bit":
+        quantised = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    write_json(folder / "config.json", shape | {"quantization_config": quantised})
     config, path = with_model(
         str(folder), [], lambda overrides: load_config(overrides=list(overrides))
     )
@@ -414,6 +425,17 @@ FAULTS: dict[str, Callable[[Weights], Any]] = {
     "has numbers that are not finite in model.layers.1.mlp.up_proj.weight": lambda weights: weights[
         "model.layers.1.mlp.up_proj.weight"
     ][3, 5].fill_(float("nan")),
+    **{
+        f"has no place in its config.json for {key}": lambda weights, key=key: weights.update(
+            {key: torch.ones(4)}
+        )
+        for key in (
+            "model.layers.2.input_layernorm.weight",
+            "model.layers.0.self_attn.q_proj.bias",
+            "model.layers.0.self_attn.q_norm.weight",
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        )
+    },
 }
 
 
@@ -422,6 +444,170 @@ def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
     whole(folder)  # its tied output layer is not missing
     change_weights(folder, FAULTS[words])
     refused(folder, words)
+
+
+def test_weights_that_change_no_text_are_left_out(folder: Path) -> None:
+    kept = whole(folder).weights
+    keys = (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "v_head.summary.weight",
+        "mtp.norm.weight",
+    )
+    change_weights(folder, lambda weights: weights.update({key: torch.ones(4) for key in keys}))
+    assert whole(folder).weights == kept
+
+
+@pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
+def test_weights_are_read_however_they_lie(way: str, folder: Path) -> None:
+    student = whole(folder)
+    file = folder / "model.safetensors"
+    if way == "bin":
+        torch.save(load_file(file), folder / "pytorch_model.bin")
+        file.unlink()
+    elif way == "shards":
+        file.unlink()
+        student.model.save_pretrained(folder, max_shard_size="100KB")
+        assert len([*folder.glob("model-*-of-*.safetensors")]) > 2
+    else:
+        of = {name: "model-00001-of-00002.safetensors" for name in load_file(file)}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": of})
+    assert whole(folder).weights == student.weights
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0]['content'] }}", None])
+def test_a_prompt_opens_once(template: str | None, folder: Path) -> None:
+    """Whether the template or the tokenizer puts the token that opens texts."""
+    tokenizer = load_tokenizer(str(folder))
+    bos = tokenizer.convert_ids_to_tokens(5)
+    tokenizer.bos_token, tokenizer.chat_template = bos, template
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 5)]
+    )
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    student = whole(folder)
+    assert student.tokenizer("Ana")["input_ids"][0] == 5
+    assert student.prompt_ids("Ana has 2 pens.").count(5) == 1
+    assert student.prompt_ids("Ana has 2 pens.")[0] == 5
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+open(MARK, "w")
+class Shape(LlamaConfig):
+    model_type = "own"
+class Model(LlamaForCausalLM):
+    config_class = Shape
+class Words(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["model", "known", "tokenizer", "rlhflow", "qwen-prm"])
+def test_code_in_a_folder_never_runs(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks on stdin whether it may."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *_: asked.append(1) or "y")
+    (folder / "own.py").write_text(OWN_CODE.replace("MARK", repr(str(tmp_path / "ran"))))
+    name, more = "config.json", {
+        "auto_map": {
+            "AutoConfig": "own.Shape", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"
+        }
+    }  # fmt: skip
+    if kind == "tokenizer":
+        name, more = "tokenizer_config.json", {
+            "auto_map": {"AutoTokenizer": ["own.Words", "own.Words"]}, "tokenizer_class": "Words"
+        }  # fmt: skip
+    elif kind != "known":
+        more["model_type"] = "own"
+    write_json(folder / name, read_object(folder / name) | more)
+    if kind == "known":  # a kind that transformers has is computed by its own classes
+        assert type(whole(folder).model) is LlamaForCausalLM
+    elif kind in ("rlhflow", "qwen-prm"):
+        with pytest.raises(CheckpointError, match="custom code"):
+            load_public(folder, kind, load_config())
+    else:
+        with pytest.raises((CheckpointError, ConfigError), match="code of its own, which never"):
+            whole(folder)
+    assert not asked and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (T5Config(), r"is an encoder and a decoder \(t5\)"),
+        (Qwen2VLConfig(), r"is a model of pictures and text \(qwen2_vl\)"),
+        (LlavaConfig(), r"is a model of pictures and text \(llava\)"),
+        (ViTConfig(), r"is no causal language model \(vit\)"),
+        ({"model_type": "llama9"}, r"is a llama9 model, which transformers .* may be newer"),
+    ],
+)
+def test_other_models_say_what_they_are(folder: Path, shape: Any, words: str) -> None:
+    shape = shape if isinstance(shape, dict) else shape.to_diff_dict()
+    write_json(folder / "config.json", shape)
+    with pytest.raises((CheckpointError, ConfigError), match=words) as caught:
+        whole(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_and_an_adapter_in_one_folder_are_refused(folder: Path) -> None:
+    """transformers would lay the adapter over the model, and a run's reference would be without."""
+    write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
+    entry = {"student": "mine", "models": {"mine": {"path": str(folder)}}}
+    for load in (
+        lambda: whole(folder),
+        lambda: load_student(load_config(overrides=[entry])),
+        lambda: find_model(str(folder), load_config()),
+    ):
+        with pytest.raises(CheckpointError, match="is a model and an adapter: move"):
+            load()
+
+
+def test_what_says_how_to_sample_is_saved_as_it_says_it(folder: Path, tmp_path: Path) -> None:
+    """Llama 2's file has a temperature without do_sample: it loads, and is not saved."""
+    settings = read_object(folder / "generation_config.json") | {"temperature": 0.6, "top_p": 0.9}
+    write_json(folder / "generation_config.json", settings)
+    student = whole(folder)
+    student.model.save_pretrained(tmp_path / "saved")
+    saved = read_object(tmp_path / "saved" / "generation_config.json")
+    assert (saved["temperature"], saved["top_p"], saved["do_sample"]) == (0.6, 0.9, True)
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_what_can_not_be_saved_is_told_before_a_training(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = read_object(folder / "generation_config.json") | {"length_penalty": 2.0}
+    write_json(folder / "generation_config.json", settings)
+    out = tmp_path / "out"
+    assert main([command, "--model", str(folder), "--out", str(out), "-q"]) == 2
+    said = capsys.readouterr().err
+    assert "can be read and not written" in said and "length_penalty" in said
+    assert said.count("\n") == 1 and not [*out.glob("*")]
+
+
+@pytest.mark.parametrize("token", ["</s>", "1", -1, [1, EMBEDDED_ROWS], True])
+def test_an_end_token_that_the_model_has_not_is_refused(folder: Path, token: Any) -> None:
+    write_json(folder / "generation_config.json", {"eos_token_id": token})
+    with pytest.raises(CheckpointError, match=r"eos_token_id .*, and its tokens are 0 to 168"):
+        whole(folder)
+
+
+def test_four_bits_are_read_in_the_folder(folder: Path) -> None:
+    """All of such weights can't be trained, whatever the entry says."""
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    AutoModelForCausalLM.from_pretrained(PACKAGED, quantization_config=packed).save_pretrained(
+        folder
+    )
+    student = whole(folder)
+    assert student.spec.quantization == "nf4"
+    with pytest.raises(ConfigError, match="the student is quantised"):
+        make_trainable(student.model, student.spec, "full")
+    (folder / "chat_template.jinja").unlink()  # by which it is the embedded student's
+    [entry] = find_model(str(folder), load_config())[0]["models"].values()
+    assert entry["adapter"] == "lora"
 
 
 # -- the tokenizer

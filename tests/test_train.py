@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support import grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
@@ -23,7 +23,7 @@ from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.teachers.build import LEDGERS
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
@@ -316,6 +316,29 @@ def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "other questions or answers than when the run in" in said and said.count("\n") == 1
     rows.write_text(answers)
+    assert train_main(["--resume", str(run), "-q"]) == 0
+
+
+def test_a_run_whose_base_changed_is_not_gone_on_with(tmp_path, capsys):
+    """Under LoRA a checkpoint has the adapter alone, which would go on over whatever is there."""
+    base, run = tmp_path / "base", tmp_path / "runs" / "run-001"
+    shutil.copytree(PACKAGED, base)
+    flags = [*SMALL, *METHODS["grpo"], "--set", "train.adapter=lora", "--set", "train.preflight=0"]
+    flags += ["--set", f"models.embedded.path={base}", "--set", "train.keep_checkpoints=1"]
+    assert train_main([*flags, "--checkpoint-dir", str(run.parent), "-q"]) == 0
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-12"]
+    card = card_of(run)
+    del card["after"]  # as where it ended before its end
+    (run / "run.json").write_text(json.dumps(card))
+    weights = load_file(base / "model.safetensors")
+    kept = weights["model.norm.weight"].clone()
+    weights["model.norm.weight"] *= 2
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    capsys.readouterr()
+    assert train_main(["--resume", str(run), "-q"]) == 2
+    said = capsys.readouterr().err
+    assert "has other weights than when the run in" in said and said.count("\n") == 1
+    save_file(weights | {"model.norm.weight": kept}, base / "model.safetensors", {"format": "pt"})
     assert train_main(["--resume", str(run), "-q"]) == 0
 
 

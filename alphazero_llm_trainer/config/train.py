@@ -89,6 +89,7 @@ class TrainConfig(Section):
     eval_size: NonNegative
     validation_size: NonNegative
     keep_best: bool
+    keep_checkpoints: Positive | None
     groups: Literal["tree", "chain", "verified"]
     requeue_limit: NonNegative
     reward: Literal["hre", "combined"] | None

@@ -54,6 +54,7 @@ class InProcessEngine(Engine):
             alone.
         step_ends: where steps end.
         settings: batch, context and cache limits.
+        unknown: the model's tokens that its tokenizer doesn't have, which are never drawn.
 
     `forward.name` says what computes it: "native" (C) or "transformers".
     """
@@ -66,6 +67,7 @@ class InProcessEngine(Engine):
         step_ends: StepEnds,
         settings: EngineConfig,
         eos_ids: frozenset[int] | None = None,
+        unknown: Sequence[int] = (),
     ) -> None:
         self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
         self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
@@ -95,6 +97,7 @@ class InProcessEngine(Engine):
             device=weight.device,
         )
         self.capabilities, self.vocabulary = Capabilities(context), shape.vocab_size
+        self.unknown = torch.tensor(unknown, dtype=torch.long, device=weight.device)
         self.max_batch = settings.rows(size * context, memory)
         self.forward = self._make_forward()
         self.valued = False
@@ -326,7 +329,10 @@ class InProcessEngine(Engine):
                 if not tree.memoised[parent]:
                     break
                 assert tree.next_logprobs is not None
-                tree.logprob[path[i]] = float(tree.next_logprobs[parent, tree.token[path[i]]])
+                known = float(tree.next_logprobs[parent, tree.token[path[i]]])
+                if known == -math.inf:  # ruled out, which the model doesn't say
+                    break
+                tree.logprob[path[i]] = known
         else:
             return [tree.logprob[node] for node in wanted]
         row = self.queue.queue(path, i - 1)
@@ -399,6 +405,18 @@ class InProcessEngine(Engine):
                 future.set_exception(failure)
         self.tree.clear()
 
+    @torch.inference_mode()
+    def _rule_out(self, table: torch.Tensor | None) -> None:
+        """Make tokens that the tokenizer doesn't have impossible in what was computed last; the
+        others' log-probabilities stay as the model has them.
+        """
+        if table is not None:
+            table.index_fill_(1, self.unknown, -torch.inf)
+        elif self.tree.next_logprobs is not None:
+            ends = [row.nodes[-1] for row in self.queue.live]
+            nodes = torch.tensor(ends, device=self.unknown.device)
+            self.tree.next_logprobs[nodes[:, None], self.unknown] = -torch.inf
+
     def _step(self) -> None:
         """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came
         of it.
@@ -413,4 +431,6 @@ class InProcessEngine(Engine):
         stats.rows += len(queue.live)
         stats.computed_tokens += computed.tokens
         stats.forward_seconds += computed.seconds
+        if len(self.unknown):
+            self._rule_out(computed.table)
         queue.settle(computed)

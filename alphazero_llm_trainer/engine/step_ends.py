@@ -45,7 +45,7 @@ class StepEnds:
     belong to the step.
 
     `blanks` are tokens of white space alone. Where there is `goes_on`, it is asked about the step's
-    text so far, which `texts`, those of all tokens, make up.
+    text so far, which `texts`, those of the tokenizer's tokens, make up; a model may have more.
     """
 
     tokens: frozenset[int]
@@ -64,9 +64,8 @@ class StepEnds:
             if token not in self.tokens or blank:
                 continue
             step = token_ids[ends[-1] if ends else 0 : count]
-            if self.goes_on is None or not self.goes_on(
-                "".join(self.texts[token_id] for token_id in step)
-            ):
+            texts = (self.texts[token_id] for token_id in step if token_id < len(self.texts))
+            if self.goes_on is None or not self.goes_on("".join(texts)):
                 ends.append(count)
                 blank = True
         return ends
@@ -118,7 +117,10 @@ def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
     """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's
     text.
     """
-    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+    ids = sorted({*tokenizer.get_vocab().values()})  # with gaps, where a model's file has them
+    texts = [""] * (ids[-1] + 1)
+    for i, text in zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True):
+        texts[i] = text
     ending, goes_on = RULES[rule]
     pattern = re.compile(ending)
     return StepEnds(

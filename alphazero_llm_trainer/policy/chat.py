@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from ..errors import RequestError, first_line
 from ..types import Opening, Problem
 from .folders import PACKAGED, TEMPLATE
 
-DATE = "26 Jul 2024"  # Llama 3's template: always the same day, so that prompts are too
+DATE = datetime.date(2024, 7, 26)  # of templates that tell the day: Llama's, so that prompts stay
 OPEN, CLOSED = "<think>", "\n\n</think>\n\n"
 # What a template raises: its own refusal, a message that it doesn't show and is to go on from, a
 # variable that isn't there.
@@ -86,7 +87,8 @@ class Chat:
             add_generation_prompt=not going_on,
             continue_final_message=going_on,
             enable_thinking=self.spec.thinking == "on",
-            date_string=DATE,
+            date_string=DATE.strftime("%d %b %Y"),
+            strftime_now=DATE.strftime,
         )
 
     def whole(self, messages: Sequence[Mapping[str, str]], going_on: bool) -> str:

@@ -34,6 +34,7 @@ from ..types import Problem, Step
 from .adapters import AdapterView, fingerprint, load_adapter
 from .public_prm import load_public
 from .student import Student, engine_over
+from .weights import load_weights
 
 CARD, NUMBERS, ADAPTER = "critic.json", "critic.safetensors", "adapter"
 LEARNT = "learnt"  # the head of a policy under training, in place of a folder's hash
@@ -211,7 +212,8 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
         return AdapterView(student.model, name)
     from transformers import AutoModel, AutoModelForCausalLM
 
-    network: Any = AutoModel.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
+    precision = getattr(torch, student.spec.dtype)
+    network: Any = load_weights(AutoModel, str(folder), dtype=precision)
     weight: Any = student.model.get_input_embeddings().weight
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(network.config)

@@ -117,8 +117,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     """The name and the entry of models.yaml of a folder with a model: what its config.json and its
     `facts` say.
 
-    The name is what `facts` say, else the folder's. A model of `LORA_FROM` parameters or more gets
-    LoRA over weights as they are; a smaller one is trained whole, in float32.
+    The name is what `facts` say, else the folder's. A model of `LORA_FROM` parameters or more, or
+    of 4 bits, gets LoRA over weights as they are; others are trained whole, in float32.
     """
     shape = read_note(folder, "config.json")
     precision = shape.get("dtype", shape.get("torch_dtype"))
@@ -127,7 +127,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
         [*folder.glob(pattern)] for pattern in WEIGHTS
     )  # a folder may have its weights in two formats
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
-    adapter = facts.get("adapter", "lora" if size >= LORA_FROM * (2 if half else 4) else "full")
+    large = size >= LORA_FROM * (2 if half else 4) or "quantization_config" in shape
+    adapter = facts.get("adapter", "lora" if large else "full")
     spec = {
         "path": str(folder),
         "adapter": adapter,
@@ -244,8 +245,11 @@ def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | N
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointError for a folder with neither a model nor an adapter."""
-    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+    """Raise CheckpointError for a folder with neither a model nor an adapter, or with both."""
+    model, adapter = ((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    if model and adapter:
+        raise CheckpointError(both(str(folder)))
+    if not (model or adapter):
         inner = folder / "student"  # of a run's folder
         fix = (
             f"did you mean {inner}?"
@@ -254,6 +258,17 @@ def check_folder(folder: Path) -> None:
         )
         raise CheckpointError(f"student folder {folder} has no config.json: {fix}")
     read_note(folder, "config.json")
+
+
+def both(source: str) -> str:
+    """What to do with a model and an adapter of it in one place: what training starts from would be
+    the one or the other.
+    """
+    return (
+        f"student {source} is a model and an adapter: move {ADAPTER_CONFIG} and {ADAPTER_FILE} to a "
+        f"folder of their own, and make one model of both with `merge --adapter FOLDER --model "
+        f"{source} --out DIR`"
+    )
 
 
 def with_model(

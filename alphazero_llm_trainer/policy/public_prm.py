@@ -13,6 +13,7 @@ response anew.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,10 @@ from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError, first_line
 from ..types import Problem, Step
 from .fetch import from_hub
+from .weights import load_weights
 
 GOOD, BAD, SEPARATOR = "+", "-", "<extra_0>"
+HEADS = re.compile(r"^(score|lm_head)\.")  # beside the backbone of a token classifier
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -162,11 +165,11 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         folder = folder if folder.is_dir() else Path(from_hub(str(folder)))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if name == "qwen-prm":
-            backbone: Any = AutoModel.from_pretrained(folder, dtype="auto")
+            backbone: Any = load_weights(AutoModel, str(folder), HEADS, dtype="auto")
             return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        model: Any = load_weights(AutoModelForCausalLM, str(folder), dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"PRM {folder} can't be read as {name} ({first_line(error)}): check the "

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +44,8 @@ from .folders import (
     INSTALL_GGUF,
     PACKAGED,
     SMALL,
+    TEMPLATE,
+    both,
     check_folder,
     read_note,
     weights_of,
@@ -127,8 +130,8 @@ def load_student(
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
-        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not
-            that model's.
+        CheckpointError: the folder has no readable model, its weights or its tokenizer are not
+            that model's, or it couldn't be written after a training.
     """
     name = resolve_name(config)
     if config.engine.backend == "openai":
@@ -164,9 +167,9 @@ def load_student(
     check_device(name, source, spec)
     wide = trained and not (inference or bare) and widens(config, spec)
     model: Any = load_model(source, spec, name, wide)
-    tokenizer = load_tokenizer(source)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    if getattr(model, "is_loaded_in_4bit", False):  # as the folder has it, whatever the entry says
+        spec = spec.model_copy(update={"quantization": "nf4"})
+    tokenizer = own_tokenizer(source, adapter)
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
     if adapter is not None:
@@ -181,13 +184,46 @@ def load_student(
             activate(model, POLICY)
             spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, opening, source)
+    student.adapter, student.folder = adapter, path
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
     if not inference:
         from .backend import check_rounding
 
         check_rounding(student.engine, model, prompt)
-    student.adapter, student.folder = adapter, path
+        check_saves(student)
     return student
+
+
+def check_saves(student: Student) -> None:
+    """Raise CheckpointError where a student's configurations or tokenizer, which were read, can't
+    be written: a training would tell at its end.
+    """
+    model = student.model
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            for part in (model.config, model.generation_config, student.tokenizer):
+                if part is not None:
+                    part.save_pretrained(place)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(
+                f"student {student.title} can be read and not written "
+                f"({' '.join(str(error).split())[:200]}): mend its config.json, "
+                "generation_config.json or tokenizer_config.json"
+            ) from error
+
+
+def own_tokenizer(source: str, adapter: Path | None) -> Any:
+    """The tokenizer of a model's `source`, or the one beside an adapter of it, where that has one;
+    so with its chat template. Its padding token is its end token where it has none.
+    """
+    if adapter is not None and (adapter / "tokenizer_config.json").is_file():
+        source = str(adapter)
+    tokenizer = load_tokenizer(source)
+    if adapter is not None and (adapter / TEMPLATE).is_file():
+        tokenizer.chat_template = (adapter / TEMPLATE).read_text(encoding="utf-8")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def load_tokenizer(source: str) -> Any:
@@ -202,7 +238,7 @@ def load_tokenizer(source: str) -> Any:
 
     folder, options = place(source)
     try:
-        chosen: Any = AutoTokenizer.from_pretrained(folder, **options)
+        chosen: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
         if not options and has_file(folder, "tokenizer.json"):
             own: Any = PreTrainedTokenizerFast.from_pretrained(folder)
             # "" is read as the token that opens texts, where there is one.
@@ -216,9 +252,13 @@ def load_tokenizer(source: str) -> Any:
         if backend is not None and not backend.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
     except Exception as error:
-        raise CheckpointError(
-            f"student {source} has no readable tokenizer: copy its tokenizer files there"
-        ) from error
+        fix = "copy its tokenizer files there"
+        if "custom code" in str(error):
+            fix = (
+                "its class is code of its own, which never runs here; where tokenizer.json says "
+                "all, take auto_map out of tokenizer_config.json"
+            )
+        raise CheckpointError(f"student {source} has no readable tokenizer: {fix}") from error
     for text in TEXTS[:2]:
         ids, back = read(chosen, text)
         if chosen.unk_token_id not in ids and back != text:
@@ -339,6 +379,7 @@ def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine
         eos_ids=engine.eos_ids,
         step_ends=engine.step_ends,
         settings=config.engine,
+        unknown=unknown_ids(model, student.tokenizer),
     )
 
 
@@ -373,11 +414,12 @@ def make_student(
         )
     ends: dict[str, Any] = {
         "eos_id": tokenizer.eos_token_id,
-        "eos_ids": end_ids(model, tokenizer),
+        "eos_ids": end_ids(model, tokenizer, name),
         "step_ends": step_ends(tokenizer, config.search.step),
     }
     if source is None or config.engine.backend == "inprocess":
-        engine = InProcessEngine(model, settings=config.engine, **ends)
+        unknown = unknown_ids(model, tokenizer)
+        engine = InProcessEngine(model, settings=config.engine, unknown=unknown, **ends)
         return Student(name, model, tokenizer, engine, spec, opening)
     from .backend import check_numerics, start_engine
 
@@ -387,13 +429,29 @@ def make_student(
     return student
 
 
-def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def end_ids(model: Any, tokenizer: Any, name: str) -> frozenset[int]:
     """All tokens that end a response: the tokenizer's, and those of the model's generation
-    configuration.
+    configuration. Raises CheckpointError for one that the model hasn't.
     """
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    others = [] if named is None else [named] if isinstance(named, int) else named
+    others = named if isinstance(named, list) else [] if named is None else [named]
+    words = model.config.get_text_config().vocab_size
+    for token in (tokenizer.eos_token_id, *others):
+        if type(token) is not int or not 0 <= token < words:
+            raise CheckpointError(
+                f"student {name} ends responses with eos_token_id {token!r} (of its tokenizer, its "
+                f"generation_config.json or config.json), and its tokens are 0 to {words - 1}: "
+                "name one of these there, or leave it out"
+            )
     return frozenset({tokenizer.eos_token_id, *others})
+
+
+def unknown_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens of a model that its tokenizer doesn't have: rows of its embedding that fill it
+    up.
+    """
+    words = model.config.get_text_config().vocab_size
+    return sorted({*range(words)} - {*tokenizer.get_vocab().values()})
 
 
 def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -> PreTrainedModel:
@@ -420,7 +478,7 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
         )
     try:
         if not file:
-            check_quantisation(folder)
+            check_kind(folder)
         model = load_weights(AutoModelForCausalLM, folder, **options, **file)
     except AlphaZeroError:
         raise
@@ -431,7 +489,7 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
                 "alphazero-llm-trainer[gpu]"
             ) from error
         raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
-    if spec.quantization == "none":
+    if not getattr(model, "is_quantized", False):
         model.to(torch.device(device))  # type: ignore[arg-type]
     if wide:
         widen(model)
@@ -468,14 +526,44 @@ def use_liger(model: Any, name: str) -> None:
     code.update(before)  # it leaves its classes to models of this kind that are made later
 
 
-def check_quantisation(source: str) -> None:
-    """Raise ConfigError for weights in an integer or 8-bit format of which neither a gradient nor a
-    search can be had here.
+def check_kind(source: str) -> None:
+    """Raise ConfigError for a model that is none of transformers' causal language models, or whose
+    weights are in an integer or 8-bit format, of which neither a gradient nor a search can be had;
+    CheckpointError where there is an adapter beside it.
     """
-    from transformers import PreTrainedConfig
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        PreTrainedConfig,
+        __version__,
+    )
 
     shape, _ = PreTrainedConfig.get_config_dict(source)
-    method = (shape.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
+    if has_file(source, ADAPTER_CONFIG):
+        raise CheckpointError(both(source))
+    kind: str = shape.get("model_type", "")
+    if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        what = "no causal language model"
+        if getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False):
+            what = "an encoder and a decoder"
+        if "vision_config" in shape:
+            what = "a model of pictures and text"
+        raise ConfigError(
+            f"student {source} is {what} ({kind}), and a student is a causal language model of "
+            "text: name one of these"
+        )
+    if kind and kind not in CONFIG_MAPPING:
+        own = (
+            "has code of its own, which never runs here" if "auto_map" in shape else "may be newer"
+        )
+        raise ConfigError(
+            f"student {source} is a {kind} model, which transformers {__version__} doesn't know; "
+            f"it {own}: name a model of a kind that transformers has"
+        )
+    quantised = shape.get("quantization_config") or {}
+    method = quantised.get("quant_method", "bitsandbytes")
+    if quantised.get("load_in_8bit"):
+        method = "bitsandbytes_8bit"
     if method != "bitsandbytes":
         raise ConfigError(
             f"student {source} is quantised by {method.upper()}, which is neither trained nor "

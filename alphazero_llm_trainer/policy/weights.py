@@ -4,6 +4,7 @@ error, never random ones.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAMED = 3  # weights that an error names
+# Of weights that config.json has no place for, those that change nothing in what is computed of
+# text: layers that guess further tokens, towers of pictures and sound, TRL's value head, and masks
+# that older files keep.
+BESIDE = re.compile(
+    r"(^|\.)(mtp|visual|vision|audio|multi_modal_projector|v_head)|\.attn(\.attention)?\.(masked_)?bias$"
+)
 
 
-def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
-    """`kind.from_pretrained(source, **options)` for one of transformers' auto classes.
+def load_weights(
+    kind: Any, source: str, beside: re.Pattern[str] = BESIDE, **options: Any
+) -> PreTrainedModel:
+    """`kind.from_pretrained(source, **options)` for one of transformers' auto classes; code in the
+    folder doesn't run.
 
-    transformers fills up what a file lacks with random numbers and tells so in a table on stderr;
-    here that is an error.
+    transformers fills up what a file lacks with random numbers, leaves out what config.json has no
+    place for, and tells so in a table on stderr; here both are errors, but for the names that
+    `beside` finds.
 
     Raises:
-        CheckpointError: weights are missing, have another shape than config.json says, or are not
-            finite.
+        CheckpointError: weights are missing, have no place or another shape in the model of
+            config.json, or are not finite.
     """
     from transformers import logging as transformers_logging
 
@@ -37,7 +48,11 @@ def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
     try:
         # Wrong shapes are taken here, so that the error below can name them.
         model, report = kind.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            source,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            **options,
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -47,6 +62,9 @@ def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
             key for key, *_ in report["mismatched_keys"]
         ),
         "has numbers that are not finite in": not_finite(model),
+        "has no place in its config.json for": sorted(
+            key for key in report["unexpected_keys"] if not beside.search(key)
+        ),
     }
     for fault, names in faults.items():
         if names:
@@ -55,7 +73,33 @@ def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
                 f"model {source} {fault} {', '.join(names[:NAMED])}{more}: copy its files there "
                 "again, or write them anew"
             )
+    untie(model)
+    complete_sampling(model)
     return model
+
+
+def complete_sampling(model: Any) -> None:
+    """Have a model's generation configuration say `do_sample` where it has a temperature or the
+    like without it, which transformers reads and doesn't write.
+    """
+    settings: Any = getattr(model, "generation_config", None)
+    try:
+        if settings is not None:
+            settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
+
+
+def untie(model: Any) -> None:
+    """Say in a model's configuration that its output layer has weights of its own, where it has.
+
+    A file may hold both under `tie_word_embeddings: true`; whatever makes a model of the
+    configuration would put the embedding in the layer's place.
+    """
+    outer = model.get_output_embeddings()
+    if outer is not None and outer.weight is not model.get_input_embeddings().weight:
+        for shape in (model.config, model.config.get_text_config()):
+            shape.tie_word_embeddings = False
 
 
 def not_finite(model: PreTrainedModel) -> list[str]:

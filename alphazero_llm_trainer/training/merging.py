@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..engine.masks import for_any_device
 from ..errors import CheckpointError, first_line
-from ..policy.adapters import base_parameters, unusual
+from ..policy.adapters import base_parameters, under, unusual
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
 from ..policy.weights import load_tensors, load_weights, stored_dtypes
 
@@ -46,6 +46,8 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
 
     4-bit weights are taken as the numbers that the forward computes with, in `dtype` (None: the
     precision of the unquantised weights): the unquantised base would be another model.
+
+    Raises CheckpointError where the two don't say the same.
     """
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
@@ -71,6 +73,10 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
             shell.get_submodule(owner).register_buffer(own, values, persistent=name in saved)
     shell.config.dtype = dtype
     shell.generation_config = model.generation_config
+    with under(model, None):
+        expected = sample(model)
+    what = f"the {config.model_type} model without its adapters"
+    check(shell, expected, what, 0.0 if dtype == torch.float32 else MOST)
     return shell
 
 
@@ -107,9 +113,10 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
                 raise ValueError(f"the base has no place for {ignored[0]}")
             expected = sample(apart)
             inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
-            tied = outer is not None and under(inner).weight is under(outer).weight
+            tied = outer is not None and own_layer(inner).weight is own_layer(outer).weight
             if tied:
-                under(outer).weight = torch.nn.Parameter(under(outer).weight.detach().clone())
+                shared = own_layer(outer).weight.detach()
+                own_layer(outer).weight = torch.nn.Parameter(shared.clone())
             dtype = plain.dtype
             model: Any = apart.merge_and_unload().to(dtype)  # peft trains whole modules in fp32
         except REFUSALS as error:
@@ -130,20 +137,23 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
     return model
 
 
-def under(module: Any) -> Any:
+def own_layer(module: Any) -> Any:
     """The layer of the model's own that peft wrapped, perhaps twice."""
     for inner in ("original_module", "base_layer"):
         if getattr(module, inner, None) is not None:
-            return under(getattr(module, inner))
+            return own_layer(getattr(module, inner))
     return module
 
 
 @torch.no_grad()
 def sample(model: Any) -> torch.Tensor:
-    """Next-token log-probabilities `[T, V]` (fp32) at a few tokens from all over the vocabulary."""
+    """Next-token log-probabilities `[T, V]` (fp32, on the CPU) at a few tokens from all over the
+    vocabulary.
+    """
     words = model.config.get_text_config().vocab_size
     ids = torch.arange(1, TOKENS + 1)[None] * (words // (TOKENS + 1))
-    return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    ids = ids.to(model.get_input_embeddings().weight.device)
+    return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1).cpu()
 
 
 def gap(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -158,9 +168,8 @@ def check(model: Any, expected: torch.Tensor, what: str, allowed: float = 0.0) -
     apart = gap(sample(model), expected)
     if not apart <= max(GAPS[model.dtype], allowed):
         raise CheckpointError(
-            f"{what} is {apart:.3g} nats from the adapter beside its base: nothing is written; "
-            "report it, with the"
-            f" adapter's {ADAPTER_CONFIG}"
+            f"{what} is {apart:.3g} nats from the model in memory: nothing is written; report it, "
+            "with config.json and an adapter's adapter_config.json"
         )
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from ..config.load import resolve_name
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..eval.greedy import Answers, answer
 from ..files import sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..mcts.tree import Tree
-from ..policy.adapters import fingerprint
+from ..policy.adapters import POLICY, fingerprint
 from ..policy.folders import VALUE
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
@@ -116,6 +116,11 @@ class Recorder:
                 "began: restore them,"
                 " or begin a new run"
             )
+        if self.card.get("weights") not in (None, self.weights()):
+            raise CheckpointError(
+                f"student {self.student.title} has other weights than when the run in "
+                f"{self.folder.path} began: restore them, or begin a new run"
+            )
         # A resumed run goes on with the system prompt that it began with: its trees are of that
         # one.
         opening = self.student.opening
@@ -159,6 +164,11 @@ class Recorder:
         self.progress.work.tokens = tokens
         return checkpoint, facts.get("update", 0), start
 
+    def weights(self) -> str:
+        """A hash of the weights that the run starts from; those of a new adapter are its seed's."""
+        begun = POLICY if self.student.adapter is not None else None
+        return fingerprint(self.student.model, begun)
+
     def new_card(self) -> dict[str, Any]:
         """What run.json says from the beginning."""
         config = self.config
@@ -174,6 +184,7 @@ class Recorder:
             "seed": config.seed,
             "questions": len(self.prepared.questions),
             "rows": self.rows,
+            "weights": self.weights(),
             "validation_problems": len(self.prepared.validation),
             "demonstrations": len(self.prepared.demonstrations),
             "engine": self.student.engine.facts,
@@ -236,6 +247,9 @@ class Recorder:
             }
             write_manifest(folder, facts)
             self.keep_best(rounds_done)
+            count = self.config.train.keep_checkpoints
+            if count is not None:
+                self.folder.keep_newest(folder, count)
         self.since = time.perf_counter()
 
     def write_metrics(self, line: dict[str, Any]) -> None:

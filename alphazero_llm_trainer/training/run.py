@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,15 @@ class RunFolder:
             except CheckpointError as error:
                 say(f"{error}: going on from the one before it")
         return None, {}
+
+    def keep_newest(self, newest: Path, count: int) -> None:
+        """Remove all checkpoints but `newest` and the `count` - 1 before it. Those after it are
+        broken: a run went on from one before them.
+        """
+        folders = numbered(self.path, "checkpoint")
+        at = folders.index(newest)
+        for folder in [*folders[:at], *folders[at + count :]]:
+            shutil.rmtree(folder)
 
 
 def numbered(parent: Path, name: str, file: str = "") -> list[Path]:

@@ -40,7 +40,7 @@ from .learner import Learner, Schedule
 from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
 from .objectives import Likelihood
 from .rows import TrainRow
-from .run import RunFolder, numbered, write_manifest
+from .run import RunFolder, write_manifest
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -119,12 +119,10 @@ def supervise(
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     evaluate = accuracy if validation else None
-    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
-    data = hashlib.sha256(data.encode()).hexdigest()
+    data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = [settings, student.spec, config.search]
     same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
-    identity = hashlib.sha256(json.dumps(same).encode()).hexdigest()
-    kept = Kept(out / KEPT, identity, progress.say)
+    kept = Kept(out / KEPT, digest(same), progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
         facts["test_before"] = share(before)
@@ -165,6 +163,11 @@ def supervise(
     write_json(out / "manifest.json", manifest)
     kept.remove()
     return manifest
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value's JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def check_free(out: Path) -> None:
@@ -354,9 +357,7 @@ class Kept:
         if best:
             save_tensors(best, place / BEST)
         write_manifest(place, {"identity": self.identity, "told": told})
-        for other in numbered(self.folder.path, "checkpoint"):
-            if other != place:
-                shutil.rmtree(other)
+        self.folder.keep_newest(place, 1)
         ended = time.monotonic()
         self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
