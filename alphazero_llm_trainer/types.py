@@ -49,11 +49,7 @@ class Task:
     problem: Problem
     gold: str
     solution: str | None = None
-<<<<<<< HEAD
-=======
-    unfinished: bool = False
     others: tuple[str, ...] = ()
->>>>>>> k-answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
-from alphazero_llm_trainer.training.critic import Critic
-from alphazero_llm_trainer.training.critic_run import save_critic
+from alphazero_llm_trainer.training.critic import Critic, save_critic
 from alphazero_llm_trainer.training.merging import bare
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step

@@ -127,7 +127,9 @@ class Evaluation(BaseModel):
                     "--verifier calculator leaves it out"
                 )
                 asked = {"value": carried, "verifier": "calculator+value"}
-                return self.model_copy(update=asked).run(config, path, student, out, resume, progress, stop)
+                return self.model_copy(update=asked).run(
+                    config, path, student, out, resume, progress, stop
+                )
         if config.search.value is not None:
             raise ConfigError(
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
