@@ -64,6 +64,11 @@ class Config(Section):
         """
         return self.__dict__.get("_plain", self)
 
+    @property
+    def answer_budget(self) -> int:
+        """Tokens a question where no budget is named: of four usual answers of the student."""
+        return 4 * self.plain.search.verify.reserve
+
     def refuse(self, unread: Mapping[str, str]) -> None:
         """Raise ConfigError where a user gave one of these dotted keys another value than its
         recipe, or its student, has; the text says why nothing would read it, and the fix.
@@ -437,7 +442,7 @@ def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
             yield from keys_of(kind, f"{prefix}{name}.")
 
 
-ENTRIES = {"models": StudentModel, "teacher_tiers": TeacherTier}
+ENTRIES: dict[str, type[Section]] = {"models": StudentModel, "teacher_tiers": TeacherTier}
 
 
 def nearest(field: str) -> str:
