@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -816,3 +817,28 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
     # Rows of cancelled callers are let go when the pump next runs.
     generate(engine, GenerateRequest((9, 9), max_new_tokens=2))
     assert_idle(engine)
+
+
+def test_the_cache_has_the_name_that_the_models_forward_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers 5.24 renames `past_key_values` to `cache`."""
+    model = tiny_llama()
+    backbone = type(model.base_model)
+    forward, seen = backbone.forward, []
+    old = "past_key_values" if "past_key_values" in signature(forward).parameters else "cache"
+
+    def renamed(self: Any, *args: Any, cache: Any = None, **more: Any) -> Any:
+        seen.append(cache is not None)
+        return forward(self, *args, **{old: cache}, **more)
+
+    request = GenerateRequest(PROMPT, n=2, max_new_tokens=6, temperature=1.0, seed=3)
+
+    def drawn() -> Any:
+        engine = tiny_engine(model, native="off")
+        return run(lambda: engine.generate([request]))
+
+    before = drawn()
+    monkeypatch.setattr(backbone, "forward", renamed)
+    assert drawn() == before
+    assert seen and all(seen)
