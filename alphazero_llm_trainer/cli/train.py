@@ -178,7 +178,7 @@ def run_train(args: argparse.Namespace) -> int:
                         "train"
                     )
                 return 0
-            check_start(prepared.config, lambda: tell_loading(args, progress, "PyTorch and TRL"))
+            check_start(prepared.config, lambda: tell_loading(args, progress))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED

@@ -85,7 +85,7 @@ def engine(config: Config) -> str:
     """What generates and scores, and what would do it better."""
     backend = config.engine.backend
     if backend == "inprocess" and wants_vllm(config) and not vllm_here():
-        return f"{backend}; vLLM is made for this GPU: pip install 'alphazero-llm-trainer[gpu]'"
+        return f"{backend}; vLLM is made for this GPU: install alphazero-llm-trainer[gpu]"
     return backend
 
 
