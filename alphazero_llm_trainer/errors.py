@@ -19,8 +19,8 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
     if error.name not in TRAINING:
         return None
     return (
-        f"a model that is here needs {error.name}, which isn't installed: pip install "
-        "'alphazero-llm-trainer[train]', or name a model behind a server (--base-url)"
+        f"a model that is here needs {error.name}, which isn't installed: install "
+        "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or name a model behind a server (--base-url)"
     )
 
 

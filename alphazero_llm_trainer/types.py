@@ -38,12 +38,8 @@ class Problem:
 class Task:
     """A problem with its gold answer and, where one is known, a worked solution in the `#### N`
     format.
-<<<<<<< HEAD
-=======
 
-    unfinished: the solution is the beginning of a response: sft has no end token follow it.
     others: gold answers that count as well.
->>>>>>> k-answers
     """
 
     problem: Problem

@@ -146,9 +146,14 @@ def test_info_is_yaml_with_the_configuration_for_config(
     )
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 99\n")
-    for words, seed in ((["--config"], 7), (["--config", str(file)], 99)):
-        assert main(["info", *words]) == 0
-        assert yaml.safe_load(capsys.readouterr().out)["configuration"]["seed"] == seed
+    shipped_names = ["training.yaml", "models.yaml", "teacher_models.yaml", "grpo.yaml"]
+    for words, seed, own in ((["--config"], 7, []), (["--config", str(file)], 99, ["mine.yaml"])):
+        assert main(["info", "--use-grpo", *words]) == 0
+        facts = yaml.safe_load(capsys.readouterr().out)
+        assert facts["configuration"]["seed"] == seed
+        read = [Path(name) for name in facts["places"]["configuration"]]
+        assert [path.name for path in read] == shipped_names + own
+        assert all(path.is_file() for path in read) and "--config" in facts["places"]["own values"]
 
 
 def test_info_as_json_is_json_alone(

@@ -4,6 +4,7 @@ mistake is a sentence.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 from alphazero_llm_trainer.config import load
 from alphazero_llm_trainer.config.load import (
     Config,
+    flat,
     load_answering,
     load_config,
     load_training,
@@ -30,6 +32,7 @@ from alphazero_llm_trainer.config.sections import (
     Section,
     TeachersConfig,
 )
+from alphazero_llm_trainer.config.shipped import shipped_section
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.training import plan
 
@@ -262,6 +265,100 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
         assert named.train.method == method and named == load_config(recipe=f"{method}.yaml")
     with pytest.raises(ConfigError, match=r"train\.method is 'grop'"):
         load_training(overrides=["train.method=grop"])
+
+
+# -- a user's edits of the shipped files
+# --------------------------------------------------------------------------------------------------
+
+
+NO_RECIPES = ("training", "models", "teacher_models", "replaced", "grpo_correctness")  # by name
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Replaces a text in a copy of a shipped file, which is read from then on."""
+    copy = tmp_path / "alphazero_llm_trainer" / "config_files"
+    shutil.copytree(shipped("training.yaml").parent, copy)
+
+    def edit(text: str, other: str, name: str = "training.yaml") -> Path:
+        file = copy / name
+        before = file.read_text()
+        assert text in before
+        file.write_text(before.replace(text, other, 1))
+        shipped_section.cache_clear()
+        return file
+
+    fake = copy.parent / "config" / "shipped.py"
+    monkeypatch.setattr("alphazero_llm_trainer.config.shipped.__file__", str(fake))
+    yield edit
+    shipped_section.cache_clear()
+
+
+def test_edits_are_told_by_the_values_that_recipes_replace() -> None:
+    came = dict(flat(read_yaml(shipped("replaced.yaml"))))
+    now = dict(flat(read_yaml(shipped("training.yaml"))))
+    assert {key: now[key] for key in came} == came, "replaced.yaml has training.yaml's own values"
+    files = shipped("training.yaml").parent.glob("*.yaml")
+    recipes = [file for file in files if file.stem not in NO_RECIPES and "gpu" not in file.stem]
+    layers = [*map(read_yaml, recipes), load.GUIDED]
+    replaced = {key for layer in layers for key, _ in flat(layer) if "models." not in key}
+    assert replaced - {"train.method"} == set(came), "replaced.yaml has the keys of all recipes"
+
+
+def test_an_edit_of_training_yaml_wins_over_a_recipe(
+    edited: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "key")
+    edited("tier: none", "tier: production")
+    edited("kl_coefficient: 0.0", "kl_coefficient: 0.01")
+    edited("simulations: 60", "simulations: 9")
+    edited("batch_size: 16", "batch_size: 24")
+    config = load_training(overrides=["train.method=grpo", "student=qwen2.5-0.5b"])
+    train = config.train
+    assert (config.teachers.tier, config.search.simulations) == ("production", 9)
+    assert (train.kl_coefficient, train.optimizer.batch_size) == (0.01, 24)
+    assert (train.method, train.reward, train.optimizer.warmup) == ("grpo", "combined", 4)
+    # What is named on a command line wins over both.
+    named = load_config("grpo_correctness", ["search.simulations=5"], "grpo.yaml")
+    assert (named.teachers.tier, named.search.simulations) == ("none", 5)
+    edited("rollout: null", "rollout: sample")
+    edited("select: null", "select: ucb1")
+    search = load_answering(guided=True).search
+    assert (search.rollout, search.select) == ("sample", "ucb1")
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "words"),
+    [
+        ("  samples: 4", "  samples: 4\n  samples: 8", ["samples comes twice"]),
+        ("  kl_coefficient: 0.0", "  kl_coeficient: 0.0", ["did you mean train.kl_coefficient?"]),
+        ("search:\n", "serch:\n", ["unknown configuration key serch", "did you mean search?"]),
+        ("  system_prompt: null #", "  system_prompt: End with #### N #", ["#### N", "comment"]),
+        (
+            "serve: #",
+            "serve: null\nserver: #",
+            ["unknown configuration key server: did you mean serve?"],
+        ),
+        ("  reserve: null", "  no_reserve: null", ["search.verify.no_reserve"]),
+    ],
+)
+def test_a_slip_in_training_yaml_is_one_sentence(
+    edited: Any, text: str, other: str, words: list[str]
+) -> None:
+    edited(text, other)
+    for load_it in (load_training, load_answering):
+        with pytest.raises(ConfigError) as caught:
+            load_it()
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_slip_in_models_yaml_is_one_sentence(edited: Any) -> None:
+    edited("dtype: float32 # ", "dtyp: float32 # ", "models.yaml")
+    with pytest.raises(ConfigError, match=r"models\.embedded\.dtyp: did you mean dtype\?"):
+        load_config()
+    file = edited("dtyp: float32", "dtype: float32\n  dtype: float16", "models.yaml")
+    with pytest.raises(ConfigError, match=f"{file}, line .*dtype comes twice"):
+        load_config()
 
 
 @pytest.mark.parametrize("method", ["grpo", "legacy"])

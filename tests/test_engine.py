@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -849,3 +850,28 @@ def test_the_size_of_a_batch_changes_no_draw() -> None:
         sequences(generate(tiny_engine(MODEL, max_batch=size), *requests)) for size in (1, 3, 8, 64)
     ]
     assert draws[1:] == draws[:1] * 3
+
+
+def test_the_cache_has_the_name_that_the_models_forward_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers 5.24 renames `past_key_values` to `cache`."""
+    model = tiny_llama()
+    backbone = type(model.base_model)
+    forward, seen = backbone.forward, []
+    old = "past_key_values" if "past_key_values" in signature(forward).parameters else "cache"
+
+    def renamed(self: Any, *args: Any, cache: Any = None, **more: Any) -> Any:
+        seen.append(cache is not None)
+        return forward(self, *args, **{old: cache}, **more)
+
+    request = GenerateRequest(PROMPT, n=2, max_new_tokens=6, temperature=1.0, seed=3)
+
+    def drawn() -> Any:
+        engine = tiny_engine(model, native="off")
+        return run(lambda: engine.generate([request]))
+
+    before = drawn()
+    monkeypatch.setattr(backbone, "forward", renamed)
+    assert drawn() == before
+    assert seen and all(seen)

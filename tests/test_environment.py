@@ -164,6 +164,14 @@ def remote(
 # --------------------------------------------------------------------------------------------------
 
 
+def test_a_split_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for own, said in (({}, 1), ({"split": "train"}, 0), ({"split": "test"}, 0)):
+        caplog.clear()
+        config = AlphaZeroTasksetConfig(source="embedded", **own)
+        next(iter(AlphaZeroTaskset(config).load()))
+        assert caplog.text.count("split isn't named, so these are train problems") == said
+
+
 def test_the_taskset_sizes_splits_and_keys() -> None:
     def tasks(**config: Any) -> list[AlphaZeroTask]:
         own = {"source": "embedded", "split": "test"}

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from support import tiny_chat
 
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.eval import evaluation as eval_run
 from alphazero_llm_trainer.eval.methods import METHODS
 from alphazero_llm_trainer.eval.names import METHOD_NAMES
 from alphazero_llm_trainer.live import StoppedError
+from alphazero_llm_trainer.problems.load import with_context
+from alphazero_llm_trainer.training import plan
 
 SMALL = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "120"]
 SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
@@ -58,7 +62,7 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> N
             json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"]
         )
     assert len(hashes) == 2
-    assert "embedded, validation problems, at 200 tokens" in capsys.readouterr().out
+    assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
     assert main(["eval", "--split", "dev"]) == 2
     assert (
         "--split is 'dev': input should be 'train', 'validation', 'arena' or 'test'"
@@ -135,3 +139,84 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
         and len(said.splitlines()) == 1
         and all(word in said for word in words)
     )
+
+
+# -- budgets and contexts
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "budget"),
+    [
+        (["student=embedded"], 160),
+        (["student=qwen2.5-0.5b"], 1000),
+        (["student=qwen2.5-0.5b", "search.verify.reserve=9"], 1000),
+        (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
+    ],
+)
+def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget) -> None:
+    assert load_answering(overrides=overrides).answer_budget == budget
+
+
+def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys) -> None:
+    flags = ["eval", "-n", "12", "--model", "embedded", "--methods", "greedy", "mcts", "best-of-n"]
+    for budget, best, of_those in (
+        ("8", "every method's answers were cut: raise --budget-tokens", 3),
+        ("20", "best-of-n is best", 1),
+    ):
+        out = tmp_path / budget
+        assert main([*flags, "--budget-tokens", budget, "--out", str(out)]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith(f"embedded at {budget} tokens: {best}"), said.out
+        assert "2 questions tried, up to" in said.err and "raise --budget-tokens" in said.err
+        found = results(out)
+        cut = [row["method"] for row in found["rows"] if row["cut"]]
+        assert len(cut) == of_those and said.out.count("of 12 answers were cut") == of_those
+        compared = {name for pair in found["pairs"] for name in (pair["method"], pair["over"])}
+        assert not compared & set(cut) and (out / "report.html").exists()
+    assert main([*flags, "--out", str(tmp_path / "usual")]) == 0
+    assert "raise" not in capsys.readouterr().err
+
+
+def long_rows(folder: Path, words: int) -> list[str]:
+    """--source of four questions with so many words each, and a model that reads 4,096 tokens."""
+    file = folder / "long.jsonl"
+    rows = [
+        {"question": f"Ana has {n} pens." + " She has 2 pens." * (words // 5), "answer": "2"}
+        for n in range(4)
+    ]
+    file.write_text("".join(json.dumps(row | {"split": "test"}) + "\n" for row in rows))
+    model = tiny_chat(folder / "model")
+    card = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(card | {"max_position_embeddings": 4096}))
+    return ["--source", str(file), "--model", str(model)]
+
+
+def test_the_context_follows_the_rows(tmp_path, capsys) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    flags = ["eval", *long_rows(tmp_path, 1500), "--methods", "greedy", "-n", "4"]
+    short = ["--set", "search.max_tokens=8", "--budget-tokens", "8"]
+    assert main([*flags, *short, *out]) == 0
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["too long"] == 0
+    capsys.readouterr()
+    assert main([*flags, *short, "--set", "engine.max_context=1024", "--out", f"{out[1]}2"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "error: 4 of 4 questions don't fit engine.max_context, which is 1,024: the longest" in said
+    )
+
+
+def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path) -> None:
+    def context(source: str, *overrides: str) -> int:
+        asked = ["student=qwen2.5-0.5b", f"problems.source={source}", *overrides]
+        return with_context(load_config(overrides=asked)).engine.context
+
+    assert context("gsm8k") == context("embedded") == 1024
+    assert context("hotpotqa") == 3800
+    assert context("hotpotqa", "engine.max_context=1500") == 1500
+    assert context("gsm8k", "models.qwen2.5-0.5b.thinking=on") == 1720
+    [_, file, *_] = long_rows(tmp_path, 9000)
+    assert context(file) > 9000
+    config = load_training(overrides=[f"problems.source={file}", "engine.max_context=1024"])
+    assert "raise engine.max_context" in plan.context(config)
+    assert "raise" not in plan.context(with_context(load_training()))

@@ -248,6 +248,22 @@ def test_the_command_writes_every_kind(
     assert parquet.ParquetFile(every).metadata.num_rows > nodes
 
 
+@pytest.mark.parametrize("kind", ["sft", "value"])
+def test_rows_are_written_as_the_ending_says(data: Path, tmp_path: Path, kind: str) -> None:
+    lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    for out in (lines, table):
+        assert main(["export", str(data), "--kind", kind, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    as_table = parquet.read_table(table).to_pylist()
+    assert len(rows) == len(as_table) > 0
+    for row, of_table in zip(rows, as_table, strict=True):
+        floats = [name for name in row if isinstance(row[name], float)]
+        assert [row.pop(name) for name in floats] == pytest.approx(
+            [of_table.pop(name) for name in floats], rel=1e-6
+        )
+        assert row == of_table
+
+
 def test_trees_of_other_splits_are_no_training_set(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,8 +295,12 @@ def test_mistakes_are_sentences(
     out = str(tmp_path / "x.parquet")
     for argv, words in (
         (["--data", str(empty), "--kind", "sft", "--out", out], "journal.jsonl"),
-        (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "--data"),
+        (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "RUN"),
         (["--data", str(data), "--kind", "sft", "--out", str(empty)], "--out"),
+        (["--kind", "sft", "--out", out], "RUN is named twice or not at all"),
+        ([str(data), "--data", str(data), "--kind", "sft", "--out", out], "RUN is named twice"),
+        ([str(data), "--kind", "sft", "--out", f"{out}.csv"], "end in .parquet or .jsonl"),
+        ([str(data), "--kind", "rollouts", "--out", out], "let its name end in .jsonl"),
     ):
         assert main(["export", *argv]) == 2
         said = capsys.readouterr().err.strip()

@@ -65,7 +65,7 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(
 
 
 CRITIC = ["--prm", "CRITIC"]
-EXPORT = ["export", "--data", ".", "--out", "OUT", "--kind", "sft"]
+EXPORT = ["export", "--data", ".", "--out", "OUT.parquet", "--kind", "sft"]
 REFUSED = {
     "a network beside another verifier": (
         ["eval", *CRITIC, "--verifier", "calculator"],

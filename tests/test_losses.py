@@ -254,7 +254,20 @@ def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
         2 / 7
     )  # a wrong one below, a right one above
     k3 = [1 / ratio + math.log(ratio) - 1 for ratio in ratios[:7]]
-    assert figures["kl"].item() == pytest.approx(sum(k3) / 7)
+    weighed = [ratio * kl for ratio, kl in zip(ratios[:7], k3, strict=True)]
+    assert figures["kl"].item() == pytest.approx(sum(weighed) / 7)
+
+
+def test_the_logged_kl_is_that_of_the_policy_over_the_old_one_s_tokens() -> None:
+    torch.manual_seed(3)
+    now, old, reference = torch.randn(3, 1, 50).log_softmax(-1)
+    # Every token as often as the old policy draws it.
+    _, figures = grpo_loss(
+        now, old, torch.zeros(1, 50), old.exp(), torch.tensor(1.0),
+        clip_low=0.2, clip_high=0.2, reference=reference,
+    )  # fmt: skip
+    exact = (now.exp() * (now - reference)).sum()
+    assert figures["kl"].item() == pytest.approx(exact.item(), rel=1e-5)
 
 
 def test_a_ratio_beyond_the_clip_silences_a_right_response() -> None:

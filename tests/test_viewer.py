@@ -30,7 +30,7 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.report.trees import records_of
+from alphazero_llm_trainer.report.trees import TreeReader, records_of
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
@@ -290,6 +290,19 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(
         assert json.loads(single.blocks["facts"])["single"]
     few = page(sampled, "--trees", "2", *out, name="one.html")
     assert json.loads(few.blocks["facts"])["left_out"] == 4
+
+
+def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path: Path) -> None:
+    train = ["train", "-n", "4", "--model", "embedded", "--eval-size", "0", "--out", str(tmp_path)]
+    small = ["train.preflight=0", "train.validation_size=0", "train.questions_per_round=4"]
+    sets = [word for key in small for word in ("--set", key)]
+    assert main([*train, *sets]) == 0
+    journal = tmp_path / "run-001" / "journal.jsonl"
+    reader = TreeReader(journal)
+    shown = [reader(record)["search"] for record in records_of(journal)]
+    assert len(shown) == 4 and all(search["verifier"] == "calculator" for search in shown)
+    page = tree_page(reader(next(iter(records_of(journal)))), title="x")
+    assert '"PRM"' not in page and "PRM:" not in page and '"verifier":"calculator"' in page
 
 
 def test_a_search_printed_as_json_is_a_tree(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import load_training
-from ..problems.load import opening, tasks_of
+from ..policy.chat import check_prompts
+from ..problems.load import opening, tasks_of, with_context
 from ..rollouts import Collector, GradedTree
 from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
 
@@ -58,9 +59,10 @@ def collect(
     def call() -> list[GradedTree]:
         from ..policy.student import Student, load_student
 
-        student = model
+        student, config = model, with_context(resolved)
         if not isinstance(student, Student):
-            student = load_student(resolved, path=folder, opening=opening(resolved), trained=False)
+            student = load_student(config, path=folder, opening=opening(resolved), trained=False)
+        check_prompts(student, config, [task.problem.question for task in tasks])
         collector = Collector(student, resolved, None)
 
         async def search() -> dict[str, GradedTree]:

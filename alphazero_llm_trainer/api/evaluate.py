@@ -67,7 +67,7 @@ def evaluate(
     *,
     reward: Reward = None,
     methods: str | Sequence[str] = METHOD_NAMES,
-    budget_tokens: int | Sequence[int] = 200,
+    budget_tokens: int | Sequence[int] | None = None,
     verifier: str | None = None,
     prm: str | Path | None = None,
     value: str | Path | None = None,
@@ -89,7 +89,8 @@ def evaluate(
         model: see `load`; a loaded student is used as it is.
         reward: your own, see `train`: its mean stands beside accuracy.
         methods: ways of answering, or one.
-        budget_tokens: sampled and scored tokens a problem; no method can spend more.
+        budget_tokens: sampled and scored tokens a problem; no method can spend more. None takes
+            four usual answers of the student (`reserve` in models.yaml).
         verifier: who judges: "none", "calculator", "prm", "value", a product such as
             "calculator+prm", ...; None takes the network of `prm` or `value`, else the calculator.
         prm, value: folders of the commands `prm` and `value`; with "none" a value guides the search
@@ -113,11 +114,13 @@ def evaluate(
     several = not isinstance(problems, str | Source) and all(
         isinstance(address, str) for address in problems
     )
+    if budget_tokens is None:
+        budget_tokens = resolved.answer_budget
     work = Evaluation.of(
         str,
         source=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]
         methods=[methods] if isinstance(methods, str) else list(methods),
-        budget_tokens=[budget_tokens] if isinstance(budget_tokens, int) else list(budget_tokens),
+        budget_tokens=[budget_tokens] if isinstance(budget_tokens, int) else [*budget_tokens],
         verifier=verifier,
         prm=prm,
         value=value,

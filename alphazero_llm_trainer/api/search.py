@@ -18,7 +18,7 @@ from ..mcts.select import constant
 from ..mcts.tree import Tree
 from ..policy.folders import carried_value
 from ..policy.remote import RemoteStudent, answering_student
-from ..problems.load import opening
+from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
 from ..report.page import framed
 from ..rewards.perplexity import Perplexity
@@ -76,6 +76,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
             fix.
     """
     resolved, folder = configured(model, config, {}, load_answering)
+    resolved = with_context(resolved)
     return outside_loops(
         lambda: answering_student(
             resolved, folder, opening(resolved), inference=False, trained=True
@@ -192,6 +193,7 @@ def find(
     if student is None:
         if progress is not None:
             progress.wait("loading")
+        config = with_context(config, question=problem.question)
         student = answering_student(config, folder, opening(config), inference=alone)
     remote = student if isinstance(student, RemoteStudent) else None
     if remote is not None and heard is not None:

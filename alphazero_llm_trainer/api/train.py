@@ -170,7 +170,7 @@ def train(
                 "another"
             )
         prepared = prepare(config)
-        check_start(config)
+        check_start(prepared.config)
         with progress_of(progress) as shown, Stop(shown) as stop:
             return execute(prepared, folder, resume, shown, stop)
 

@@ -97,14 +97,14 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
-        from ..problems.load import opening
+        from ..problems.load import opening, with_context
         from ..report.folder import write_report
         from ..scale.sample import SampleJob, run_sample
         from ..training.critic import save_critic
         from ..training.critic_run import train_critic
         from ..training.size import fresh_questions
 
-        student = load_student(config, path=args.path, opening=opening(config))
+        student = load_student(with_context(config), path=args.path, opening=opening(config))
         spent = 0
         if not args.data:
             job = SampleJob(config, fresh_questions(config), student=student)

@@ -57,7 +57,12 @@ def add_eval(commands: Any) -> None:
         "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering"
     )
     parser.add_argument(
-        "--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem"
+        "--budget-tokens",
+        nargs="+",
+        type=int,
+        metavar="B",
+        help="tokens a problem (default: four usual answers of the student, `reserve` in "
+        "config/models.yaml: 160 for the embedded one, 1000 for chat models)",
     )
     parser.add_argument(
         "-n", "--num", type=int, default=200, metavar="N", help="problems of each source"
@@ -89,7 +94,6 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
 
     names = (
         "methods",
-        "budget_tokens",
         "verifier",
         "prm",
         "value",
@@ -102,6 +106,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     work = Evaluation.of(
         lambda name: f"--{name.replace('_', '-')}",
         source=[config.problems.source if name == "auto" else name for name in named],
+        budget_tokens=args.budget_tokens or [config.answer_budget],
         **{name: getattr(args, name) for name in names},
     )
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -18,18 +18,18 @@ datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
 def add_export(commands: Any) -> None:
     parser = commands.add_parser("export", help="tree journals as training sets", epilog=EPILOG)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a folder of `sample`, or a run folder",
-    )
+    about = "a run folder, or a folder of `sample`"
+    parser.add_argument("run_folder", nargs="?", type=Path, metavar="RUN", help=about)
+    parser.add_argument("--data", type=Path, metavar="RUN", help="the same")
     parser.add_argument(
         "--kind", required=True, choices=[*SUFFIXES, "all"], help="what the rows are"
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the file; for --kind all a folder"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the file, .parquet or .jsonl; for --kind all a folder",
     )
     about = "value: a row for every token prefix, not every node"
     parser.add_argument("--every-token", action="store_true", help=about)
@@ -46,8 +46,13 @@ def run_export(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--every-token is of --kind value, and --kind is {args.kind}: leave it out"
         )
-    if not args.data.is_dir():
-        raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
+    if (args.run_folder is None) == (args.data is None):
+        raise ConfigError(
+            "RUN is named twice or not at all: write export RUN --kind KIND --out FILE"
+        )
+    data = args.run_folder or args.data
+    if not data.is_dir():
+        raise DataError(f"RUN {data} is no folder: name one that `sample` or `train` wrote")
     check_out(args.out, file=not whole)
     files = (
         {kind: args.out / f"{kind}{suffix}" for kind, suffix in SUFFIXES.items()}
@@ -56,7 +61,7 @@ def run_export(args: argparse.Namespace) -> int:
     )
     counts = {}
     for kind, out in files.items():
-        count = export(args.data, kind, out, every_token=args.every_token, any_split=args.any_split)
+        count = export(data, kind, out, every_token=args.every_token, any_split=args.any_split)
         counts[kind] = {"rows": count, "file": str(out)}
         if not args.json:
             print(f"{kind}: {count:,} rows in {out}")

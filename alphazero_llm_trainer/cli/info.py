@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from ..config.load import Config, cuda_here, load_training, resolve_name
+from ..config.shipped import named_file, shipped
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
 from ..problems.load import opening
@@ -48,6 +49,8 @@ def run_info(args: argparse.Namespace) -> int:
     whole, args.config = args.config is not None, None if args.config is True else args.config
     config = resolve(args, load=load_training)
     facts = gather(config)
+    if args.config is not None:
+        facts["places"]["configuration"].append(str(named_file(args.config).absolute()))
     if whole:
         facts["configuration"] = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
     failed = False
@@ -74,6 +77,11 @@ def gather(config: Config) -> dict[str, Any]:
         "tier": config.teachers.tier,
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
         "places": {
+            "configuration": [
+                str(shipped(f"{name}.yaml"))
+                for name in ("training", "models", "teacher_models", config.train.method)
+            ],
+            "own values": "--config FILE, or --set KEY=VALUE; they lie above these files",
             "outputs": str(Path(config.train.checkpoint_dir).absolute()),
             "data": config.problems.path or os.environ.get("ALPHAZERO_DATA_DIR"),
             "hub cache": constants.HF_HUB_CACHE,

@@ -171,14 +171,14 @@ def run_train(args: argparse.Namespace) -> int:
             if args.dry_run:
                 tell_loading(args, progress)
                 print_facts(plan(prepared, folder.path if resume else None), args.json)
-                check_start(config)
+                check_start(prepared.config)
                 if not args.json:
                     print(
                         "# dry run: nothing was written and no model loaded; leave out --dry-run to "
                         "train"
                     )
                 return 0
-            check_start(config, lambda: tell_loading(args, progress, "PyTorch and TRL"))
+            check_start(prepared.config, lambda: tell_loading(args, progress))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED

@@ -33,7 +33,7 @@ from .sections import (
     TeachersConfig,
     TeacherTier,
 )
-from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shipped_section, shown
+from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shown
 from .train import TrainConfig
 
 AUTO_LARGE, AUTO_SMALL = (
@@ -63,6 +63,11 @@ class Config(Section):
         field: configurations of the same values are equal.
         """
         return self.__dict__.get("_plain", self)
+
+    @property
+    def answer_budget(self) -> int:
+        """Tokens a question where no budget is named: of four usual answers of the student."""
+        return 4 * self.plain.search.verify.reserve
 
     def refuse(self, unread: Mapping[str, str]) -> None:
         """Raise ConfigError where a user gave one of these dotted keys another value than its
@@ -178,10 +183,10 @@ def load_config(
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
     layers = user_layers(path, overrides)
     if recipe is not None:
-        merged = merge(merged, read_yaml(shipped(recipe)))
+        merged = beneath_edits(read_yaml(shipped(recipe)), merged)
     if path is not None and named_file(Path(path)) != Path(path):  # a shipped recipe, too
         merged = merge(merged, layers.pop(0))
-    merged = plain = merge(merged, base)
+    merged = plain = beneath_edits(base, merged)
     for layer in layers:
         merged = merge(merged, layer)
     config = validate(merged)
@@ -191,6 +196,18 @@ def load_config(
     )
     config.refuse(unread(config))
     return config
+
+
+def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
+    """`merged` with a recipe's values, but for those keys of training.yaml that don't have the
+    value they came with: that is the user's, and stays.
+    """
+    came, now = dict(flat(read_yaml(shipped("replaced.yaml")))), dict(flat(merged))
+    result = dict(merged)
+    for key, value in flat(recipe):
+        if key not in came or now.get(key) == came[key]:
+            result = merge(result, nested(key, value))
+    return result
 
 
 def unread(config: Config) -> dict[str, str]:
@@ -221,7 +238,7 @@ def user_layers(
     path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
-    first = [] if path is None else [read_yaml(named_file(Path(path)), strict=True)]
+    first = [] if path is None else [read_yaml(named_file(Path(path)))]
     return [
         parse_override(layer) if isinstance(layer, str) else layer for layer in [*first, *overrides]
     ]
@@ -402,7 +419,11 @@ def cuda_here() -> bool:
 
 def explain(error: ValidationError) -> str:
     """A pydantic error as one sentence: field, value, fix."""
-    first = error.errors(include_url=False)[0]
+    # An unknown key first: it may be the misspelt name of one that is missing.
+    errors = sorted(
+        error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+    )
+    first = errors[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown configuration key {field}: {nearest(field)}"
@@ -413,9 +434,22 @@ def explain(error: ValidationError) -> str:
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
+def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a section, and of the sections in it."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from keys_of(kind, f"{prefix}{name}.")
+
+
+ENTRIES: dict[str, type[Section]] = {"models": StudentModel, "teacher_tiers": TeacherTier}
+
+
 def nearest(field: str) -> str:
     """What to write in place of an unknown key: the keys whose last name is spelt like its own."""
-    names = {key: key.rpartition(".")[2] for key, _ in flat(shipped_section(""))}
+    section = ENTRIES.get(field.partition(".")[0], Config)
+    names = {key: key.rpartition(".")[2] for key in keys_of(section)}
     near = difflib.get_close_matches(field.rpartition(".")[2], names.values(), n=1, cutoff=0.8)
     meant = " or ".join(key for key, name in names.items() if name in near)
     return f"did you mean {meant}?" if meant else "see config/training.yaml for the keys there are"

@@ -122,6 +122,7 @@ MOST_CACHE, CACHE_SHARE = (
     4 << 30,
     8,
 )  # engine.cache_bytes where it is null: at most so many, and this part of the memory
+LEAST_CONTEXT = 1024  # tokens where engine.max_context is null
 MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 
 
@@ -131,13 +132,18 @@ class EngineConfig(Section):
         "auto", "inprocess", "vllm", "vllm-server", "openai"
     ]  # see `load.with_backend`
     max_batch: Positive | None
-    max_context: Positive
+    max_context: Positive | None
     cache_tokens: NonNegative
     cache_bytes: NonNegative | None
     native: Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)]
     dtype: Literal["auto", "float32", "bfloat16"]
     vllm: VllmConfig
     openai: OpenaiConfig
+
+    @property
+    def context(self) -> int:
+        """`max_context`, or what it is where nothing longer is known: see `problems.load`."""
+        return LEAST_CONTEXT if self.max_context is None else self.max_context
 
     def cache(self, memory: int) -> int:
         """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of
@@ -255,7 +261,7 @@ class ServeConfig(Section):
     place = "serve"
     concurrent: Positive
     queue: NonNegative
-    budget_tokens: Positive
+    budget_tokens: Positive | None
 
 
 class LoraConfig(Section):

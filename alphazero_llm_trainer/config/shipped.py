@@ -57,9 +57,15 @@ def named_file(path: Path) -> Path:
 @lru_cache(maxsize=64)
 def shipped_section(place: str) -> Mapping[str, Any]:
     """A section of training.yaml; "" is the whole file. Nobody may change what this returns."""
-    section = read_yaml(shipped("training.yaml"))
+    file = shipped("training.yaml")
+    section: Any = read_yaml(file)
     for part in place.split(".") if place else ():
-        section = section[part]
+        section = section.get(part)
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                f"config file {file} has no section {place}: write its keys there, or take your "
+                "own out and name them with --config"
+            )
     return section
 
 
@@ -68,6 +74,7 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader)  # noqa: S506 - a safe loader
 
 
+@lru_cache(maxsize=16)
 def lost(text: str) -> tuple[int, str] | None:
     """The line of what a YAML text says and its reader would not, and what that is; None where
     nothing is lost.
@@ -111,10 +118,8 @@ def lost(text: str) -> tuple[int, str] | None:
     return None if root is None else next(walk(root), None)
 
 
-def read_yaml(path: Path, strict: bool = False) -> dict[str, Any]:
-    """A YAML mapping, or ConfigError naming the file. `strict`: nothing that a user wrote may be
-    lost; see `lost`.
-    """
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, or ConfigError naming the file: also where something in it would be lost."""
     try:
         text = path.read_text(encoding="utf-8")
         loaded = parse_yaml(text)
@@ -128,7 +133,7 @@ def read_yaml(path: Path, strict: bool = False) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} is not valid YAML{where}: mend it or leave it out"
         ) from error
-    if strict and (gone := lost(text)) is not None:
+    if (gone := lost(text)) is not None:
         raise ConfigError(f"config file {path}, line {gone[0] + 1}: {gone[1]}")
     if loaded is None:
         return {}

@@ -72,7 +72,7 @@ class InProcessEngine(Engine):
         self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
         self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
         shape = text_config(model)
-        context = context_of(shape, settings.max_context)
+        context = context_of(shape, settings.context)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         kernels = library() if settings.native == "auto" else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,9 @@ class LibraryForward:
         if self.attention == "sdpa" and whole._supports_attention_backend:
             self.attention = GROUPED
             AttentionInterface.register(GROUPED, grouped)
+        # transformers 5.24 renames it.
+        takes = signature(model.base_model.forward).parameters
+        self.cache_name = "cache" if "cache" in takes else "past_key_values"
         self.decoder = Decoder(self._step, tree, graphs)
 
     def release(self) -> None:
@@ -140,8 +144,8 @@ class LibraryForward:
                 input_ids=ids,
                 attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
                 position_ids=positions,
-                past_key_values=self.cache,
                 use_cache=True,
+                **{self.cache_name: self.cache},
             ).last_hidden_state
         return hidden
 

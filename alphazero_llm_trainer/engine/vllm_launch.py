@@ -53,7 +53,7 @@ def launch_for(
         raise ConfigError(
             f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}"
         )
-    context = context_of(text_config(model), settings.max_context + 1) - 1
+    context = context_of(text_config(model), settings.context + 1) - 1
     arguments: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,

@@ -89,7 +89,7 @@ class ServerEngine(CompletionEngine):
         except EngineError:
             self._end()
             raise
-        context = min(settings.max_context, served - 1)
+        context = min(settings.context, served - 1)
         super().__init__(model, context=context, trainable=swaps and adapter == "lora", **ends)
         self.folder: Path | None = None  # of the adapter that answers, by this folder's name
         self.facts = {"backend": "vllm-server", "base_url": vllm.base_url, "model": self.base}

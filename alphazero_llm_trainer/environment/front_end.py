@@ -285,8 +285,8 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
     if not named and not reached:
         if find_spec("torch") is None:
             raise ConfigError(
-                "the embedded student needs torch, which isn't installed: pip install "
-                "'alphazero-llm-trainer[train]', or add -m MODEL --client.base-url URL"
+                "the embedded student needs torch, which isn't installed: install "
+                "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or add -m MODEL --client.base-url URL"
             )
         config.model = EMBEDDED_MODEL
         config.client = config.client.model_copy(update={"base_url": EMBEDDED_URL})

@@ -5,6 +5,7 @@ as metrics.
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from ..rewards.custom import open_reward
 from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
+
+log = logging.getLogger(__name__)
 
 TRAINERS_SOURCE = "gsm8k"  # where none is named: `vf-eval` names one always
 ENDLESS = 1000  # problems of an endless source where all are asked for
@@ -257,6 +260,11 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         source = open_problems(problems)
         check_reads(problems, [source])
         task_config = scoring(chosen, config.rewards)
+        if chosen.split is None:
+            log.warning(
+                "split isn't named, so these are train problems, as a trainer needs them: name "
+                "split = test to evaluate (--env.taskset.split test)"
+            )
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size
         if size is None:

@@ -31,7 +31,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import GRADERS, Grade, Verdict
 from ..problems.rows import SPLIT_NAMES
-from ..problems.source import SPLITS, Source, split_of
+from ..problems.source import SPLITS, Source, guess_tokens, split_of
 from ..types import Problem, Task
 from .argv import is_our_id
 from .taskset_rules import (
@@ -53,7 +53,6 @@ GOLD_FIELDS = ("gold", "answer")  # of a task's data
 MOST = 2_000  # tasks of an endless taskset
 CONCURRENT = 32  # replies that are scored at once
 WHOLE = 1.0 - 1e-9  # a scaled reward that is 1 but for rounding
-CHARACTERS = 3  # of a token, at least
 
 
 class VerifiersTaskset(Source):
@@ -88,9 +87,8 @@ class VerifiersTaskset(Source):
         with own_code(self.name, "loading its tasks"):
             self._read(config.taskset)
         self.prompt_tokens = max(
-            len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values()
+            guess_tokens(*filter(None, prompt_of(item.data))) for item in self._items.values()
         )
-        self.prompt_tokens = self.prompt_tokens // CHARACTERS + 32
         self._warned = False
 
     @classmethod

@@ -83,6 +83,11 @@ class Cell:
         return len(set(self.groups)) or len(self.outcomes)
 
     @property
+    def cut(self) -> bool:
+        """Whether most of its answers were cut before they stated one."""
+        return 2 * self.verdicts.get(NO_ANSWER, 0) > len(self.outcomes)
+
+    @property
     def right(self) -> list[float]:
         """1.0 or 0.0 a problem."""
         return [float(outcome) for outcome in self.outcomes]

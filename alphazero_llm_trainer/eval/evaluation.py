@@ -16,12 +16,15 @@ from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
 from ..mcts.driver import check_settings
+from ..mcts.waiting import together
+from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic
-from ..problems.load import load_tasks, opening
+from ..problems.load import load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import open_reward
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
+from .methods import answered
 from .names import UNJUDGED, MethodName
 from .results import EvalFolder, at_k, paired, summary
 from .verifiers import RANKING, check_judged, load_verifier, named_verifier
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 Positive = Annotated[int, Field(ge=1)]
+TRIED = 2  # questions of each source that are answered before the others
 
 
 class Evaluation(BaseModel):
@@ -147,6 +151,7 @@ class Evaluation(BaseModel):
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
         }
+        identity, config = self.identity(config), with_context(config, *sources.values())
         # Here, because torch takes seconds to load.
         from ..policy.remote import answering_student
 
@@ -165,7 +170,7 @@ class Evaluation(BaseModel):
             }
             for name, benchmark in benchmarks.items()
         }
-        identity = self.identity(config) | {"weights": student.weights}
+        identity |= {"weights": student.weights}
         folder = EvalFolder(out, identity, facts, resume)
         verifier = value = None
         if self.guide is not None:
@@ -176,6 +181,10 @@ class Evaluation(BaseModel):
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         context = MethodContext(student, verifier, config, value=value)
         custom, cells = open_reward(config.rewards), []
+        for name, benchmark in benchmarks.items():
+            if any(cell[0] == name and folder.read(*cell) is None for cell in self.cells):
+                student.opening = openings[name]
+                self.try_first(context, benchmark, progress, stop)
         for number, (name, method, budget) in enumerate(self.cells, 1):
             cell = folder.read(name, method, budget)
             if cell is None:
@@ -207,6 +216,36 @@ class Evaluation(BaseModel):
             "pairs": paired(measured),
             "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
+
+    def try_first(
+        self,
+        context: MethodContext,
+        benchmark: Benchmark,
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Say what the first questions' answers take, and which questions are too long, before all
+        wait for the others. Raises ConfigError where most are.
+        """
+        name, longest = benchmark.name, context.settings.max_tokens
+        questions = [task.problem.question for task in benchmark.tasks]
+        said = check_prompts(context.student, context.config, questions)
+        if said is not None:
+            progress.say(f"{name}: {said}")
+        tasks = benchmark.tasks[:TRIED]
+        tried = [
+            answered("greedy", context, task.problem, context.config.seed, longest)
+            for task in tasks
+        ]
+        progress.wait(f"trying {len(tried)} questions")
+        most = max(answer.tokens for answer in run_until(stop, together(*tried)))
+        few = min(self.budget_tokens)
+        said = f"{name}: {len(tried)} questions tried, up to {most:,} tokens an answer"
+        if most >= longest:
+            said += ", cut there: raise search.max_tokens"
+        elif few < 2 * most and self.methods != ["greedy"]:
+            said += f"; a budget of {few:,} tokens pays for {few / most:.1f}: raise --budget-tokens"
+        progress.say(said)
 
     def check_remote(self, student: Any) -> None:
         """Raise ConfigError where the verifier needs what the student's server doesn't have."""

@@ -116,6 +116,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         "unjudged": cell.unjudged,
         "f1": None if cell.f1 is None else cell.f1 / n,
         "no_gold": not cell.gold,
+        "cut": cell.cut,
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
     }
@@ -134,9 +135,11 @@ def triple(interval: Interval) -> list[float]:
 
 def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Mean differences with 95% paired bootstrap intervals at the same budget: every method over
-    each baseline, those that repair steps over the control too. Without gold there are none.
+    each baseline, those that repair steps over the control too. Without gold there are none, and
+    none of a cell whose answers were cut.
     """
-    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells if cell.gold}
+    compared = [cell for cell in cells if cell.gold and not cell.cut]
+    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in compared}
     rows = []
     for cell in by_key.values():
         key = {"benchmark": cell.benchmark, "budget": cell.budget, "method": cell.method}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
 from ..answers import marks_thinking
+from ..config.load import Config
 from ..config.sections import StudentModel
-from ..errors import RequestError, first_line
+from ..errors import ConfigError, RequestError, first_line
 from ..types import Opening, Problem
 from .folders import PACKAGED, TEMPLATE
 
@@ -160,6 +161,34 @@ def not_shown(tokenizer: Any) -> frozenset[int]:
     """The special tokens that no response shows."""
     added = tokenizer.added_tokens_decoder.items()
     return frozenset(i for i, token in added if token.special and not marks_thinking(token.content))
+
+
+def check_prompts(student: Any, config: Config, questions: Iterable[str]) -> str | None:
+    """A line on the questions whose prompts don't fit the student's context, or None where all do.
+
+    Raises ConfigError where more than half of them don't.
+    """
+    context = student.engine.capabilities.max_context
+    around, count, long = len(student.prompt_ids("?")), 0, []
+    for question in questions:
+        count += 1
+        if around + len(question.encode()) < context:  # no token is less than a byte
+            continue
+        tokens = len(student.prompt_ids(question))
+        if tokens >= context:
+            long.append(tokens)
+    if not long:
+        return None
+    limit, fix = f"engine.max_context, which is {context:,}", "raise it"
+    if context < config.engine.context:
+        limit, fix = f"the model, which reads {context:,} tokens", "take another model, or source"
+    said = (
+        f"{len(long):,} of {count:,} questions don't fit {limit}: the longest has {max(long):,} "
+        "tokens, and its response comes on top"
+    )
+    if 2 * len(long) > count:
+        raise ConfigError(f"{said}; {fix}")
+    return said
 
 
 class Prompts:

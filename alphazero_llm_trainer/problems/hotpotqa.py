@@ -39,7 +39,7 @@ class HotpotQa(RowSource):
     grader = "words"
     test_split = "validation"
     system_prompt = HOTPOTQA_PROMPT
-    prompt_tokens = 2600
+    prompt_tokens = 3400
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""

@@ -17,6 +17,7 @@ from .source import (
     Source,
     check_tasks,
     gradable,
+    guess_tokens,
     open_problems,
     open_source,
     renamed,
@@ -134,6 +135,19 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
             f" {len(shots)} of its first {len(tasks)} training problems: set problems.shots=0"
         )
     return Opening(prompt, shots, problems.shots)
+
+
+def with_context(config: Config, *sources: Source, question: str = "") -> Config:
+    """`config` with `engine.max_context`, where it is null: long prompts of these sources (none:
+    the configured one), this `question`, and a response fit into it.
+    """
+    if config.engine.max_context is not None or config.engine.backend == "openai":
+        return config
+    sources = sources or (open_source(config),)
+    prompts = [source.prompt_tokens for source in sources] + [guess_tokens(question)]
+    tokens = max(prompts) * (1 + config.problems.shots) + config.search.max_tokens
+    engine = config.engine.model_copy(update={"max_context": max(tokens, config.engine.context)})
+    return config.model_copy(update={"engine": engine})
 
 
 def rows_hash(tasks: Iterable[Task]) -> str:

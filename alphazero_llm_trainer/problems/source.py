@@ -106,7 +106,7 @@ class Source(ABC):
         gold_free: its grades need no gold answer.
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
-            memory plan.
+            context and the memory plan.
     """
 
     name: str = ""
@@ -255,6 +255,11 @@ class Generated(Source):
         ]
 
 
+def guess_tokens(*texts: str) -> int:
+    """Tokens of a chat of these texts, rather too many: two bytes each, and a template's own."""
+    return sum(len(text.encode()) for text in texts) // 2 + 32
+
+
 class TaskList(Source):
     """Tasks in memory as a source, graded by the rule that fits their gold answers.
 
@@ -290,6 +295,9 @@ class TaskList(Source):
         self.name, self.grader = name, grader
         self.system_prompt = SYSTEM_PROMPTS[grader] if system_prompt is None else system_prompt
         check_tasks(everything, name)
+        about = self.system_prompt or ""
+        longest = (guess_tokens(about, task.problem.question) for task in everything)
+        self.prompt_tokens = max(longest, default=0)
         if golds:
             sizes = ", ".join(
                 f"{split} {len(tasks):,}" for split, tasks in self.tasks.items() if tasks

@@ -40,9 +40,14 @@ def measure(row: Results) -> str:
 
 
 def rows_of(results: Results, benchmark: str) -> list[Results]:
-    """A benchmark's rows by budget, the best first; the cheaper one where two are level."""
-    rows = [row for row in results["rows"] if row["benchmark"] == benchmark]
-    return sorted(rows, key=lambda row: (row["budget"], -row[measure(row)][0], tokens(row)))
+    """A benchmark's rows by budget, the best first; the cheaper one where two are level. Those
+    whose answers were cut come last.
+    """
+
+    def place(row: Results) -> tuple[Any, ...]:
+        return row["budget"], row.get("cut", False), -row[measure(row)][0], tokens(row)
+
+    return sorted((row for row in results["rows"] if row["benchmark"] == benchmark), key=place)
 
 
 def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
@@ -72,6 +77,7 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     in words; and if so "good".
     """
     best, what = rows[0], measure(rows[0])
+    rows = [row for row in rows if not row.get("cut")]
     level = [row["method"] for row in rows if row[what] == best[what]]
     over, value = gains(results, best).get("over greedy"), Interval(*best[what])
     sure = (
@@ -81,6 +87,8 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     )
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
     where = f"{best['benchmark']}{split} at {best['budget']:,} tokens"
+    if not rows:
+        return f"{where}: every method's answers were cut: raise --budget-tokens", ""
     if not value.value:
         return (
             f"{where}: "
@@ -98,6 +106,8 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
 def cells(results: Results, row: Results) -> dict[str, str]:
     """A row's figures by column, as texts; what it doesn't have is left out."""
     accuracy = "no gold answers" if row.get("no_gold") else str(Interval(*row["accuracy"]))
+    if row.get("cut"):
+        accuracy = f"{row['no answer']:,} of {row['problems']:,} answers were cut"
     shown = {"budget": f"{row['budget']:,}", "method": row["method"], "accuracy [95%]": accuracy}
     if "reward" in row:
         failed = f" ({row['failed_rewards']:,} failed)" if row["failed_rewards"] else ""
@@ -197,7 +207,8 @@ def evaluation_parts(results: Results) -> list[str]:
         budgets = by_budget(results, name)
         drawn = []
         for budget, rows in budgets.items():
-            values = {row["method"]: Interval(*row[measure(row)]) for row in rows}
+            kept = [row for row in rows if not row.get("cut")]
+            values = {row["method"]: Interval(*row[measure(row)]) for row in kept or rows}
             title = f"At most {budget:,} tokens a problem"
             drawn.append(row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy"))
         top = budgets[max(budgets)]

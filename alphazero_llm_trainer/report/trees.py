@@ -14,6 +14,7 @@ from ..mcts.choose import Text, choose, most_visited
 from ..mcts.journal import JOURNAL, read
 from ..mcts.select import constant
 from ..mcts.tree import Tree
+from ..problems.step_checks import Calculator
 from ..viewer.record import choice_of, pieces
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class TreeReader:
             selector = settings.selector(self.judged)
             rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
             more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
+            if self.judged:
+                more["search"]["verifier"] = Calculator().name
         if not choice_of(record).keys() & {"chosen", "response"}:
             rule = "vote" if settings is None else settings.votes
             text: Text | None = None

@@ -5,6 +5,7 @@ each of Ray's.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,14 @@ from uuid import uuid4
 from ..config.load import Config
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..policy.chat import check_prompts
 from ..policy.remote import answering_student
-from ..problems.load import SERVER_TOKENS, opening
+from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector
 from ..types import Cost, Task
+
+log = logging.getLogger(__name__)
 
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
@@ -77,10 +81,17 @@ class Worker:
 
         Raises AlphaZeroError where it can't be loaded.
         """
-        config = self.config
+        config = with_context(self.config)
         student = self.job.student or answering_student(
-            config, self.job.student_path, opening(config), config.search.value is None
+            config,
+            self.job.student_path,
+            opening(config),
+            config.search.value is None,
         )
+        questions = [task.problem.question for task in self.job.tasks]
+        said = check_prompts(student, config, questions)
+        if said is not None:
+            log.warning(said)
         perplexity = None
         if config.engine.backend == "openai" and config.rewards.use_student_model:
             raise ConfigError(

@@ -26,6 +26,7 @@ from .text import TextReader, cut
 from .wire import DEADLINE, Outcome, Token
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
+LEAST_BUDGET = 1000  # tokens of a search where serve.budget_tokens is null
 
 # Takes the text of a choice as it comes, with its tokens where they were asked for.
 Tell = Callable[[str, Sequence[Token]], None]
@@ -54,6 +55,12 @@ class Answerer:
     config: Config
     verifier: Verifier | None = None
     value: ValueFunction | None = None
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a search that names no budget."""
+        named = self.config.serve.budget_tokens
+        return max(LEAST_BUDGET, self.config.answer_budget) if named is None else named
 
     async def __call__(
         self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str
@@ -204,9 +211,9 @@ class Answerer:
         method, body, tree = wanted.method, wanted.body, Tree()
         assert isinstance(body, ChatBody)
         context = self.context(wanted)
-        budget = body.budget_tokens or (
-            self.config.serve.budget_tokens if method.count is None else MOST_BUDGET
-        )
+        budget = body.budget_tokens
+        if budget is None:
+            budget = self.budget if method.count is None else MOST_BUDGET
         simulations = body.simulations
         attempt = Attempt(
             context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree

@@ -11,7 +11,7 @@ from ..mcts.driver import check_settings
 from ..policy.critic import load_value
 from ..policy.folders import carried_value
 from ..policy.remote import answering_student
-from ..problems.load import opening
+from ..problems.load import opening, with_context
 from .answering import Answerer
 from .requests import MCTS, SAMPLE, Models
 
@@ -48,6 +48,7 @@ def load_models(
     models = Models("student", search or (MCTS if remote else SAMPLE), judged)
     guide = value or config.search.value
     check_settings(config.search, guide is not None and not judged)
+    config = with_context(config)
     student = answering_student(config, path, opening(config), (prm or guide) is None)
     if judged:
         return models, Answerer(student, config, load_verifier(named, student, config, prm, value))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers import extract, normalize
+from ..errors import ConfigError
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -64,22 +65,25 @@ def export(
     Args:
         data: a folder of `sample` or of a training run.
         kind: a key of `SUFFIXES`.
-        out: the file.
+        out: the file: .jsonl, or .parquet for a table.
         every_token: of `value`: a row for each token prefix, not for each node.
         any_split: take trees of other splits than train, too.
 
     Raises:
+        ConfigError: no such kind is written to a file of that ending.
         DataError: `data` holds no trees, a broken one, or one of another split than train.
         OSError: `out` can't be written.
     """
+    if out.suffix not in (SUFFIXES[kind], SUFFIXES[ROLLOUTS]):
+        endings = " or ".join(dict.fromkeys((SUFFIXES[kind], SUFFIXES[ROLLOUTS])))
+        raise ConfigError(f"--out {out} is no file for {kind}: let its name end in {endings}")
     records = searched(data, any_split, texts=kind == "sft")
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if kind == ROLLOUTS:
-            count = write_lines(episodes(records), partial)
-        else:
-            count = write_table(rows(kind, records, every_token), kind, partial)
+        made = episodes(records) if kind == ROLLOUTS else rows(kind, records, every_token)
+        lines = out.suffix == SUFFIXES[ROLLOUTS]
+        count = write_lines(made, partial) if lines else write_table(made, kind, partial)
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
@@ -168,11 +172,11 @@ def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
 # --------------------------------------------------------------------------------------------------
 
 
-def write_lines(episodes: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write each episode as a line of JSON; returns how many there are."""
+def write_lines(lines: Iterable[dict[str, Any]], path: Path) -> int:
+    """Write each row or episode as a line of JSON; returns how many there are."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
-        for count, line in enumerate(episodes, 1):  # noqa: B007
+        for count, line in enumerate(lines, 1):  # noqa: B007
             file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
     return count
 

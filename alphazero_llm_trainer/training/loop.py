@@ -20,6 +20,7 @@ from ..engine.background import freeze_loaded
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress, StoppedError
+from ..policy.chat import check_prompts
 from ..policy.critic import load_prm
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
@@ -138,6 +139,9 @@ class Run:
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
+        asked = [task.problem.question for task in self.prepared.questions]
+        if (long := check_prompts(self.student, config, asked)) is not None:
+            self.progress.say(long)
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
         if uses_fsdp():

@@ -65,8 +65,9 @@ def grpo_loss(
     outside.
 
     GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al.
-    2025, equation 8). The KL of a token is multiplied by its ratio: then its gradient is the
-    reverse KL's (DeepSeek-V3.2). `total` is how many tokens the minibatch has.
+    2025, equation 8). The KL of a token is multiplied by its ratio: then its mean, the figure
+    `kl`, is the reverse KL, and so is its gradient (DeepSeek-V3.2). `total` is how many tokens the
+    minibatch has.
 
     Returns the loss and figures, each a part of the minibatch's mean.
     """
@@ -77,7 +78,7 @@ def grpo_loss(
     figures = {"clip_fraction": (clipped * mask).sum() / total}
     if reference is not None:
         kl = kl_estimate(logprobs, reference)
-        figures["kl"] = ((kl * mask).sum() / total).detach()
+        figures["kl"] = ((kl * ratio * mask).sum() / total).detach()
         loss = loss + kl_coefficient * kl * ratio
     return (loss * mask).sum() / total, figures
 

@@ -105,7 +105,7 @@ def forecast(
         memory: the device's bytes, which the engine's default sizes depend on.
         wide: whether half-precision weights are held in float32 (`folders.widens`).
     """
-    train, engine, context = config.train, config.engine, config.engine.max_context
+    train, engine, context = config.train, config.engine, config.engine.context
     counts, width = Counts.of(shape, spec.lora), 4 if wide or spec.dtype == "float32" else 2
     lora, quantised = (train.adapter or spec.adapter) == "lora", spec.quantization != "none"
     length = min(prompt + config.search.max_tokens, context)  # tokens of the longest row

@@ -11,6 +11,7 @@ from typing import Any
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from ..policy.folders import cached
+from ..problems.source import open_source
 from .memory import GIB
 from .start import LESS, Prepared, fit_of, start_of
 
@@ -33,6 +34,7 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
+        "context": context(config),
         "sampled_tokens_at_most": "as many as they take" if train.tokens is None else train.tokens,
         "rounds": f"{size.rounds} of {size.questions_per_round} questions",
         "rows": size.rounds * size.rows_per_round,
@@ -44,6 +46,15 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "teachers": teachers(config),
         "memory": memory(config),
     }
+
+
+def context(config: Config) -> str:
+    """Tokens that prompt and response have at most, and whether they do for long prompts."""
+    tokens, prompt = config.engine.context, open_source(config).prompt_tokens
+    said = f"{tokens:,} tokens at most, prompt and response, or what the model can read"
+    if prompt >= tokens:
+        said += f"; long prompts of this source have some {prompt:,}: raise engine.max_context"
+    return said
 
 
 def memory(config: Config) -> dict[str, Any] | str:
@@ -74,7 +85,7 @@ def engine(config: Config) -> str:
     """What generates and scores, and what would do it better."""
     backend = config.engine.backend
     if backend == "inprocess" and wants_vllm(config) and not vllm_here():
-        return f"{backend}; vLLM is made for this GPU: pip install 'alphazero-llm-trainer[gpu]'"
+        return f"{backend}; vLLM is made for this GPU: install alphazero-llm-trainer[gpu]"
     return backend
 
 

@@ -73,7 +73,7 @@ def check(config: Config, responses: int, right: int | None, unstated: int, toke
     if not responses:
         raise TrainingError(
             "pre-flight: no prompt fits into engine.max_context, which is "
-            f"{config.engine.max_context}: raise it"
+            f"{config.engine.context}: raise it"
         )
     if right is None or right or config.rewards.own:
         return

@@ -32,7 +32,7 @@ from ..files import write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..policy.weights import load_tensors, save_tensors
-from ..problems.load import demonstrations_of, opening, tasks_of
+from ..problems.load import demonstrations_of, opening, tasks_of, with_context
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
@@ -110,7 +110,9 @@ def supervise(
         trainable: Any = student.model
         facts["levels"] = sorted({task.problem.level for task in demonstrations})
     else:
-        student = load_student(config, path=path, opening=opening(config, source))
+        student = load_student(
+            with_context(config, source), path=path, opening=opening(config, source)
+        )
         adapter = config.train.adapter or student.spec.adapter
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)

@@ -33,7 +33,7 @@ from ..policy.folders import (
     weights_of,
     widens,
 )
-from ..problems.load import asked, demonstrations_of, tasks_of
+from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
@@ -75,6 +75,7 @@ def prepare(config: Config) -> Prepared:
     """
     check_run(config)
     train, source = config.train, open_source(config)
+    config = with_context(config, source)
     # Demonstrations are the first tasks of the train split unless the source has others; questions
     # are the ones after them.
     replay = demonstrations_of(config, train.demonstrations if replayed(config) else 0)

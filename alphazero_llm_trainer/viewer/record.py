@@ -5,8 +5,8 @@ A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else
 `problem` (`id`, `question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`,
 `policy_version`; of the choice `chosen` (its last node), `answer`, `why` and `response`, or
 `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct, gumbel, and
-under a verifier open_ucb1, open_puct, gumbel or restart; `exploration`: its constant); `pieces`
-(token id -> its text).
+under a verifier open_ucb1, open_puct, gumbel or restart; `exploration`: its constant; `verifier`:
+the name of the one whose scores are `prm`); `pieces` (token id -> its text).
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ class Panel {
     return make("section", {}, make("div", { class: "title" }, make("h2", { id: "panel-title" }, title), close), make("div", { class: "chips" }, ...made));
   }
 
+  // The name of what judged the steps.
+  get verifier() {
+    return this.model.record.search?.verifier ?? "verifier";
+  }
+
   numbers(node) {
     const { model } = this, U = model.exploration(node), search = model.record.search;
     const why = search ? `exploration term of ${search.rule}: ${FORMULAS[search.rule.replace("open_", "")] ?? "none"}, c = ${number(search.exploration, 2)}` : "";
@@ -41,7 +46,7 @@ class Panel {
       ["Mean value Q", number(model.q(node)), "W / N"],
       ["Sum W", number(model.W[node]), "sum of backed-up rewards"],
       ["Own value V", number(model.V[node]), "the value network's estimate"],
-      ["PRM", number(model.prm[node]), "process reward"],
+      [this.verifier, number(model.prm[node]), "what the verifier says of this step"],
       ["Prior", number(model.prior[node]), "P(step | prefix) that the search used"],
       ["p(tokens)", model.token_ids[node].length ? number(Math.exp(model.likelihood[node])) : "–", "probability of its tokens under the policy"],
       ["U", U === Infinity ? "∞ (first)" : number(U), why],
@@ -68,7 +73,7 @@ class Panel {
   // A table of nodes, the most visited first.
   family(members, current) {
     const { model } = this;
-    const columns = { Step: null, N: (node) => whole(model.N[node]), Q: (node) => number(model.q(node)), P: (node) => number(model.prior[node] ?? Math.exp(model.likelihood[node])), PRM: (node) => number(model.prm[node]), V: (node) => number(model.V[node]), End: (node) => VERDICTS[model.mark[node]]?.[0] ?? "–" };
+    const columns = { Step: null, N: (node) => whole(model.N[node]), Q: (node) => number(model.q(node)), P: (node) => number(model.prior[node] ?? Math.exp(model.likelihood[node])), [this.verifier]: (node) => number(model.prm[node]), V: (node) => number(model.V[node]), End: (node) => VERDICTS[model.mark[node]]?.[0] ?? "–" };
     const names = Object.keys(columns).filter((name) => columns[name] === null || members.some((node) => columns[name](node) !== "–"));
     const rows = [...members].sort((a, b) => model.finalN[b] - model.finalN[a]).slice(0, 200).map((node) =>
       make("tr", { class: node === current ? "current" : null, "data-node": node }, ...names.map((name) => (columns[name] === null
