@@ -123,17 +123,38 @@ class Evaluation(BaseModel):
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
         """
-        if not (self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED)):
-            config, carried = carried_value(config, path)
-            if carried is not None:
-                progress.say(
-                    "this student carries a value, which judges beside the calculator; "
-                    "--verifier calculator leaves it out"
-                )
-                asked = {"value": carried, "verifier": "calculator+value"}
-                return self.model_copy(update=asked).run(
-                    config, path, student, out, resume, progress, stop
-                )
+        config, work = self.with_own_value(config, path, progress)
+        return work.measured(config, path, student, out, resume, progress, stop)
+
+    def with_own_value(
+        self, config: Config, path: Path | None, progress: Progress
+    ) -> tuple[Config, Evaluation]:
+        """The evaluation with the value that the student's folder carries, where no verifier is
+        named.
+        """
+        if self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED):
+            return config, self
+        config, carried = carried_value(config, path)
+        if carried is None:
+            return config, self
+        progress.say(
+            "this student carries a value, which judges beside the calculator; "
+            "--verifier calculator leaves it out"
+        )
+        asked = {"value": carried, "verifier": "calculator+value"}
+        return config, self.model_copy(update=asked)
+
+    def measured(
+        self,
+        config: Config,
+        path: Path | None,
+        student: Student | None,
+        out: Path,
+        resume: bool,
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """`run` without the student's own value."""
         if config.search.value is not None:
             raise ConfigError(
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
