@@ -1,0 +1,196 @@
+"""AlphaZero's rows, losses and loop: what the tree says, and what the update does with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from support import tiny_llama
+
+from alphazero_llm_trainer.config.load import load_training
+from alphazero_llm_trainer.config.train import OptimizerConfig
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.rollouts import check_collecting
+from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.losses import cross_entropy
+from alphazero_llm_trainer.training.methods.alphazero import (
+    AlphaZero,
+    branches,
+    choices,
+    outcomes,
+)
+from alphazero_llm_trainer.training.models import MemoryOptions
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.start import check_method
+from alphazero_llm_trainer.types import RewardParts, Step
+
+PROMPT = (40, 41)
+
+
+def a_tree() -> Tree:
+    """root -> a -> b -> end (right); a -> c (open); root -> d (open) -> e (rejected)."""
+    tree = Tree()
+
+    def add(parent: int, token: int, visits: int = 1, probability: float = 0.25) -> int:
+        node = tree.attach(parent, Step((token, token), (math.log(probability), 0.0), f"{token}"))
+        for _ in range(visits):
+            tree.backup(node, 0.5)
+        return node
+
+    a, d = add(ROOT, 10, 3), add(ROOT, 13)
+    b, _, end, e = add(a, 11, 2), add(a, 12), 0, add(d, 15)
+    end = add(b, 14)
+    tree.finish(end, "answer", RewardParts(total=1.0, hre=1.0))
+    tree.finish(e, REJECTED, RewardParts(total=0.0))
+    return tree
+
+
+def test_a_state_is_worth_the_discount_to_the_nearest_right_end() -> None:
+    tree = a_tree()
+    a, d, b, c = 1, 2, 3, 4
+    found = outcomes(tree, 0.5)
+    assert found == {ROOT: 0.125, a: 0.25, d: 0.0, b: 0.5, c: 0.0}
+    # A shorter way to a right end counts for the states before it.
+    short = tree.attach(a, Step((9,), (0.0,), "short"))
+    tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
+    assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5}
+
+
+def test_pi_is_the_way_or_the_searchs_shares_along_it() -> None:
+    tree = a_tree()
+    a, d, b, c, end = 1, 2, 3, 4, 6
+    way = [a, b, end]
+    assert choices(tree, way, "path") == {a: 1.0, b: 1.0, end: 1.0}
+    visits = choices(tree, way, "visits")
+    assert visits[a] == tree.N[a] / (tree.N[a] + tree.N[d])
+    assert visits[b] == tree.N[b] / (tree.N[b] + tree.N[c]) and visits[end] == 1.0
+    improved = choices(tree, way, "gumbel")
+    assert improved.keys() == visits.keys()
+    for siblings in ((a, d), (b, c), (end,)):
+        for pi in (visits, improved):
+            assert math.fsum(pi[node] for node in siblings) == pytest.approx(1.0)
+    assert choices(tree, [], "path") == choices(tree, [], "visits") == {}
+
+
+def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none() -> None:
+    tree = a_tree()
+    targets = outcomes(tree, 0.5)
+    rows = branches(tree, PROMPT, choices(tree, [1, 3, 6], "path"), targets, itertools.count())
+    way, *others = rows
+    assert way.completion_ids == (10, 10, 11, 11, 14, 14) and way.advantages == (1.0,) * 6
+    # The states before the tokens: the prompt, after a, after b; each as much as the others.
+    assert way.targets == (0.125, 0.0, 0.25, 0.0, 0.5, 0.0)
+    assert way.value_weights == pytest.approx((1 / 3, 0.0, 1 / 3, 0.0, 1 / 3, 0.0))
+    # States off the way: a token that nothing learns from follows them.
+    assert {row.completion_ids for row in others} == {(10, 10, 12, 12, 41), (13, 13, 41)}
+    for row in others:
+        assert row.advantages == (0.0,) * len(row.completion_ids)
+        assert row.value_weights == (*[0.0] * (len(row.completion_ids) - 1), 1.0)
+        assert row.targets[-1] == 0.0
+    assert [row.index for row in rows] == [0, 1, 2]
+
+
+def learner(model: torch.nn.Module, **settings: object) -> Learner:
+    train = load_training(overrides=["train.method=alphazero"]).train
+    train = train.model_copy(update=settings)
+    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
+    return Learner(
+        model, AlphaZero(train, model), MemoryOptions(), Schedule(1e-3, 0, 10), optimizer
+    )
+
+
+def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy() -> None:
+    """Against a loop over tokens and states under the model's own forward, gradients included."""
+    model = tiny_llama(3).requires_grad_(True)
+    made = learner(model, value_coefficient=0.5)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(made.objective.value.weight, std=0.3)
+    rows = branches(
+        a_tree(),
+        PROMPT,
+        choices(a_tree(), [1, 3, 6], "visits"),
+        outcomes(a_tree(), 0.5),
+        itertools.count(),
+    )
+    [part] = made.parts(rows)
+    scores = made.score(part)
+    loss, figures = made.objective.loss(part, scores, made.totals)
+    made.backward(loss, scores, figures)
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    of_value = made.objective.value.weight.grad.clone()
+    model.zero_grad()
+    made.objective.value.zero_grad()
+
+    policy = value = torch.tensor(0.0)
+    weights = sum(sum(row.advantages) for row in rows)
+    known = sum(sum(row.value_weights) for row in rows)
+    for row in rows:
+        ids = torch.tensor([*row.prompt_ids, *row.completion_ids])[None]
+        out = model(ids, output_hidden_states=True)
+        logprobs = out.logits[0].log_softmax(-1)
+        logits = made.objective.value(out.hidden_states[-1][0])[:, 0]
+        for at, token in enumerate(row.completion_ids):
+            before = len(row.prompt_ids) + at - 1
+            policy = policy - row.advantages[at] * logprobs[before, token] / weights
+            z, p = row.targets[at], logits[before].sigmoid()
+            entropy = -(z * p.log() + (1 - z) * (1 - p).log())
+            value = value + row.value_weights[at] * entropy / known
+    expected = policy + 0.5 * value
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+    expected.backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, atol=1e-5), name
+    assert torch.allclose(of_value, made.objective.value.weight.grad, atol=1e-5)
+    assert of_value.any()
+
+
+def test_the_value_reaches_the_layers_below_it() -> None:
+    """Rows without a step to learn move the trunk all the same: one network has both."""
+    model = tiny_llama(3).requires_grad_(True)
+    made = learner(model)
+    torch.nn.init.normal_(made.objective.value.weight, std=0.3)
+    row = TrainRow(
+        PROMPT, (5, 6), (0.0, 0.0), (0.0, 0.0), targets=(1.0, 0.0), value_weights=(1.0, 0.0)
+    )
+    before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    [part] = made.parts([row])
+    scores = made.score(part)
+    made.backward(*(made.objective.loss(part, scores, made.totals)[0], scores, {}))
+    made.clip()
+    made.step()
+    assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
+
+
+def test_the_cross_entropy_of_soft_targets_by_hand() -> None:
+    logits = torch.tensor([[0.3, -2.0, 0.0]])
+    targets, weights = torch.tensor([[1.0, 0.25, 0.0]]), torch.tensor([[1.0, 2.0, 0.0]])
+    p = [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(2.0))]
+    by_hand = -math.log(p[0]) - 2 * (0.25 * math.log(p[1]) + 0.75 * math.log(1 - p[1]))
+    found = cross_entropy(logits, targets, weights, torch.tensor(4.0))
+    assert float(found) == pytest.approx(by_hand / 4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["train.groups=chain"], r"train\.groups is chain and train\.method is alphazero"),
+        (["engine.backend=vllm-server"], r"engine\.backend is vllm-server"),
+        (["search.value=folder"], r"search\.value is set"),
+        (["rewards.hre_weight=0", "rewards.use_student_model=true"], "hre_weight"),
+        (["train.credit=group"], r"train\.credit is group and train\.method is alphazero"),
+    ],
+)
+def test_what_the_loop_cant_have_is_one_sentence(changes: list[str], said: str) -> None:
+    config = load_training(overrides=["train.method=alphazero", "student=embedded", *changes])
+    with pytest.raises(ConfigError, match=said):
+        check_collecting(config, config.search.value is not None)
+        check_method(config)
+
+
+def test_a_value_coefficient_is_alphazeros_alone() -> None:
+    config = load_training(overrides=["train.value_coefficient=0.3", "student=embedded"])
+    with pytest.raises(ConfigError, match=r"value_coefficient.*--config alphazero"):
+        check_method(config)
