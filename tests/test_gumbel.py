@@ -16,7 +16,7 @@ from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_eval
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.mcts.descent import closed
+from alphazero_llm_trainer.mcts.descent import closed, rescaled
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
@@ -27,13 +27,14 @@ from alphazero_llm_trainer.mcts.gumbel import (
     softmax,
 )
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
-from alphazero_llm_trainer.mcts.select import open_gumbel
+from alphazero_llm_trainer.mcts.select import open_gumbel, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Step
 
 TESTS = Path(__file__).parent
 GUMBEL = closed(gumbel, 0.1)
 CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
+SCALED = json.loads((TESTS / "golden" / "scaled_puct.json").read_text())
 
 
 def golden_script() -> ModuleType:
@@ -49,20 +50,15 @@ def golden_script() -> ModuleType:
     return module
 
 
-# -- (a) mctx
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}"
-)
-def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str, Any]) -> None:
+def searched(case: dict[str, Any], rule: Any, discount: float = 1.0) -> tuple[Tree, list[Any]]:
+    """A golden case searched by `rule`: the tree, and its nodes in the order they were valued, as
+    (parent, action) by mctx's numbers.
+    """
     script, actions = golden_script(), case["actions"]
     logits, values = script.tables(case["seed"], actions)
     tree = Tree()
-    root = GumbelRoot(0, case["considered"], GUMBEL)
-    root.noise = case["noise"]
-    mcts = Mcts(tree, root, case["simulations"] + 1)  # the first one evaluates the root
+    tree.discount = discount
+    mcts = Mcts(tree, rule, case["simulations"] + 1)  # the first one evaluates the root
     states, made = {ROOT: 0}, {ROOT: 0}  # of a node: its state in the game, its number in mctx
     order = []
     while leaves := mcts.ask():
@@ -75,6 +71,21 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
         if leaf.node != ROOT:
             made[leaf.node] = len(made)
             order.append([made[tree.parent[leaf.node]], tree.token_ids[leaf.node][0]])
+    return tree, order
+
+
+# -- (a) mctx
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}"
+)
+def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str, Any]) -> None:
+    root = GumbelRoot(0, case["considered"], GUMBEL)
+    root.noise = case["noise"]
+    tree, order = searched(case, root)
+    actions = case["actions"]
     children = tree.children[ROOT]
     visits = [tree.N[child] for child in children]
     assert order == case["nodes"], "every simulation goes where mctx's does"
@@ -86,6 +97,18 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
         key=lambda i: case["noise"][i] + scores[i],
     )
     assert best == case["action"]
+
+
+@pytest.mark.parametrize(
+    "case", SCALED, ids=lambda case: f"{case['actions']} actions, c {case['c']}"
+)
+def test_puct_over_scaled_q_is_mctx_s(case: dict[str, Any]) -> None:
+    """Q is scaled by the least and largest of the whole tree, and a step away is discounted."""
+    rule = rescaled(closed(puct, case["c"]))
+    tree, order = searched(case, rule, case["discount"])
+    assert order == case["nodes"], "every simulation goes where mctx's does"
+    assert [tree.N[child] for child in tree.children[ROOT]] == case["root_visits"]
+    assert tree.q(ROOT) == pytest.approx(case["root_value"], abs=1e-9)
 
 
 # -- (b) the schedule

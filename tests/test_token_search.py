@@ -89,7 +89,7 @@ class Reference:
             parent = node["N"]
             low, span = 0.0, 1.0
             if self.value is not None:  # MuZero, appendix B: by the least and largest Q of the tree
-                seen = [made["W"] / made["N"] for made in self.made if made["N"]]
+                seen = [made["W"] / made["N"] for made in self.made[1:] if made["N"]] or [0.0]
                 low, span = min(seen), max(seen) - min(seen) or 1.0
 
             def score(child: dict[str, Any]) -> float:

@@ -1,7 +1,8 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
-N are visits, W sums of rewards, P priors; Q = W/N, read as `(Q - tree.low) / tree.span`, which is
-Q itself until a value guides the search (`descent.rescaled`). A simulation in flight counts as
+N are visits, W sums of rewards, P priors. Q of a child is `discount * W/N`, read as
+`(Q - tree.low) / tree.span`, which is W/N until a value guides the search (`descent.rescaled`) and
+a discount is set. A simulation in flight counts as
 `tree.virtual` visits of value 0 (virtual loss). Under a verifier a node has one more arm: a step
 not drawn yet.
 """
@@ -35,7 +36,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
         score = (
             math.inf
             if visits == 0
-            else (W[child] / visits - tree.low) / tree.span
+            else (tree.discount * W[child] / visits - tree.low) / tree.span
             + exploration * math.sqrt(log_parent / visits)
         )
         if score > best_score:
@@ -63,7 +64,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
         # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
         score = exploration * share * root_visits / (1 + visits)
         if visits:
-            score = (W[child] / visits - tree.low) / tree.span + score
+            score = (tree.discount * W[child] / visits - tree.low) / tree.span + score
         if score > best_score:
             best, best_score = child, score
     return best
@@ -88,7 +89,7 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in arms:
         visits = N[child] + virtual[child]
-        value = (W[child] / visits - tree.low) / tree.span if visits else 0.0
+        value = (tree.discount * W[child] / visits - tree.low) / tree.span if visits else 0.0
         score = value + scale * max(drawn[child], left) / (1 + visits)
         if score >= best_score:
             best, best_score = child, score
@@ -116,7 +117,7 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
         score = (
             math.inf
             if not visits
-            else (W[child] / visits - tree.low) / tree.span
+            else (tree.discount * W[child] / visits - tree.low) / tree.span
             + exploration * math.sqrt(log_parent / visits)
         )
         if score >= best_score:

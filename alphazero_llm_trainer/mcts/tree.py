@@ -229,10 +229,12 @@ class Tree:
         return self.W[node] / self.N[node] if self.N[node] else 0.0
 
     def rescale(self) -> None:
-        """Scale Q to [0, 1] by its least and largest over the visited nodes, which selection then
-        reads as `(Q - low) / span` (Schrittwieser et al. 2020, MuZero, appendix B, equation 5).
+        """Scale Q = discount * W/N to [0, 1] by its least and largest over the visited nodes below
+        the root; selection then reads it as `(Q - low) / span` (Schrittwieser et al. 2020, MuZero,
+        appendix B, equation 5).
         """
-        seen = [w / n for w, n in zip(self.W, self.N, strict=True) if n]
+        steps = zip(self.W[1:], self.N[1:], strict=True)
+        seen = [self.discount * w / n for w, n in steps if n]
         self.low = min(seen, default=0.0)
         self.span = max(seen, default=0.0) - self.low or 1.0
 
