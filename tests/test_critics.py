@@ -52,7 +52,7 @@ from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training import critic_run
-from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic import Critic, save_critic
 from alphazero_llm_trainer.training.critic_data import (
     Example,
     Question,
@@ -75,7 +75,6 @@ from alphazero_llm_trainer.training.critic_run import (
     new_critic,
     platt,
     prm_trainer,
-    save_critic,
     train_critic,
 )
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable

@@ -384,6 +384,7 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch):
     run = Run(prepare(grpo_config(["student=embedded"])))
     run.load()
+    run.objective = run.make_objective()
     recorder, scores = run.recorder(RunFolder(tmp_path)), iter([0.5, 0.5, 0.75, 0.75, 0.25])
     monkeypatch.setattr(recorder, "evaluate", lambda tasks: None)
     monkeypatch.setattr(recorder, "score", lambda answers: next(scores))

@@ -92,7 +92,7 @@ class LibraryForward:
             self.attention = GROUPED
             AttentionInterface.register(GROUPED, grouped)
         # transformers 5.24 renames it.
-        takes = signature(model.base_model.forward).parameters
+        takes = signature(whole.base_model.forward).parameters
         self.cache_name = "cache" if "cache" in takes else "past_key_values"
         self.decoder = Decoder(self._step, tree, graphs)
 
