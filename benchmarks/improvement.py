@@ -43,7 +43,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Arm, Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
+from arms import (  # noqa: E402
+    Arm,
+    Seed,
+    best,
+    by_rate,
+    less,
+    metrics,
+    options,
+    read,
+    sampled,
+    updates,
+    validation,
+)
 
 from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
@@ -252,32 +264,19 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
 
 
 def rates(seed: Seed) -> dict[str, dict[float, float]]:
-    """The accuracy on validation problems of each learning rate that was tried, by arm: more rates
-    follow until the best one has a lower and a higher neighbour.
-    """
+    """The accuracy on validation problems of each learning rate that was tried, by arm."""
 
     def tried(name: str) -> dict[float, float]:
         middle = ARMS[name].rate
         assert middle is not None
-        reached = {
-            factor * middle: on_validation(trained(seed, name, factor * middle))
-            for factor in seed.args.factors
-        }
-        while len(reached) > 1:
-            chosen = best(reached)
-            ends = {min(reached): min(reached) / 2, max(reached): max(reached) * 2}
-            if chosen not in ends:
-                break
-            reached[ends[chosen]] = on_validation(trained(seed, name, ends[chosen]))
-        return reached
+        return by_rate(
+            lambda rate: on_validation(trained(seed, name, rate)),
+            [factor * middle for factor in seed.args.factors],
+        )
 
     with ThreadPoolExecutor(seed.args.jobs) as pool:
         names = seed.args.arms
         return dict(zip(names, pool.map(tried, names), strict=True))
-
-
-def best(reached: dict[float, float]) -> float:
-    return max(reached, key=lambda rate: reached[rate])
 
 
 def spent_by(student: Path) -> dict[str, int]:
@@ -334,10 +333,7 @@ def table(
     for name in args.arms:
         costs = [spent_by(student) for student in students[name]]
         right = outcomes[name]
-        row: dict[str, Any] = {"arm": name, "rate": best(tried[name])}
-        row["tried"] = [
-            {"rate": rate, "validation": accuracy} for rate, accuracy in sorted(tried[name].items())
-        ]
+        row: dict[str, Any] = {"arm": name, "rate": best(tried[name]), "validation": tried[name]}
         row |= {key: round(fmean(cost[key] for cost in costs)) for key in costs[0]}
         row["greedy"] = less(right, [[0.0] * args.num], same)
         row["greedy_by_seed"] = [fmean(one) for one in right]
