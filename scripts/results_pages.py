@@ -295,7 +295,7 @@ def dated(bullet: str) -> str:
     version = next((version for version, released in days.items() if released <= day), None)
     if version == next(iter(days)):
         return ""
-    return f" Measured on {day}" + (f", after {version}." if version else ".")
+    return f" ({day}, after {version})" if version else f" ({day})"
 
 
 def readme(bullets: Sequence[str], text: str) -> str:
