@@ -27,6 +27,7 @@ from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
 from .policy.remote import RemoteSteps, RemoteStudent
+from .policy.verifiers import Product
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
 from .problems.step_checks import Calculator
@@ -37,6 +38,8 @@ from .teachers.build import LEDGERS, build_teachers, build_terminal_checker, is_
 from .types import Cost, Problem, Task
 
 if TYPE_CHECKING:
+    import torch
+
     from .policy.student import Student
 
 FAILED = "failed: "  # how `GradedTree.ended_by` of a question without a tree begins
@@ -146,6 +149,7 @@ class Collector:
             from .policy.critic import load_value
 
             self.value = load_value(Path(config.search.value), student, config)
+        self.rule: Verifier = Calculator()  # `train.groups: verified`
         self.custom = open_reward(config.rewards)
         self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
@@ -157,6 +161,18 @@ class Collector:
         self._search(
             finished_earns_one, 1
         )  # a configuration that can't be searched with is refused now
+
+    def guide(self, weight: torch.Tensor, bias: float) -> None:
+        """Have V = sigmoid(weight . h + bias) of the student's own states guide the searches from
+        now on (`train.method: alphazero`).
+        """
+        from .policy.critic import LEARNT, Critic, CriticVerifier
+
+        engine = self.student.engine
+        engine.set_value(weight, bias)
+        engine.facts["head"] = LEARNT
+        value = CriticVerifier(Critic(engine, 1.0, {}, LEARNT), "value")
+        self.rule = Product([Calculator(), value])
 
     def keep_ledgers(self, folder: Path) -> None:
         """Keep the teachers' ledgers in a run's folder; what earlier processes spent counts on."""
@@ -276,7 +292,10 @@ class Collector:
                 "finished": None if self.checker is None else self.checker.finished,
             }
         if self.config.train.groups == "verified":
-            parts = {"verifier": Calculator(), "generating": True}
+            parts = {"verifier": self.rule, "generating": True}
+            if self.config.train.method == "alphazero" and not self.rule.guides:
+                # Until the value has learnt: chains from the root, until one is right.
+                settings = settings.model_copy(update={"select": "restart"})
         policy = policy_of(self.student, settings)
         return Search(
             policy,

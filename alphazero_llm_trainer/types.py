@@ -38,11 +38,14 @@ class Problem:
 class Task:
     """A problem with its gold answer and, where one is known, a worked solution in the `#### N`
     format.
+
+    unfinished: the solution is the beginning of a response: sft has no end token follow it.
     """
 
     problem: Problem
     gold: str
     solution: str | None = None
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from alphazero_llm_trainer.training.credit import (
     clamp,
     gae,
     group_advantages,
-    policy_advantages,
     process_advantages,
     step_advantages,
-    visit_distillation,
     zero_variance,
 )
 
@@ -135,27 +133,3 @@ def test_gae_equals_its_definition(
     assert returns == pytest.approx(
         [a + v for a, v in zip(expected, values, strict=True)], abs=1e-9
     )
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
-def test_visit_distillation_is_the_shares_of_the_visits(visits: list[int]) -> None:
-    assert visit_distillation(visits) == pytest.approx([n / max(sum(visits), 1) for n in visits])
-
-
-def test_policy_advantages_are_the_gradient_of_the_cross_entropy() -> None:
-    """With respect to the logit of each sibling, by finite differences."""
-    visits, logits = [6, 3, 1], [-0.5, -1.0, -2.0]
-
-    def loss(values: list[float]) -> float:
-        total = math.log(math.fsum(math.exp(v) for v in values))
-        return -math.fsum(n / 10 * (v - total) for n, v in zip(visits, values, strict=True))
-
-    children = [list(zip(visit_distillation(visits), logits, strict=True))]
-    for index in range(3):
-        moved = list(logits)
-        moved[index] += 1e-6
-        expected = -(loss(moved) - loss(logits)) / 1e-6
-        assert policy_advantages(children, [index], [2]) == pytest.approx([expected] * 2, abs=1e-5)
-    # Probabilities of long steps are 0 in floats, their ratio isn't.
-    [far] = policy_advantages([[(1.0, -2000.0), (0.0, -2001.0)]], [0], [1])
-    assert far == pytest.approx(1.0 - 1.0 / (1.0 + math.exp(-1.0)))

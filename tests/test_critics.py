@@ -70,8 +70,8 @@ from alphazero_llm_trainer.training.critic_run import (
     Watch,
     arguments_of,
     bradley_terry,
-    cross_entropy,
     fit_head,
+    mean_cross_entropy,
     new_critic,
     platt,
     prm_trainer,
@@ -234,8 +234,8 @@ def test_the_losses_are_the_hand_written_sums() -> None:
     )
     p = [1 / (1 + math.exp(-x)) for x in (0.3, -1.0)]
     expected = (2 * -(0.25 * math.log(p[0]) + 0.75 * math.log(1 - p[0])) - math.log(p[1])) / 3
-    assert float(cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
-    assert float(cross_entropy(logits, targets, weights * 0)) == 0.0
+    assert float(mean_cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
+    assert float(mean_cross_entropy(logits, targets, weights * 0)) == 0.0
     pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]))
     assert float(pairs) == pytest.approx(
         (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6
@@ -607,7 +607,7 @@ def test_a_head_is_a_logistic_regression(tmp_path: Path, monkeypatch: pytest.Mon
 
     def loss(weight: torch.Tensor, bias: torch.Tensor) -> float:
         logits = hidden @ weight[0] + bias
-        value = cross_entropy(logits, training.targets, training.weights)
+        value = mean_cross_entropy(logits, training.targets, training.weights)
         return float(value + best["ridge"] * (weight * size).square().sum())
 
     weight, bias = critic.score.weight.detach(), critic.score.bias.detach()

@@ -151,7 +151,7 @@ def through_root_children(tree: Tree) -> dict[int, int]:
 class HalfGood:
     """FAKE verifier: a step's score is a hash of its text, and none is rejected. A test tool."""
 
-    name, checks, computes, scored_tokens = "half", True, False, 0
+    name, checks, guides, computes, scored_tokens = "half", True, False, False, 0
 
     async def __call__(self, problem: Any, prompt_ids: tuple[int, ...], steps: Any) -> Judgement:
         scores = tuple(0.1 + 0.8 * hashed_reward(step.text) for step in steps)

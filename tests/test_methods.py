@@ -213,7 +213,7 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
 class Judge:
     """A verifier that rejects every step after the first `depth`, and accepts nothing."""
 
-    name, checks, computes = "scripted", True, False
+    name, checks, guides, computes = "scripted", True, False, False
 
     def __init__(self, depth: int, total: float) -> None:
         self.depth, self.total = depth, total
@@ -285,6 +285,18 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> Non
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
+
+
+def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
+    student: Student,
+) -> None:
+    """A depth limit is an end and no broken rule: the steps before it aren't given up one by one."""
+    changed = load_config(overrides=["student=embedded", "search.max_depth=5"])
+    sampler = MethodContext(student, Judge(99, 1.0), changed)
+    sampler.policy = policy = Watched(0.0)  # type: ignore[assignment]
+    run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 1200))
+    assert policy.depths[0] > 10
+    assert all(policy.depths[depth] <= policy.depths[0] for depth in range(5))
 
 
 def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:

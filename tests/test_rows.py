@@ -43,7 +43,7 @@ class Likely:
     its calls under way.
     """
 
-    name, checks, computes = "likely", True, False
+    name, checks, guides, computes = "likely", True, False, False
     scored_tokens = alive = most = 0
 
     async def __call__(
@@ -129,7 +129,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
     assert combined.builder.credited(trees, RoundStats(0)) != rows
 
 
-@pytest.mark.parametrize("credit", ["group", "step", "visits"])
+@pytest.mark.parametrize("credit", ["group", "step"])
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
     source = source_of(tmp_path, f"train.credit={credit}")
     rows = source.rows()

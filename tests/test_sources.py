@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import verifiers.v1 as vf
 
 from alphazero_llm_trainer import answers
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -24,7 +26,7 @@ from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_UR
 from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
-from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems import embedded, pancake
 from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
@@ -67,7 +69,7 @@ def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["embedded", "numbers"])
+@pytest.mark.parametrize("name", ["embedded", "numbers", "pancake"])
 def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     source = opened(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
@@ -79,13 +81,11 @@ def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     assert set(seen.values()) == {1}
     for split, tasks in by_split.items():
         assert tasks[40:] == load_tasks(opened(name), split, 20, start=40)
-    for task in by_split["train"]:
+    for task in source.demonstrations(60):
         assert task.solution is not None and task.problem.source == source.name
-        assert (
-            source.grade(task.solution, task).score == 1.0
-            and source.vote_key(task.solution) == task.gold
-        )
-        lines = task.solution.split("\n")
+        solved = source.grade(task.solution, task).score == 1.0
+        assert solved is (source.vote_key(task.solution) == task.gold) is not task.unfinished
+        lines = task.solution.splitlines()
         assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
         assert source.check_step(task.problem, lines) is not False
     tokenizer, text = build_tokenizer(source), f"{task.problem.question}\n{task.solution}"
@@ -131,6 +131,105 @@ def test_steps_of_the_game_are_checked_without_gold() -> None:
     assert not source.check_step(
         GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"]
     )  # the step before was wrong
+
+
+SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("4:24135\n2:42135\n4:31245\n3:21345", False),  # not in order yet
+        ("3:41325\n4:23145\n2:32145\n3:12345", True),
+        ("3:41325\n4:23145\n2:32145\n3:12345\n", True),
+        ("3:41325\n4:23145\n2:32145\n3:12345\n2:21345\n2:12345", False),  # it was over
+        ("3:41325\n4:23145\n2:32145\n3:12354", False),  # a row that the flip doesn't make
+        ("2:13425\n2:31425\n3:41325\n4:23145\n2:32145\n3:12345", False),  # flips too many
+        ("1:31425\n3:41325\n4:23145\n2:32145\n3:12345", False),
+        ("9:52413", False),
+        ("12345", False),
+        ("", False),
+    ],
+)
+def test_only_allowed_flips_bring_a_row_into_order(response: str, right: bool) -> None:
+    source = opened("pancake")
+    grade = source.grade(response, SORTING)
+    assert grade.correct is right
+    assert (grade.verdict is Verdict.UNPARSED) is not response
+    steps, sorts = response.splitlines(keepends=True), response.rstrip()[-5:] == "12345"
+    legal = all(source.check_step(SORTING.problem, steps[: k + 1]) for k in range(len(steps)))
+    assert (legal and sorts and ":" in response) is right
+    assert source.final_answer(response) == ("12345" if sorts and ":" in response else None)
+
+
+def test_demonstrations_of_flips_are_other_rows_than_what_is_asked_and_half_are_unfinished() -> (
+    None
+):
+    source = opened("pancake", levels=(1, 3))
+    asked = load_tasks(source, "train", 400)
+    assert not any(task.solution or task.unfinished for task in asked)
+    played = source.demonstrations(400)
+    assert played == source.demonstrations(500)[:400]
+    for task in played:
+        row, flips = pancake.read_question(task.problem.question)
+        assert split_of(row) == "train" and flips == pancake.LEVELS[task.problem.level][1]
+        steps = task.solution.splitlines()
+        assert task.unfinished is (len(steps) == flips) is task.solution.endswith("\n")
+        needed = pancake.distances(len(row))[row] if len(row) == 5 else 1
+        assert task.unfinished or 1 <= needed <= len(steps) <= pancake.NEAR
+    assert {task.problem.level for task in played} == {1, 3}
+
+
+def test_the_exact_value_is_what_the_best_play_reaches() -> None:
+    table = pancake.distances(6)
+    assert (len(table), max(table.values())) == (720, 7)  # 6! rows; pancake numbers, OEIS A058986
+    for row, needed in table.items():
+        after = [table[pancake.flip(row, count)] for count in range(2, 7)]
+        assert all(abs(needed - other) <= 1 for other in after)
+        assert needed == 0 or min(after) == needed - 1
+    problem = SORTING.problem
+    assert pancake.distances(5)["31425"] == 4
+    values = [("", 1.0, 0.5**4), ("3:41325\n", 1.0, 0.5**3), ("4:24135\n", 0.0, 0.0)]
+    for steps, sure, discounted in values:
+        assert pancake.exact_value(problem, steps.splitlines()) == sure
+        assert pancake.exact_value(problem, steps.splitlines(), 0.5) == discounted
+    assert pancake.exact_value(problem, ["2:31425"]) == 0.0  # not a row that the flip makes
+
+
+@pytest.mark.parametrize("question", ["Sort 321", "12 flips: 331", "12 flips: 924"])
+def test_another_text_is_no_row_to_sort(question: str) -> None:
+    with pytest.raises(DataError, match="write `12 flips: 936128547`"):
+        pancake.read_question(question)
+
+
+def test_the_guides_game_is_trained_and_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = Path(__file__).parents[1] / "docs/guides/your-own-task.md"
+    [game] = re.findall(r"```python\n(# game\.py\n.*?)```", guide.read_text("utf-8"), re.S)
+    assert len([line for line in game.splitlines() if line.strip()]) <= 40
+    monkeypatch.chdir(tmp_path)
+    Path("game.py").write_text(game, "utf-8")
+    address = "game.py:Doubling"
+    source = opened(address)
+    by_split = {split: load_tasks(source, split, 40) for split in SPLITS}
+    for split, tasks in by_split.items():
+        for task in tasks:
+            assert split_of(task.problem.question) == split and task.solution is not None
+            assert source.grade(task.solution, task).correct and task.problem.source == address
+            steps = task.solution.splitlines()
+            assert source.check_step(task.problem, steps)
+            assert not source.check_step(task.problem, [*steps, steps[-1]])
+            assert not source.grade(steps[-1], task).correct
+    quick = ["train.sft_steps=2", "train.validation_size=4", "train.evaluate_every=2"]
+    sets = [word for key in quick for word in ("--set", key)]
+    common = ["--source", address, "--quiet"]
+    words = ["sft", *common, "--model", "small", "-n", "8", "--eval-size", "4", "--out", "doubling"]
+    assert main([*words, *sets]) == 0
+    methods = ["--methods", "greedy", "adaptive-best-of-n"]
+    words = ["eval", *common, "--model", "doubling", *methods, "-n", "4", "--out", "eval"]
+    assert main(words) == 0
+    assert "adaptive-best-of-n" in capsys.readouterr().out
 
 
 PINNED = {

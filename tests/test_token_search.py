@@ -87,9 +87,13 @@ class Reference:
             found = node["reward"]
         elif node["children"] is not None:
             parent = node["N"]
+            low, span = 0.0, 1.0
+            if self.value is not None:  # MuZero, appendix B: by the least and largest Q of the tree
+                seen = [made["W"] / made["N"] for made in self.made if made["N"]]
+                low, span = min(seen), max(seen) - min(seen) or 1.0
 
             def score(child: dict[str, Any]) -> float:
-                q = child["W"] / child["N"] if child["N"] else 0.0
+                q = (child["W"] / child["N"] - low) / span if child["N"] else 0.0
                 return q + self.config.exploration * child["P"] * math.sqrt(parent) / (
                     1 + child["N"]
                 )
@@ -270,12 +274,14 @@ def test_virtual_loss_by_hand() -> None:
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
     policy = ScriptedTokens(8, close=0.1)
-    result = token_search(policy, simulations=30, rollout="none", value=hashed_value)
+    result = token_search(
+        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0
+    )
     tree = result.tree
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30 and result.choice is not None
     assert result.choice.why.startswith("end of the most visited path")
     best = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, choose="value"
+        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0, choose="value"
     ).choice
     assert best is not None and best.why.startswith("largest mean reward")
     path = tree.path(result.choice.node)

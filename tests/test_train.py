@@ -384,7 +384,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--use-grpo", "--set", "train.credit=visits", "--set", "train.groups=tree", *ROWS],
+        ["--use-grpo", "--set", "train.credit=step", "--set", "train.groups=tree", *ROWS],
         ["--use-ppo", *ROWS, "--set", "train.adapter=lora", "--set", "train.critic_rounds=0"],
         [
             "--use-grpo",

@@ -40,7 +40,7 @@ PROBLEM = Problem("p", "question", "test")
 class Rule:
     """FAKE verifier: judges each step by a function of its text. A test tool."""
 
-    name, checks, scored_tokens = "rule", True, 0
+    name, checks, guides, scored_tokens = "rule", True, False, 0
 
     def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
         self.good, self.computes = good, computes
@@ -55,12 +55,12 @@ class Rule:
 class Ranker(Rule):
     """FAKE value: a function of a response's beginning, which checks no step. A test tool."""
 
-    checks = False
+    checks, guides = False, True
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        beginnings = itertools.accumulate(step.text for step in steps)
+        beginnings = itertools.accumulate(step.text for step in steps) if steps else [""]
         values = tuple(map(self.good, beginnings))
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 
@@ -313,10 +313,9 @@ def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
     answers = 0
     for seed in range(20):
         low = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
-        result = search(low, seed, simulations=8, budget_tokens=200, verify={"reserve": 60})
-        free = search(
-            low, seed, simulations=8, budget_tokens=200, verify={"reserve": 60, "reject_below": 0.0}
-        )
+        chains = {"simulations": 8, "budget_tokens": 200, "rollout": "sample"}
+        result = search(low, seed, **chains, verify={"reserve": 60})
+        free = search(low, seed, **chains, verify={"reserve": 60, "reject_below": 0.0})
         tree = result.tree
         assert tree.to_dict() == free.tree.to_dict() and result.answer == free.answer
         assert REJECTED not in tree.verdict and result.ended_by != "accepted"
@@ -329,23 +328,55 @@ def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
     assert answers == 20
 
 
-def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one() -> None:
+def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one_once() -> None:
     rejected = 0
     for seed in range(20):
         value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
         rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
-        tree = search(Product([rule, value]), seed, simulations=8).tree
+        tree = search(Product([rule, value]), seed, simulations=8, rollout="sample").tree
+        assert tree.N[ROOT] == len(tree.simulations)  # a chain is one visit, however long it is
         for node in range(1, len(tree)):
             assert tree.V[node] == value.good(tree.response(node))
             if tree.verdict[node] == REJECTED and tree.parent[node] != ROOT:
                 rejected += 1
-                assert tree.W[tree.parent[node]] > 0 == tree.reward[node]
-            # Q is a mean of values: what stands before a rejected step is worth its V, not 1, and
-            # each good step's V takes part.
+                assert tree.reward[node] == 0
+            # Q is a mean of values: what stands before a rejected step is worth its V, not 1.
             assert tree.q(node) < 0.42 and tree.q(ROOT) < 0.42
-            if tree.verdict[node] is None and tree.children[node]:
-                assert (node, tree.V[node], -1) in tree.backups
     assert rejected > 10
+
+
+def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no_mean() -> None:
+    rejected = steps = ends = 0
+    for seed in range(20):
+        value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
+        rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
+        tree = search(Product([rule, value]), seed, simulations=30, max_depth=3).tree
+        before = 0
+        for number, (leaf, nodes, backups) in enumerate(tree.simulations):
+            known = 1 if number == 0 else tree.simulations[number - 1][1]
+            made = tree.backups[before:backups]
+            before = backups
+            if known == nodes:  # an end is visited again
+                continue
+            [node] = range(known, nodes)
+            assert tree.parent[node] == leaf
+            if tree.verdict[node] is None:
+                steps += 1
+                assert made == [(node, tree.V[node], -1)]
+            elif tree.verdict[node] == REJECTED:
+                rejected += 1
+                past = Tree()  # what the mean was before this simulation
+                past.parent, past.N, past.W = tree.parent, [0] * len(tree), [0.0] * len(tree)
+                for backup in tree.backups[: before - 2]:
+                    past.backup(*backup)
+                assert made == [(node, 0.0, leaf), (leaf, past.q(leaf), -1)]
+            else:
+                ends += 1
+                assert made == [(node, tree.reward[node], -1)]
+                if tree.verdict[node] == "depth":
+                    assert tree.reward[node] == 0.0 and len(tree.path(node)) == 3
+        assert tree.N[ROOT] == len(tree.simulations)
+    assert min(rejected, steps, ends) > 20
 
 
 def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
@@ -354,7 +385,7 @@ def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
         count = 0
         for seed in range(20):
             result = search(
-                Ranker(good), seed, seed, simulations=60, exploration=0.2, choose="value"
+                Ranker(good), seed, seed, simulations=60, rollout="sample", choose="value"
             )
             tree = result.tree
             first = [child for child in tree.children[ROOT] if tree.text[child].startswith(best)]

@@ -100,7 +100,8 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         from ..problems.load import opening
         from ..report.folder import write_report
         from ..scale.sample import SampleJob, run_sample
-        from ..training.critic_run import save_critic, train_critic
+        from ..training.critic import save_critic
+        from ..training.critic_run import train_critic
         from ..training.size import fresh_questions
 
         student = load_student(config, path=args.path, opening=opening(config))

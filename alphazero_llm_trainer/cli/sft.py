@@ -59,10 +59,14 @@ def add_sft(commands: Any) -> None:
 
 
 def configured(args: argparse.Namespace) -> Config:
-    """The configuration over the recipe of a student from scratch, or of one that goes on."""
+    """The configuration over the recipe of a student that goes on, or the source's own of one from
+    scratch.
+    """
     config = resolve(args, recipe="sft.yaml")
     if args.path is None and from_scratch(config):
-        config = resolve(args, recipe="sft_scratch.yaml")
+        from ..problems.source import open_source
+
+        config = resolve(args, recipe=open_source(config).scratch)
     return config
 
 

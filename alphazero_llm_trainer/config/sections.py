@@ -166,16 +166,17 @@ class VerifyConfig(Section):
 class SearchConfig(Section):
     place = "search"
     mode: Literal["step", "token"]
-    select: Literal["ucb1", "puct", "gumbel", "restart"] | None
+    select: Literal["ucb1", "puct", "gumbel", "restart", "best-first"] | None
     exploration: NonNegativeFloat | None
     candidates: Positive
     simulations: Positive = 60  # as `step`
     samples: Positive
     top_k: Positive
-    rollout: Literal["sample", "greedy", "beam", "none"]
+    rollout: Literal["sample", "greedy", "beam", "none"] | None
     beam: Positive
     rollout_weight: Share | None
     value: str | None
+    discount: Annotated[float, Number, Field(gt=0, le=1)]
     width: Positive
     step: StepRule = (
         "line"  # these three are the embedded student's: a configuration has its own student's

@@ -28,6 +28,7 @@ RATES = {
     "expert_iteration": (5e-4, 5e-5),
     "rft": (5e-4, 5e-5),
     "legacy": (5e-4, 5e-5),
+    "alphazero": (5e-4, 5e-5),
     "grpo": (5e-4, 1e-5),
     "ppo": (3e-4, 1e-5),
     "critic": (5e-4, 2e-5),
@@ -36,6 +37,7 @@ SUPERVISED = (
     "expert_iteration",
     "rft",
     "legacy",
+    "alphazero",
 )  # learn from responses as they are, whoever sampled them and when
 
 
@@ -74,7 +76,7 @@ class CriticConfig(Section):
 
 class TrainConfig(Section):
     place = "train"
-    method: Literal["expert_iteration", "rft", "grpo", "ppo", "legacy"]
+    method: Literal["expert_iteration", "alphazero", "rft", "grpo", "ppo", "legacy"]
     student: str | None
     num_examples: Positive
     tokens: Positive | None
@@ -104,7 +106,8 @@ class TrainConfig(Section):
     clip_low: Share
     clip_high: Share
     kl_coefficient: NonNegativeFloat
-    credit: Literal["group", "step", "process", "visits"]
+    credit: Literal["group", "step", "process", "path", "visits", "gumbel"]
+    value_coefficient: NonNegativeFloat
     prm: str | None
     process_weight: NonNegativeFloat
     negative_weight: Share

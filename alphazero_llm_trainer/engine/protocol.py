@@ -250,13 +250,15 @@ class Judgement:
     `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
     are the numbers of the steps that were not checked, whose scores reject nothing. Where that is
     all of them the response is neither accepted nor rejected. `values` `[S]` are a value network's
-    V after each step, where one was asked.
+    V after each step, where one was asked; of no steps V of the prompt alone. `state` is what the
+    source knows the state after the steps by, see `Source.state`.
     """
 
     steps: tuple[float, ...]
     total: float
     unchecked: frozenset[int] = frozenset()
     values: tuple[float, ...] = ()
+    state: str | None = None
 
     @property
     def checked(self) -> bool:
@@ -281,7 +283,8 @@ class Verifier(Protocol):
     model, a value network.
 
     `checks` tells that it checks steps, and so accepts and rejects; one that doesn't ranks
-    responses by their totals alone, and leaves all steps unchecked.
+    responses by their totals alone, and leaves all steps unchecked. `guides` tells that a value
+    network has a part in it: its judgements have `values`, which decide where a search looks.
     `computes` tells that a model of its own reads the prompt and every step: each comparison adds
     those tokens to the sampled ones (`mcts.metered.MeteredVerifier` counts them). A rule, and what
     the policy's own sampling gave already, is free. `scored_tokens` is what such a model's engine
@@ -293,6 +296,9 @@ class Verifier(Protocol):
 
     @property
     def checks(self) -> bool: ...
+
+    @property
+    def guides(self) -> bool: ...
 
     @property
     def computes(self) -> bool: ...

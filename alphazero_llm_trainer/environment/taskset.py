@@ -198,7 +198,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     eval_size: Annotated[int, Field(ge=1)] = 20
     """Problems of any other split."""
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
-    """Difficulty levels of embedded and numbers, 1-4 (unset: the default mix)."""
+    """Difficulty levels of embedded, numbers and pancake, 1-4 (unset: the default mix)."""
     path: str | None = None
     """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then
     the hub).

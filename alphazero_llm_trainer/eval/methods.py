@@ -147,9 +147,9 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
     go one step back.
 
     Going back rejects the step that is given up: where that was the last one its prefix had
-    patience for, it goes as well. A finished response without a rejected step that is not accepted
-    all the same is taken back to before its weakest step. Where none is accepted, what is kept back
-    finishes the prefix that holds.
+    patience for, it goes as well. A response without a rejected step that is finished, or as deep
+    as one may be, and not accepted all the same is taken back to before its weakest step. Where
+    none is accepted, what is kept back finishes the prefix that holds.
     """
     chains: list[Chain] = []
     path: tuple[Step, ...] = ()
@@ -162,16 +162,13 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
         if attempt.usable(chain):
             chains.append(chain)
         passed = not attempt.rejects(chain, last=True)
-        fresh = (
-            passed
-            and not (chain.whole or chain.cut)
-            and len(chain.steps) < attempt.settings.max_depth
-        )
+        over = chain.whole or len(chain.steps) >= attempt.settings.max_depth
+        fresh = passed and not (over or chain.cut)
         if fresh:
             path = chain.steps
             rejections.append(0)
             continue
-        if chain.whole and passed and chain.judged is not None:
+        if over and passed and chain.judged is not None:
             weakest = min(range(len(chain.steps)), key=chain.judged.steps.__getitem__)
             path, rejections = path[:weakest], rejections[: weakest + 1]
             continue

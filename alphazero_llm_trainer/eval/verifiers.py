@@ -4,7 +4,6 @@ a gold answer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..config.load import Config
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
+from ..policy.verifiers import RANKING, LogProbability, Product
 from ..problems.step_checks import Calculator
 from ..types import Problem, Step
 
@@ -19,79 +19,17 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 SINGLE = ("none", "log-probability", "calculator", "prm", "value")
-RANKING = "log-probability"  # in a product
 
 
 class NoVerifier:
     """Everything is as good as everything else."""
 
-    name, checks, computes, scored_tokens = "none", True, False, 0
+    name, checks, guides, computes, scored_tokens = "none", True, False, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
         return Judgement((1.0,) * len(steps), 1.0)
-
-
-class LogProbability:
-    """The policy's own probabilities, which its sampling gave already.
-
-    A step scores exp of the mean of its tokens' log-probabilities; the total is that over all
-    tokens. No tokens give 1.
-    """
-
-    name, checks, computes, scored_tokens = "log-probability", True, False, 0
-
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
-        tokens = [logprob for step in steps for logprob in step.logprobs]
-        return Judgement(
-            tuple(mean_probability(step.logprobs) for step in steps), mean_probability(tokens)
-        )
-
-
-def mean_probability(logprobs: Sequence[float]) -> float:
-    """The geometric mean of tokens' probabilities; 1 of none."""
-    return min(1.0, math.exp(math.fsum(logprobs) / len(logprobs))) if logprobs else 1.0
-
-
-class Product:
-    """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of
-    their step scores.
-
-    Log-probability ranks finished responses, and neither checks nor rejects a step: one that is
-    merely unlikely isn't wrong. A step's score is of the parts that checked it, 1 where none did;
-    of all other parts where none checks.
-    """
-
-    def __init__(self, parts: Sequence[Verifier]) -> None:
-        self.parts = parts
-        self.name = "+".join(part.name for part in parts)
-        self.checks = any(part.checks for part in parts if part.name != RANKING)
-        self.computes = any(part.computes for part in parts)
-
-    @property
-    def scored_tokens(self) -> int:
-        return sum(part.scored_tokens for part in self.parts)
-
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
-        scores, total = [1.0] * len(steps), 1.0
-        unchecked: list[frozenset[int]] = []
-        values: tuple[float, ...] = ()
-        for part in self.parts:
-            judged = await part(problem, prompt_ids, steps)
-            total *= judged.total
-            values = judged.values or values  # one network at most is asked
-            if part.name != RANKING:
-                for at in range(len(steps)):
-                    if at not in judged.unchecked or not self.checks:
-                        scores[at] *= judged.steps[at]
-                unchecked.append(judged.unchecked)
-        common = frozenset.intersection(*unchecked) if unchecked else frozenset()
-        return Judgement(tuple(scores), total, common, values)
 
 
 def named_verifier(name: str | None, prm: Path | None, value: Path | None, beside: str = "") -> str:
@@ -139,7 +77,8 @@ def check_judged(name: str, config: Config) -> None:
         f"and under --verifier {name} each step is judged as it is drawn, until the budget is "
         f"spent: leave it out, or {other}with --value where a value is to guide the search"
     )
-    config.refuse({f"search.{key}": why for key in UNJUDGED_KEYS})
+    guided = {"rollout"} if "value" in name.split("+") else set()
+    config.refuse({f"search.{key}": why for key in UNJUDGED_KEYS if key not in guided})
 
 
 def load_verifier(

@@ -46,6 +46,52 @@ def opened(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
     return rule
 
 
+def rescaled(rule: Rule) -> Rule:
+    """`rule` over Q that is scaled to [0, 1] by its least and largest in the tree, anew for each
+    descent: values of .01 to .1 would be drowned by the priors (see `Tree.rescale`).
+    """
+
+    def scaled(tree: Tree, node: int, left: int) -> int | None:
+        if node == ROOT:
+            tree.rescale()
+        return rule(tree, node, left)
+
+    return scaled
+
+
+class BestFirst:
+    """The rule of best-first search: down to the open node with the largest `V / (1 + k / DRAWS)`,
+    k draws from it so far, the earliest on ties.
+
+    A state is asked for one step at a time, and gives way as it was asked. The root, which has no V
+    of its own, stands at the mean of what was backed up.
+    """
+
+    DRAWS = 3
+
+    def __init__(self, arms: Arms) -> None:
+        self.arms = arms
+        self.way: list[int] = []  # from the node that the descent has reached to its end
+
+    def __call__(self, tree: Tree, node: int, left: int) -> int:
+        if node == ROOT:
+            self.way = tree.path(self.best(tree))
+        return self.way.pop(0) if self.way else node
+
+    def best(self, tree: Tree) -> int:
+        """The node to draw from next."""
+        live = [ROOT]
+        for node in live:  # grows while it is read
+            live += [child for child in self.arms(tree, node) if tree.verdict[child] is None]
+
+        def score(node: int) -> float:
+            value = tree.V[node]
+            draws = tree.drawn[node] + tree.virtual[node]
+            return (tree.q(node) if value is None else value) / (1 + draws / self.DRAWS)
+
+        return max(live, key=lambda node: (score(node), -node))
+
+
 class Live:
     """The arms of a search under a verifier: a node's children but for rejected ones.
 

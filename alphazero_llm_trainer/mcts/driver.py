@@ -12,7 +12,7 @@ from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError, RequestError
 from ..types import Cost, Problem
 from .choose import Choice, Reading, answer_of, choose, most_visited, voting
-from .descent import Live, closed, expanded, opened
+from .descent import BestFirst, Live, Rule, closed, expanded, opened, rescaled
 from .expansion import Evaluate, Expansion, Grading
 from .extract import accepted, finished_responses, right_responses
 from .gumbel import GumbelRoot
@@ -117,7 +117,17 @@ class Search:
                 "search.mode is token and a verifier is given: it judges steps; use "
                 "search.mode=step"
             )
-        check_settings(settings, value is not None)
+        guided = verifier is not None and verifier.guides
+        check_settings(settings, value is not None or guided)
+        if settings.rollout is None:
+            rollout = "none" if guided else "sample"
+            self.settings = settings = settings.model_copy(update={"rollout": rollout})
+        if selector == "best-first" and not guided:
+            raise ConfigError(
+                "search.select is best-first, which goes by the value of each state under a rule: "
+                "name a value (eval --verifier calculator+value --value DIR), or take puct"
+            )
+        self.guided = guided or value is not None
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
         if settings.rollout_weight is not None:
@@ -156,7 +166,8 @@ class Search:
             mcts.cancel()
         cost.seconds = time.perf_counter() - began
         saved = mcts.simulations - mcts.simulation if ended_by in ("accepted", "enough") else 0
-        selector = voting(settings.votes, self.verifier is not None)
+        judged = self.verifier is not None
+        selector = voting(settings.choose if judged else settings.votes, judged)
         if ended_by == "accepted":  # what was accepted is the answer
             selector = "value"
         choice = choose(tree, selector, node, self.text, self.reading(problem))
@@ -175,7 +186,7 @@ class Search:
         """Tokens of the budget that simulations leave to `Expansion.close`."""
         settings = self.settings
         half = (settings.budget_tokens or 0) // 2
-        if settings.rollout == "none":  # the one rollout at the end
+        if settings.rollout == "none" and self.verifier is None:  # the one rollout at the end
             return min(settings.max_tokens, half)
         if self.verifier is None or self.generating or any(tree.reward):
             return 0
@@ -218,17 +229,23 @@ class Search:
         """The tree search that the settings describe; `seed` is the tree's."""
         settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
-        rules, exploration = SELECTORS[selector], constant(selector, settings.exploration)
+        rules = SELECTORS[selector]
+        exploration = constant(selector, settings.exploration, self.guided)
         # The improved policy would look at nothing else than a finished response, and that is
         # known.
         arms = (
             Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
         )
-        rule = (
-            opened(rules.open, exploration, arms)
-            if judged or rules.select is None
-            else closed(rules.select, exploration)
-        )
+        rule: Rule
+        if rules.select is not None and not judged:
+            rule = closed(rules.select, exploration)
+        elif rules.open is not None:
+            rule = opened(rules.open, exploration, arms)
+        else:
+            rule = BestFirst(arms)
+        if self.guided:
+            rule = rescaled(rule)
+        tree.discount = settings.discount
         if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or
             # under a verifier singly.

@@ -60,8 +60,8 @@ class Evaluation:
     rollouts: how responses went on from the leaf; kept beside the tree.
     scores: a verifier's score of each step of the one playout, in [0, 1]; None where it checked
     nothing.
-    values: V of each step of the one playout, where the verifier is a value network: backed up from
-    each but the last step, whose is the playout's reward.
+    values: V of each step of the one playout, where the verifier is a value network. A playout
+    without a reward backs up V of its last step, once.
     """
 
     playouts: Sequence[Playout] = ()
@@ -212,8 +212,8 @@ class Mcts:
                 tree.prm[node] = evaluation.scores[depth]
             if depth < len(evaluation.values):
                 tree.V[node] = evaluation.values[depth]
-                if depth < len(continuation.steps) - 1:  # what the end earned is backed up below
-                    tree.backup(node, evaluation.values[depth])
+        if playout.reward is None and evaluation.values:
+            tree.backup(node, evaluation.values[-1])
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
                 tree.finish(node, playout.verdict, playout.reward)

@@ -1,7 +1,9 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
-N are visits, W sums of rewards, P priors; Q = W/N. A simulation in flight counts as `tree.virtual`
-visits of value 0 (virtual loss). Under a verifier a node has one more arm: a step not drawn yet.
+N are visits, W sums of rewards, P priors; Q = W/N, read as `(Q - tree.low) / tree.span`, which is
+Q itself until a value guides the search (`descent.rescaled`). A simulation in flight counts as
+`tree.virtual` visits of value 0 (virtual loss). Under a verifier a node has one more arm: a step
+not drawn yet.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
         score = (
             math.inf
             if visits == 0
-            else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+            else (W[child] / visits - tree.low) / tree.span
+            + exploration * math.sqrt(log_parent / visits)
         )
         if score > best_score:
             best, best_score = child, score
@@ -60,7 +63,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
         # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
         score = exploration * share * root_visits / (1 + visits)
         if visits:
-            score = W[child] / visits + score
+            score = (W[child] / visits - tree.low) / tree.span + score
         if score > best_score:
             best, best_score = child, score
     return best
@@ -81,12 +84,12 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     drawn, left = probabilities(tree, node)
     scale = exploration * math.sqrt(N[node] + virtual[node])
     # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
-    best, best_score = node, tree.q(node) + scale * left / (1 + len(drawn))
+    mean = (tree.q(node) - tree.low) / tree.span if N[node] else 0.0
+    best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in arms:
         visits = N[child] + virtual[child]
-        score = (W[child] / visits if visits else 0.0) + scale * max(drawn[child], left) / (
-            1 + visits
-        )
+        value = (W[child] / visits - tree.low) / tree.span if visits else 0.0
+        score = value + scale * max(drawn[child], left) / (1 + visits)
         if score >= best_score:
             best, best_score = child, score
     return best
@@ -105,14 +108,16 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     log_parent = math.log(max(N[node] + virtual[node], 1))
     best, best_score = (
         node,
-        tree.q(node) + exploration * math.sqrt(log_parent / len(tree.children[node])),
+        (tree.q(node) - tree.low) / tree.span
+        + exploration * math.sqrt(log_parent / len(tree.children[node])),
     )
     for child in arms:
         visits = N[child] + virtual[child]
         score = (
             math.inf
             if not visits
-            else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+            else (W[child] / visits - tree.low) / tree.span
+            + exploration * math.sqrt(log_parent / visits)
         )
         if score >= best_score:
             best, best_score = child, score
@@ -140,6 +145,9 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
     return node if best == len(arms) else arms[best]
 
 
+GUIDED = 0.25  # PUCT's constant where a value guides
+
+
 def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     """The probability of each child's tokens under the policy, and what is left for steps not drawn
     yet.
@@ -150,22 +158,28 @@ def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
 
 class Selector(NamedTuple):
     """A value of `search.select`: its rule, its rule under a verifier, and its usual exploration
-    constant (of gumbel: the scale of the values).
+    constant (of gumbel: the scale of the values), without a value and under one.
     """
 
     select: Select | None  # None: under a verifier alone
-    open: OpenSelect
+    open: OpenSelect | None  # None: `descent.BestFirst`
     exploration: float
+    guided: float  # where Q is scaled by the tree's least and largest
 
 
 SELECTORS = {
-    "ucb1": Selector(ucb1, open_ucb1, 2**0.5),
-    "puct": Selector(puct, open_puct, 2.0),
-    "gumbel": Selector(gumbel, open_gumbel, SCALE),
-    "restart": Selector(None, restart, 0.0),
+    "ucb1": Selector(ucb1, open_ucb1, 2**0.5, 2**0.5),
+    "puct": Selector(puct, open_puct, 2.0, GUIDED),
+    "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE),
+    "restart": Selector(None, restart, 0.0, 0.0),
+    "best-first": Selector(None, None, 0.0, 0.0),
 }
 
 
-def constant(selector: str, exploration: float | None) -> float:
-    """The selector's exploration constant: `exploration`, or its usual one for None."""
-    return SELECTORS[selector].exploration if exploration is None else exploration
+def constant(selector: str, exploration: float | None, guided: bool = False) -> float:
+    """The selector's exploration constant: `exploration`, or its usual one for None. `guided`: by a
+    value.
+    """
+    if exploration is not None:
+        return exploration
+    return SELECTORS[selector].guided if guided else SELECTORS[selector].exploration

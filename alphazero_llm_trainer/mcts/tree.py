@@ -71,6 +71,9 @@ class Tree:
     `simulations` are (leaf, nodes so far, backups so far) after each simulation. Replaying the
     backups in order gives N and W exactly.
 
+    `discount` is gamma: a value that is backed up is worth gamma times itself one step above.
+    `low` and `span` say how selection scales Q, see `rescale`.
+
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
 
@@ -105,6 +108,7 @@ class Tree:
         self.rollouts: list[Rollout] = []
         self.backups: list[tuple[int, float, int]] = []
         self.simulations: list[tuple[int, int, int]] = []
+        self.discount, self.low, self.span = 1.0, 0.0, 1.0
         self._append(-1, [Step((), (), "")], [None])
 
     def __len__(self) -> int:
@@ -169,11 +173,12 @@ class Tree:
         the root).
         """
         self.backups.append((node, reward, above))
-        # One visit along the path: N += 1, W += r, so that Q = W/N is the mean reward through a
-        # node.
+        # One visit along the path: N += 1, W += gamma^d r at d steps above, so that Q = W/N is the
+        # mean discounted reward through a node.
         while node != above:
             self.N[node] += 1
             self.W[node] += reward
+            reward *= self.discount
             node = self.parent[node]
 
     def simulated(self, leaf: int) -> None:
@@ -222,6 +227,14 @@ class Tree:
     def q(self, node: int) -> float:
         """Q(node) = W/N, the mean reward of the visits; 0 without one."""
         return self.W[node] / self.N[node] if self.N[node] else 0.0
+
+    def rescale(self) -> None:
+        """Scale Q to [0, 1] by its least and largest over the visited nodes, which selection then
+        reads as `(Q - low) / span` (Schrittwieser et al. 2020, MuZero, appendix B, equation 5).
+        """
+        seen = [w / n for w, n in zip(self.W, self.N, strict=True) if n]
+        self.low = min(seen, default=0.0)
+        self.span = max(seen, default=0.0) - self.low or 1.0
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`."""
@@ -281,7 +294,7 @@ class Tree:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain columns, ready for JSON."""
-        columns = {name: list(getattr(self, name)) for name in COLUMNS}
+        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in COLUMNS}
         if any(known is not None for known in self.outcome):
             columns[OUTCOME] = list(self.outcome)
         rollouts = [
@@ -293,6 +306,8 @@ class Tree:
             for node, reward, above in self.backups
         ]
         history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
+        if self.discount != 1.0:
+            columns["discount"] = self.discount
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
@@ -327,6 +342,7 @@ class Tree:
             for node in range(1, count):
                 tree.children[tree.parent[node]].append(node)
             tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
+            tree.discount = float(raw.get("discount", 1.0))
             history = raw["history"]
             tree.simulations = [tuple(row) for row in history["simulations"]]
             tree.backups = [

@@ -30,8 +30,12 @@ class VerifiedExpansion(Expansion):
     that replaces or forks another at `search.temperature`. A finished chain earns its judgement's
     `total`, in training what `evaluate` says. A cut one backs up the `total` of the steps before
     the rejected one, from there on: a bad step says little about the good ones above it. Where a
-    value network judges, each good step backs up its V besides, so that Q is the mean of values and
-    of ends. A step in which there was nothing to check has no score.
+    value network judges, that is the V of the last good step.
+
+    Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
+    a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
+    A step into a state that the tree has reached by no more steps is rejected too.
+    A step in which there was nothing to check has no score.
     """
 
     judge: MeteredVerifier = field(kw_only=True)
@@ -41,10 +45,33 @@ class VerifiedExpansion(Expansion):
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
+        self.reached: dict[str, int] = {}  # by what a state is known by: its fewest steps
 
     def least(self, node: int) -> int:
         """One token of the next step; what judging takes shows as it is drawn."""
         return 1
+
+    async def open(self, left: int | None) -> None:
+        """Without rollouts: V of the prompt, where the budget pays for reading it."""
+        price = self.judge.step_price(())
+        if self.rolls or self.tree.V[ROOT] is not None or (left is not None and price > left):
+            return
+        judged = await self.judge(())
+        self.tree.V[ROOT] = judged.values[-1] if judged.values else None
+        self.refused(judged, 0)
+
+    def refused(self, judged: Judgement, steps: int) -> bool:
+        """Whether the last of so many steps is rejected: it is wrong, or without rollouts leads to
+        a state that as few steps reached before.
+        """
+        if judged.rejects(self.settings.verify.reject_below, last=True):
+            return True
+        if self.rolls or judged.state is None:
+            return False
+        if self.reached.get(judged.state, steps + 1) <= steps:
+            return True
+        self.reached[judged.state] = steps
+        return False
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
@@ -63,7 +90,7 @@ class VerifiedExpansion(Expansion):
             if limits.steps <= 0 or room <= 0:
                 why = "depth" if limits.steps <= 0 else "length"
                 break
-            if allowed <= 0:
+            if allowed <= 0 or (len(steps) > start and not self.rolls):
                 return self.unfinished(steps[start:], scores, values)
             known = () if fresh else self.drawn(leaf.node)
             next_step, spent = await self.draw(
@@ -98,8 +125,8 @@ class VerifiedExpansion(Expansion):
             scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
             values += judged.values[-1:]
             total = judged.total
-            if judged.rejects(self.settings.verify.reject_below, last=True):
-                why, total = REJECTED, await self.standing(steps[:-1], before, judged)
+            if self.refused(judged, len(steps)):
+                why, total = REJECTED, await self.standing(leaf.node, steps[:-1], before, judged)
             before = judged
         chain = Continuation(tuple(steps[start:]), why == "ended")
         if not chain.steps:
@@ -114,16 +141,17 @@ class VerifiedExpansion(Expansion):
         )
 
     async def standing(
-        self, steps: Sequence[Step], before: Judgement | None, after: Judgement
+        self, leaf: int, steps: Sequence[Step], before: Judgement | None, after: Judgement
     ) -> float:
         """What a rejected step backs up from `steps`, the state before it: the `total` there, or V
-        where a value network judges (of the prompt, which has none, the mean).
+        where a value network judges; of `leaf` itself, whose V was backed up, the mean as it is.
 
         `before` is the judgement of `steps`, None where it was made for an earlier chain. A
         beginning in which nothing was checked says nothing of what comes, and keeps 1.
         """
         if after.values:
-            return after.values[-2] if steps else self.tree.q(ROOT)
+            new = before is not None  # the state was drawn in this simulation
+            return after.values[-2] if new else self.tree.q(leaf)
         if before is None and steps:
             before = await self.judge(steps)
         return before.total if before is not None and before.checked else 1.0
@@ -173,8 +201,8 @@ class VerifiedExpansion(Expansion):
         return drawn, spent.sampled_tokens
 
     async def close(self, node: int, left: int | None) -> int:
-        """Where no response passed: one more chain, unjudged, from the end of the deepest path that
-        was not rejected, of several the one with the largest V.
+        """Where no response passed: one more chain, unjudged, from the open state with the largest
+        V; without a value from the end of the deepest path that was not rejected.
 
         In training nobody waits for an answer, and a chain that was not judged teaches nothing.
         """
@@ -183,7 +211,7 @@ class VerifiedExpansion(Expansion):
             return node
         depths = tree.depths()
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
-        node = max(open_ends, key=lambda end: (depths[end], tree.V[end] or 0.0, -end))
+        node = max(open_ends, key=lambda end: (tree.V[end] or 0.0, depths[end], -end))
         steps = tree.steps(node)
         limits = self.limits(steps, left)
         if limits is None:

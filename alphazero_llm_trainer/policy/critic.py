@@ -36,6 +36,7 @@ from .public_prm import load_public
 from .student import Student, engine_over
 
 CARD, NUMBERS, ADAPTER = "critic.json", "critic.safetensors", "adapter"
+LEARNT = "learnt"  # the head of a policy under training, in place of a folder's hash
 Kind = Literal["value", "prm"]
 NAMES: dict[Kind, str] = {"value": "value network", "prm": "PRM"}
 
@@ -81,7 +82,7 @@ class CriticVerifier:
 
     def __init__(self, critic: Critic, kind: Kind) -> None:
         self.critic, self.name, self.checks = critic, kind, kind == "prm"
-        self.computes = critic.computes
+        self.guides, self.computes = not self.checks, critic.computes
 
     @property
     def scored_tokens(self) -> int:
@@ -93,7 +94,10 @@ class CriticVerifier:
     ) -> Judgement:
         """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
         if not steps:
-            return Judgement((), 1.0 if self.name == "prm" else await self.critic(prompt_ids))
+            if self.checks:
+                return Judgement((), 1.0)
+            value = await self.critic(prompt_ids)
+            return Judgement((), value, values=(value,))
         states, so_far = [], prompt_ids
         for step in steps:
             so_far += step.token_ids

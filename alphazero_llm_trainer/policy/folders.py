@@ -24,6 +24,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 GGUF = ".gguf"
 INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+VALUE = "value"  # the folder, in a student's, of the value over its states that was learnt with it
 FACTS = "student.json"  # what a student's folder says of itself, beside what transformers reads
 TEMPLATE = "chat_template.jinja"
 WEIGHTS = ("*.safetensors", "*.bin")

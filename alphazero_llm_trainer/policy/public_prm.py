@@ -89,6 +89,7 @@ class CausalPrm:
     tokenizer: Any
     name: str = "prm"
     checks: bool = True
+    guides: bool = False
     computes: bool = True
 
     @property
@@ -125,6 +126,7 @@ class ClassifierPrm:
     tokenizer: Any
     name: str = "prm"
     checks: bool = True
+    guides: bool = False
     computes: bool = True
     scored_tokens: int = 0
 

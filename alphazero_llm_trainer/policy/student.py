@@ -102,11 +102,11 @@ class Student(Chat):
         return fingerprint(self.model)
 
     def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A demonstration's prompt and solution as tokens, the end token at its end."""
-        return self.prompt_ids(task.problem.question), (
-            *self.encode(task.solution or ""),
-            self.engine.eos_id,
-        )
+        """A demonstration's prompt and solution as tokens, the end token at its end unless it is
+        unfinished.
+        """
+        end = () if task.unfinished else (self.engine.eos_id,)
+        return self.prompt_ids(task.problem.question), (*self.encode(task.solution or ""), *end)
 
 
 def load_student(

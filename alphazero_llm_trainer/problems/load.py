@@ -69,7 +69,12 @@ def load_tasks(
 
 def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
     """What `source.load` returns, under its name. Raises DataError where that isn't tasks."""
-    tasks = source.load(split, count, start)
+    return checked(source, source.load(split, count, start))
+
+
+def checked(source: Source, tasks: Iterable[Task]) -> list[Task]:
+    """The tasks that a source gives, under its name. Raises DataError where they are none."""
+    tasks = [*tasks]
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(
@@ -90,6 +95,14 @@ def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Tas
         if count
         else []
     )
+
+
+def demonstrations_of(config: Config, count: int) -> list[Task]:
+    """The first `count` demonstrations of the problems that the configuration names."""
+    source = open_source(config)
+    tasks = checked(source, source.demonstrations(count)) if count else []
+    check_gold(tasks, config.rewards)
+    return tasks
 
 
 def opening(config: Config, source: Source | None = None, name: str | None = None) -> Opening:

@@ -94,6 +94,11 @@ class Numbers(Generated):
             return left == Counter([target]) and last == f"#### {target}"
         return play_one(left, last) is not None
 
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """See `Source.state`: the numbers left, until the answer is stated."""
+        left = play(read_question(problem.question)[0], steps)
+        return None if left is None else str(sorted(left.elements()))
+
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word and digit: two problems of each size."""
         for level in SIZES:

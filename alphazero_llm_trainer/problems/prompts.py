@@ -50,6 +50,11 @@ NUMBERS_PROMPT = (
     "3`. Results are whole and"
     " above zero. " + _LAST + "the target."
 )
+PANCAKE_PROMPT = (
+    "Bring the row of numbers into ascending order by flips: a flip turns round the first k of "
+    "them. Write one flip a line, k and after a colon the row then, such as `3:241356` for a flip "
+    "of `142356`. Stop with the row in order, after no more flips than are allowed."
+)
 
 SYSTEM_PROMPTS = {
     "numbers": SYSTEM_PROMPT,

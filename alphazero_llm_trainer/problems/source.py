@@ -66,6 +66,7 @@ BUILT_IN = {
     "math": "math:Math",
     "hotpotqa": "hotpotqa:HotpotQa",
     "numbers": "numbers:Numbers",
+    "pancake": "pancake:Pancake",
     "reasoning-gym": "gym:ReasoningGym",
     "hub": "files:HubRows",
     "file": "files:FileRows",
@@ -99,6 +100,7 @@ class Source(ABC):
         demonstration_share: share of a training batch that replays worked solutions unless the
             configuration says.
         gold_free: its grades need no gold answer.
+        scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             memory plan.
     """
@@ -110,6 +112,7 @@ class Source(ABC):
     reads: tuple[str, ...] = ()
     demonstration_share: float = 0.0
     gold_free: bool = False
+    scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None
 
@@ -133,6 +136,14 @@ class Source(ABC):
         Raises:
             DataError: rows are missing or broken; one sentence naming file, line and fix.
         """
+
+    def demonstrations(self, count: int) -> list[Task]:
+        """At most `count` tasks with worked solutions, which sft learns from and training replays:
+        by default the first of training.
+
+        They may differ from what is searched, and may be `unfinished`.
+        """
+        return self.load("train", count)
 
     # -- responses
     # ----------------------------------------------------------------------------------------------
@@ -186,6 +197,12 @@ class Source(ABC):
         equal = equations(steps[-1])
         return all(equal) if equal else None
 
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """What the state after right `steps` is known by: one that a search has reached already, by
+        other steps and no more of them, is not searched twice. None: no two states are alike.
+        """
+        return None
+
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of
         `error_rate`, or None.
@@ -205,6 +222,7 @@ class Generated(Source):
     endless = True
     reads = ("levels",)
     demonstration_share = 0.2
+    default_levels: tuple[int, ...] = DEFAULT_LEVELS
 
     def __init__(self, levels: tuple[int, ...]) -> None:
         self.levels = levels
@@ -212,7 +230,7 @@ class Generated(Source):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
         """See `Source.open`."""
-        return cls(problems.levels or DEFAULT_LEVELS)
+        return cls(problems.levels or cls.default_levels)
 
     @abstractmethod
     def build(self, split: str, index: int, level: int) -> Task:

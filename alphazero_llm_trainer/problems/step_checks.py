@@ -17,7 +17,7 @@ class Calculator:
     where none was.
     """
 
-    name, checks, computes, scored_tokens = "calculator", True, False, 0
+    name, checks, guides, computes, scored_tokens = "calculator", True, False, False, 0
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -26,6 +26,6 @@ class Calculator:
         verdicts = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
         scores = tuple(1.0 if right is None else float(right) for right in verdicts)
         unchecked = frozenset(at for at, right in enumerate(verdicts) if right is None)
-        return Judgement(
-            scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked
-        )
+        total = min(scores) if len(unchecked) < len(steps) else UNJUDGED
+        state = source.state(problem, texts) if all(scores) else None
+        return Judgement(scores, total, unchecked, state=state)

@@ -110,44 +110,6 @@ def gae(
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
-def visit_distillation(visits: Sequence[int]) -> list[float]:
-    """The search's policy at a node: the children's shares of the visits (Silver et al. 2017,
-    AlphaGo Zero, section "Self-play", pi at temperature 1). The target that cross-entropy training
-    pulls the policy's own step choice to; `[0, ...]` where nothing was visited.
-    """
-    most = max(visits, default=0) or 1
-    shares = [n / most for n in visits]
-    total = math.fsum(shares) or 1.0
-    return [share / total for share in shares]
-
-
-def policy_advantages(
-    children: Sequence[Sequence[tuple[float, float]]], chosen: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of distilling the search's
-    policy.
-
-    pi is the search's policy over the siblings (visit shares), p the student's own probabilities of
-    them, both normalised over the siblings: the difference is the gradient of the cross-entropy
-    between the two with respect to the logits of that choice (the policy part of AlphaZero's loss,
-    Silver et al. 2018, equation 1).
-
-    Args:
-        children: for each step of the response, `(pi, log-probability)` of all children of the node
-            before it.
-        chosen: for each step, its own index among them.
-        lengths: tokens of each step.
-    """
-    advantages: list[float] = []
-    for siblings, index, length in zip(children, chosen, lengths, strict=True):
-        likeliest = max(
-            logprob for _, logprob in siblings
-        )  # exp of differences: exp of a long step's own is 0
-        own = [math.exp(logprob - likeliest) for _, logprob in siblings]
-        advantages += [siblings[index][0] - own[index] / math.fsum(own)] * length
-    return advantages
-
-
 def asymmetric(advantages: Sequence[float], negative_weight: float) -> list[float]:
     """Advantages with those below 0 times `negative_weight`; 0 is positives-only."""
     return [a if a >= 0 else a * negative_weight for a in advantages]

@@ -5,18 +5,27 @@ response.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from ..config.load import Config
 from ..config.sections import LoraConfig
+from ..engine.device import text_config
+from ..files import sync_all, write_json
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
-from ..policy.adapters import bind, own_parameters
-from .models import attach
+from ..policy.adapters import POLICY, bind, fingerprint, own_parameters
+from ..policy.critic import ADAPTER, CARD, NUMBERS, file_hash
+from .models import attach, save_adapter
 from .packing import Plan, Work, plan
 from .scoring import check_packs, packing
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
 
 
 class Score(torch.nn.Linear):
@@ -115,3 +124,41 @@ def deepen(backbone: Any, extra_layers: int) -> None:
     shape.num_hidden_layers += extra_layers
     if kinds:
         shape.layer_types = kinds + kinds[-1:] * extra_layers
+
+
+def save_critic(
+    folder: Path, critic: Critic, card: Mapping[str, Any], student: Student, config: Config
+) -> dict[str, Any]:
+    """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of
+    the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    files = [NUMBERS]
+    weight, bias = (
+        tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias)
+    )
+    save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
+    if critic.head:
+        card = {**card, "head": True}
+    elif critic.shared:
+        files += [
+            f"{ADAPTER}/{name}"
+            for name in save_adapter(student.model, folder / ADAPTER, critic.name)
+        ]
+    else:
+        # The format that an adapter was loaded from is no model's.
+        critic.backbone.save_pretrained(folder, save_original_format=False)
+        student.tokenizer.save_pretrained(folder)
+        files += ["config.json", "model.safetensors"]
+    whole = {
+        "base": fingerprint(student.model, POLICY if critic.head else None),
+        "student": student.name,
+        "vocabulary": text_config(student.model).vocab_size,
+        "seed": config.seed,
+        **card,
+        "files": {name: file_hash(folder / name) for name in files},
+    }
+    sync_all(folder)
+    write_json(folder / CARD, whole)
+    return whole

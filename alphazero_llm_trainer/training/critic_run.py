@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors.torch import save_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -38,10 +37,9 @@ from ..config.train import CriticConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
-from ..files import sync_all, write_json
 from ..live import Progress
-from ..policy.adapters import POLICY, bind, fingerprint
-from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
+from ..policy.adapters import bind
+from ..policy.critic import Kind
 from ..policy.student import Student
 from .critic import Critic
 from .critic_data import (
@@ -55,12 +53,12 @@ from .critic_data import (
     state_rows,
     with_step_labels,
 )
+from .losses import cross_entropy
 from .models import (
     MemoryOptions,
     check_full,
     checkpoint_layers,
     load_trained_state,
-    save_adapter,
     trained_state,
 )
 from .packing import plan
@@ -78,16 +76,11 @@ RIDGES = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where 
 # --------------------------------------------------------------------------------------------
 
 
-def cross_entropy(
+def mean_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Binary cross-entropy (nats) with soft targets, a weighted mean; all three have one shape. No
-    weight gives 0.
-
-    `-(target * log p + (1 - target) * log(1 - p))`, p = sigmoid(logit).
-    """
-    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
-    return (loss * weights).sum() / weights.sum().clamp(min=1e-8)
+    """`losses.cross_entropy` as a weighted mean; all three have one shape. No weight gives 0."""
+    return cross_entropy(logits, targets, weights, weights.sum().clamp(min=1e-8))
 
 
 def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
@@ -113,7 +106,7 @@ def platt(
     def closure() -> torch.Tensor:
         optimiser.zero_grad()
         # A little ridge: states that are told apart without a mistake would take an endless scale.
-        loss = cross_entropy(line[0] * x + line[1], y, w) + 1e-6 * line.square().sum()
+        loss = mean_cross_entropy(line[0] * x + line[1], y, w) + 1e-6 * line.square().sum()
         loss.backward()
         return loss
 
@@ -137,7 +130,7 @@ def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
         def closure(ridge: float = ridge, optimiser: Any = optimiser) -> torch.Tensor:
             optimiser.zero_grad()
             logits = hidden @ line[:-1] + line[-1]
-            loss = cross_entropy(logits, training.targets, training.weights)
+            loss = mean_cross_entropy(logits, training.targets, training.weights)
             loss = loss + ridge * line[:-1].square().sum()
             loss.backward()
             return loss
@@ -178,7 +171,7 @@ class ValueTrainer(Trainer):
             )
             for name in ("targets", "weights")
         )
-        loss = cross_entropy(logits, targets.to(logits.device), weights.to(logits.device))
+        loss = mean_cross_entropy(logits, targets.to(logits.device), weights.to(logits.device))
         return (loss, logits) if return_outputs else loss
 
 
@@ -351,7 +344,7 @@ class HeldOut:
         """The held-out loss (a value's cross-entropy, a PRM's pairs') and AUC."""
         logits = self.logits()
         if kind == "value":
-            loss = cross_entropy(logits, self.targets, self.weights)
+            loss = mean_cross_entropy(logits, self.targets, self.weights)
         else:
             loss = bradley_terry(logits[self.pairs.better], logits[self.pairs.worse])
         return {
@@ -587,41 +580,3 @@ def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dic
         ),
         "test": {name: list(astuple(figure)) for name, figure in figures.items()},
     }
-
-
-def save_critic(
-    folder: Path, critic: Critic, card: Mapping[str, Any], student: Student, config: Config
-) -> dict[str, Any]:
-    """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of
-    the folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).unlink(missing_ok=True)
-    files = [NUMBERS]
-    weight, bias = (
-        tensor.detach().float().cpu() for tensor in (critic.score.weight[0], critic.score.bias)
-    )
-    save_file({"weight": weight, "bias": bias}, folder / NUMBERS)
-    if critic.head:
-        card = {**card, "head": True}
-    elif critic.shared:
-        files += [
-            f"{ADAPTER}/{name}"
-            for name in save_adapter(student.model, folder / ADAPTER, critic.name)
-        ]
-    else:
-        # The format that an adapter was loaded from is no model's.
-        critic.backbone.save_pretrained(folder, save_original_format=False)
-        student.tokenizer.save_pretrained(folder)
-        files += ["config.json", "model.safetensors"]
-    whole = {
-        "base": fingerprint(student.model, POLICY if critic.head else None),
-        "student": student.name,
-        "vocabulary": text_config(student.model).vocab_size,
-        "seed": config.seed,
-        **card,
-        "files": {name: file_hash(folder / name) for name in files},
-    }
-    sync_all(folder)
-    write_json(folder / CARD, whole)
-    return whole

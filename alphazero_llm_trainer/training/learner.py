@@ -55,6 +55,8 @@ class Objective:
     """What a method minimises."""
 
     pack = "off"
+    critic: Any = None  # PPO's, and AlphaZero's over the policy's own states
+    value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
 
@@ -124,7 +126,7 @@ class Learner:
             checkpoint_layers(inner)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
         self.pack = packing(model, "off" if self.sharded else objective.pack, self.device)
-        scorer = Scorer(inner)
+        scorer = Scorer(inner, objective.value)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
         beside = objective.extra().values()
         optimizer = make_optimizer(

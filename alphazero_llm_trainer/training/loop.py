@@ -28,6 +28,7 @@ from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
 from .critic import Critic
 from .learner import Learner, Objective, Schedule
+from .methods.alphazero import AlphaZero, AlphaZeroRows
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .plan import engine
@@ -160,22 +161,23 @@ class Run:
             self.verifier = load_prm(Path(prm), self.student, config)
         freeze_loaded()
 
-    def make_learner(self) -> Learner:
-        """What the method trains, minimises and how fast."""
-        train, model, size = self.config.train, self.student.model, self.size
-        objective: Objective = Likelihood()
+    def make_objective(self) -> Objective:
+        """What the method minimises."""
+        train, model = self.config.train, self.student.model
         if train.method == "grpo":
-            objective = Grpo(train, model)
-        elif train.method == "ppo":
-            objective = Ppo(
-                train,
-                model,
-                Critic(model, self.student.spec.lora if self.adapter == "lora" else None),
-            )
+            return Grpo(train, model)
+        if train.method == "ppo":
+            lora = self.student.spec.lora if self.adapter == "lora" else None
+            return Ppo(train, model, Critic(model, lora))
+        return AlphaZero(train, model) if train.method == "alphazero" else Likelihood()
+
+    def make_learner(self) -> Learner:
+        """What is trained, and how fast."""
+        train, model, size = self.config.train, self.student.model, self.size
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         schedule = Schedule(learning_rate(train, model), warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
-        return Learner(model, objective, memory, schedule, train.optimizer, self.ranks)
+        return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
@@ -210,6 +212,7 @@ class Run:
         # same.
         set_seed(self.config.seed)
         make_trainable(self.student.model, self.student.spec, self.adapter)
+        self.objective = self.make_objective()
         recorder = self.recorder(folder)
         try:
             self.run_rounds(recorder, resume)
@@ -232,6 +235,7 @@ class Run:
             progress=self.progress,
             stop=self.stop,
             ranks=self.ranks,
+            objective=self.objective,
         )
 
     def run_rounds(self, recorder: Recorder, resume: bool) -> None:
@@ -246,8 +250,10 @@ class Run:
             stop=self.stop,
             ranks=self.ranks,
             sampled=recorder.sampled,
+            value=self.objective.value,
         )
-        builder = RowBuilder(self.prepared, self.student, self.collector, self.verifier)
+        builder_of = AlphaZeroRows if self.objective.value is not None else RowBuilder
+        builder = builder_of(self.prepared, self.student, self.collector, self.verifier)
         learner = self.make_learner()
         if self.config.train.supervised:
             for number in range(start):

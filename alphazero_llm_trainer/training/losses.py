@@ -10,6 +10,7 @@ and processes add up to one mean.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 Figures = dict[str, torch.Tensor]
 
@@ -79,6 +80,16 @@ def grpo_loss(
         figures["kl"] = ((kl * mask).sum() / total).detach()
         loss = loss + kl_coefficient * kl * ratio
     return (loss * mask).sum() / total, figures
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """`sum(w * -(z log V + (1 - z) log(1 - V))) / total` (nats), V = sigmoid(logit): the loss of a
+    value in [0, 1] whose targets z may lie between.
+    """
+    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return (loss * weights).sum() / total
 
 
 def value_loss(

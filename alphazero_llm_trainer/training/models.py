@@ -259,9 +259,9 @@ def save_student(
     source: str,
     folder: Path,
     adapter_folder: Path,
-) -> None:
+) -> PreTrainedModel:
     """Write `folder`, a plain one that transformers loads; adapters go to `adapter_folder` too, as
-    they were trained.
+    they were trained. Returns the plain model.
 
     All is on the disk when it returns. `source` is where the questions came from, which the
     student's facts say.
@@ -276,6 +276,7 @@ def save_student(
     student.tokenizer.save_pretrained(folder)
     write_facts(folder, student.name, facts)
     sync_all(folder)
+    return model
 
 
 def trained_state(model: Any) -> dict[str, torch.Tensor]:

@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config.load import resolve_name
 from ..errors import ConfigError
 from ..eval.greedy import Answers, answer
@@ -19,6 +21,8 @@ from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..mcts.tree import Tree
+from ..policy.adapters import fingerprint
+from ..policy.folders import VALUE
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import rows_hash
@@ -26,9 +30,10 @@ from ..problems.source import open_source
 from ..rewards.combined import outcome
 from ..rollouts import Collector, GradedTree
 from ..types import Cost, Task
+from .critic import save_critic
 from .evaluation import gain, summary
 from .hub import upload, write_model_card
-from .learner import Learner
+from .learner import Learner, Objective
 from .models import learning_rate, load_trained_state, save_student, trained_state
 from .progress import show_round, show_tree
 from .ranks import Ranks
@@ -61,7 +66,9 @@ class Recorder:
         progress: Progress,
         stop: Callable[[], bool],
         ranks: Ranks,
+        objective: Objective,
     ) -> None:
+        self.objective = objective
         self.config, self.prepared, self.size = prepared.config, prepared, prepared.size
         self.student, self.adapter = student, adapter
         self.collector, self.folder, self.progress, self.stop, self.ranks = (
@@ -293,7 +300,9 @@ class Recorder:
         off are nobody's best.
         """
         if self.best is not None and self.best[1] == rounds_done:
-            save_tensors(trained_state(self.student.model), self.folder.best)
+            save_tensors(
+                trained_state(self.student.model) | {**self.objective.extra()}, self.folder.best
+            )
 
     # -- after the rounds
     # --------------------------------------------------------------------------------------------
@@ -307,7 +316,11 @@ class Recorder:
         card["seconds"] = {"total": round(total, 1), "training": round(self.train_seconds, 1)}
         card["kept"] = "last"
         if self.best is not None:
-            load_trained_state(self.student.model, load_tensors(self.folder.best))
+            best = load_tensors(self.folder.best)
+            load_trained_state(self.student.model, best)
+            with torch.no_grad():
+                for name, parameter in self.objective.extra().items():
+                    parameter.copy_(best[name])
             score, number = self.best
             card["kept_round"] = number
             card["kept"] = (
@@ -336,7 +349,18 @@ class Recorder:
         }
         # The card that says "finished" is written after it.
         source = open_source(self.config).name
-        save_student(self.student, self.adapter, source, self.folder.student, self.folder.adapter)
+        saved = save_student(
+            self.student, self.adapter, source, self.folder.student, self.folder.adapter
+        )
+        if self.objective.value is not None:
+            facts = {
+                "kind": "value",
+                "base": fingerprint(saved),
+                "rollout_weight": 0.0,  # V alone
+                "discount": self.config.search.discount,
+            }
+            place = self.folder.student / VALUE
+            save_critic(place, self.objective.critic, facts, self.student, self.config)
         base = self.config.train.student or self.student.spec.path
         for place in (self.folder.student, self.folder.adapter):
             if place.is_dir():

@@ -30,7 +30,9 @@ class RoundStats:
     deepest nodes.
 
     `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the
-    questions that the user's own reward ended, which are among the `failed` ones.
+    questions that the user's own reward ended, which are among the `failed` ones. `value_auc` is
+    AUC of AlphaZero's value over the states of these trees, `value_error` how far its mean is above
+    their outcomes'; None without one.
     """
 
     round: int
@@ -49,6 +51,8 @@ class RoundStats:
     updates: int = 0
     rows_unused: int = 0
     rows_filled: int = 0
+    value_auc: float | None = None
+    value_error: float | None = None
     failed: int = 0
     failed_rewards: int = 0
     simulations: int = 0
@@ -114,6 +118,7 @@ class Rounds:
         stop: True once the user wants to end.
         ranks: the processes that share the run.
         sampled: tokens of the rounds before.
+        value: AlphaZero's layer over the policy's states, which guides searches once it has learnt.
     """
 
     def __init__(
@@ -127,7 +132,9 @@ class Rounds:
         stop: Callable[[], bool],
         ranks: Ranks = ALONE,
         sampled: int = 0,
+        value: Any = None,
     ) -> None:
+        self.value = value
         self.size, self.tasks, self.seed = prepared.size, prepared.questions, prepared.config.seed
         self.student, self.collector, self.journal = student, collector, journal
         self.on_tree, self.stop, self.ranks, self.sampled = on_tree, stop, ranks, sampled
@@ -158,6 +165,8 @@ class Rounds:
         began = time.perf_counter()
         student = self.student
         student.engine.set_policy(None, number)
+        if self.value is not None and (number or self.value.weight.any()):
+            self.collector.guide(self.value.weight[0].detach(), float(self.value.bias))
         if number:
             check_update(student.engine, student.model, student.prompt_ids(QUESTION))
         tasks, trees = (

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ..engine.protocol import Verifier
 from ..mcts.extract import OUTSIDE, Trajectory, step_values
 from ..mcts.seeds import derive_seed
-from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
 from ..rollouts import Collector, GradedTree
 from ..types import STUDENT, Problem, Step
@@ -26,10 +25,8 @@ from .credit import (
     asymmetric,
     clamp,
     group_advantages,
-    policy_advantages,
     process_advantages,
     step_advantages,
-    visit_distillation,
     zero_variance,
 )
 from .rounds import RoundStats
@@ -49,7 +46,8 @@ class TrainRow:
     sampled it) and `advantages` are `[T]`; a likelihood weighs each token by its advantage.
     `reward` is the outcome that PPO's critic is trained on. `kind` is "policy", "demonstration" or
     "padding" (no data for a critic), `source` who wrote the response ("student", or the teachers
-    that wrote one of its steps), `index` the row's number in its round, where repeats of a row
+    that wrote one of its steps). AlphaZero's `targets` z and their `value_weights` `[T]` are of the
+    states before the tokens. `index` is the row's number in its round, where repeats of a row
     share one.
     """
 
@@ -60,6 +58,8 @@ class TrainRow:
     kind: str = "policy"
     reward: float = 0.0
     source: str = STUDENT
+    targets: tuple[float, ...] = ()
+    value_weights: tuple[float, ...] = ()
     index: int = field(default=0, compare=False)
 
 
@@ -160,8 +160,13 @@ class RowBuilder:
             rows += (
                 rng.sample(self.own, own) if len(self.own) >= own else rng.choices(self.own, k=own)
             )
+            rows += self.beside(rng, own)
             made.append(rows)
         return made
+
+    def beside(self, rng: Random, count: int) -> list[TrainRow]:
+        """Rows that an update with `count` own ones has besides."""
+        return []
 
     def good(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
         """The method's rows: each question's right responses, those sampled most often first; of
@@ -246,11 +251,6 @@ class RowBuilder:
     def advantages(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
         """By `train.credit`: for each response of each group one number a token `[T]`."""
         train = self.config.train
-        if train.credit == "visits":
-            return [
-                [self.distilled(tree.tree, response) for response in responses]
-                for tree, responses in groups
-            ]
         if train.credit == "step":
             return self.by_step(groups)
         processes = self.processes(groups, stats) if train.credit == "process" else None
@@ -293,28 +293,6 @@ class RowBuilder:
             ]
             for (_, responses), group in zip(groups, values, strict=True)
         ]
-
-    def distilled(self, tree: Tree, response: Trajectory) -> list[float]:
-        """Visit credit of one response; tokens of a rollout have no siblings and get 0."""
-        parent = ROOT
-        choices, chosen, lengths, outside = [], [], [], 0
-        for node, length in zip(response.nodes, response.lengths, strict=True):
-            if node == OUTSIDE:
-                outside += length
-                continue
-            siblings = [
-                child
-                for child in tree.children[parent]
-                if (tree.N[child] or child == node)
-                and (self.config.train.teacher_rows or tree.source[child] == STUDENT)
-            ]
-            policy = visit_distillation([tree.N[child] for child in siblings])
-            own = [math.fsum(tree.logprobs[child]) for child in siblings]
-            choices.append(list(zip(policy, own, strict=True)))
-            chosen.append(siblings.index(node))
-            lengths.append(length)
-            parent = node
-        return policy_advantages(choices, chosen, lengths) + [0.0] * outside
 
     def processes(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
         """Process advantages of every response's tokens, group by group."""

@@ -116,12 +116,12 @@ class Scorer(torch.nn.Module):
     """A causal language model as the module that is trained: what DDP and FSDP wrap.
 
     `forward` gives log-probabilities and entropies (nats, `[M]`) of the predicted tokens of a
-    `packing.Forward`.
+    `packing.Forward`, and with a `value` its logits (`[M]`) of the states before them.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, value: torch.nn.Module | None = None) -> None:
         super().__init__()
-        self.model, self.plain = model, plain(model)
+        self.model, self.value, self.plain = model, value, plain(model)
         self._no_split_modules = model._no_split_modules  # where accelerate looks for FSDP's layers
 
     @property
@@ -130,16 +130,20 @@ class Scorer(torch.nn.Module):
 
     def forward(
         self, at: torch.Tensor, labels: torch.Tensor, **inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """`labels [M]` are predicted at places `at [M]` of the flattened positions `[G * N]`;
         `inputs` are the model's own.
         """
         model = self.model
         if not self.plain:
-            logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, at)
-            every = logits.float().log_softmax(-1)
+            made = model(**inputs, use_cache=False, output_hidden_states=self.value is not None)
+            every = made.logits.flatten(0, 1).index_select(0, at).float().log_softmax(-1)
             entropy = -(every.exp() * every).sum(-1).detach()
-            return every.gather(1, labels[:, None])[:, 0], entropy
+            logprobs = every.gather(1, labels[:, None])[:, 0]
+            if self.value is None:
+                return logprobs, entropy
+            hidden = made.hidden_states[-1].flatten(0, 1).index_select(0, at)
+            return logprobs, entropy, self.value(hidden)[:, 0]
         hidden = (
             model.base_model(**inputs, use_cache=False)
             .last_hidden_state.flatten(0, 1)
@@ -151,7 +155,7 @@ class Scorer(torch.nn.Module):
                 grad_placements=[Partial("avg")]
             )  # each rank's gradient is of its own rows
         scores: tuple[torch.Tensor, torch.Tensor] = LabelLogProbs.apply(hidden, weight, labels)
-        return scores
+        return scores if self.value is None else (*scores, self.value(hidden)[:, 0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +163,14 @@ class Scores:
     """Of rows' response tokens `[B, T]`, 0 beyond a row's end: log-probabilities and entropies in
     nats.
 
-    `packed` is the share that was computed of the tokens of a sequence a row.
+    `packed` is the share that was computed of the tokens of a sequence a row; `values` are the
+    value's logits of the states before the tokens, where one is trained.
     """
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
     packed: float = 1.0
+    values: torch.Tensor | None = None
 
 
 def score(
@@ -198,8 +204,8 @@ def computed(
         )
         for forward in made.forwards
     ]
-    logprobs, entropy = (made.spread(column) for column in zip(*scores, strict=True))
-    return Scores(logprobs, entropy, packed)
+    logprobs, entropy, *values = (made.spread(column) for column in zip(*scores, strict=True))
+    return Scores(logprobs, entropy, packed, *values)
 
 
 def packed_gap(small: Any) -> float:

@@ -32,7 +32,7 @@ from ..files import write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..policy.weights import load_tensors, save_tensors
-from ..problems.load import opening, tasks_of
+from ..problems.load import demonstrations_of, opening, tasks_of
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
@@ -196,7 +196,7 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
 
 def worked_solutions(config: Config, source: Source) -> list[Task]:
     """The demonstrations. Raises DataError where a task has no worked solution."""
-    demonstrations = tasks_of(config, "train", max(config.train.demonstrations, 1))
+    demonstrations = demonstrations_of(config, max(config.train.demonstrations, 1))
     without = next((task.problem.id for task in demonstrations if not task.solution), None)
     if without is not None:
         raise DataError(

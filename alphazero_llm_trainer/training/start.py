@@ -33,7 +33,7 @@ from ..policy.folders import (
     weights_of,
     widens,
 )
-from ..problems.load import asked, tasks_of
+from ..problems.load import asked, demonstrations_of, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
@@ -75,8 +75,9 @@ def prepare(config: Config) -> Prepared:
     """
     check_run(config)
     train, source = config.train, open_source(config)
-    # Demonstrations are the first tasks of the train split; questions are the ones after them.
-    replay = tasks_of(config, "train", train.demonstrations if replayed(config) else 0)
+    # Demonstrations are the first tasks of the train split unless the source has others; questions
+    # are the ones after them.
+    replay = demonstrations_of(config, train.demonstrations if replayed(config) else 0)
     start = len(replay)
     questions = tasks_of(config, "train", train.num_examples, start)
     if len(questions) < train.num_examples:
@@ -135,7 +136,7 @@ def check_run(config: Config) -> None:
 READERS = {
     "clip_high": ("grpo", "ppo"),
     "clip_low": ("grpo", "ppo"),
-    "credit": ("grpo",),
+    "credit": ("grpo", "alphazero"),
     "critic_rounds": ("ppo",),
     "gae_lambda": ("ppo",),
     "kl_coefficient": ("grpo", "ppo"),
@@ -145,6 +146,7 @@ READERS = {
     "rows_per_round": ("grpo", "ppo"),
     "teacher_rows": ("grpo", "ppo"),
     "updates_per_round": SUPERVISED,
+    "value_coefficient": ("alphazero",),
 }
 
 
@@ -156,6 +158,7 @@ def check_method(config: Config) -> None:
     for name, methods in READERS.items():
         if train.method not in methods:
             flags = " or ".join(f"--use-{one}" for one in methods if one != "expert_iteration")
+            flags = flags.replace("--use-alphazero", "--config alphazero")
             unread[f"train.{name}"] = (
                 f"and train.method is {train.method}, which doesn't read it: add {flags}, or leave "
                 "it out"

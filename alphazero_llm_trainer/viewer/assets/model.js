@@ -112,10 +112,11 @@ class Model {
     this.N = this.done ? this.finalN : this.parent.map(() => 0);
     this.W = this.done ? this.finalW : this.parent.map(() => 0);
     if (this.done) return;
+    const discount = this.record.tree.discount ?? 1;
     for (const [start, reward, above = -1] of backups.slice(0, this.at ? simulations[this.at - 1][2] : 0)) {
-      for (let node = start; node !== above && node >= 0; node = this.parent[node]) {
+      for (let node = start, worth = reward; node !== above && node >= 0; node = this.parent[node], worth *= discount) {
         this.N[node] += 1;
-        this.W[node] += reward;
+        this.W[node] += worth;
       }
     }
   }

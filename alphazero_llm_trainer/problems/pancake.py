@@ -1,0 +1,225 @@
+"""Pancake sorting: bring a row of numbers into order by turning round its beginning.
+
+A step is `k:row`, such as `3:421356789`: the first k numbers are turned round, and this is the row
+then. The game is over with the step that leaves the row in order, so that row is the answer and the
+end. A level is how many numbers there are and how many flips are allowed, see `LEVELS`.
+
+No flip is against the rules, only a row that is not what its flip makes. So a rule can say which
+steps are wrong, and not which ones lead anywhere: `exact_value` knows that.
+
+Splits are disjoint by their rows: a row belongs to the split that its hash names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from random import Random
+
+from .. import answers
+from ..errors import DataError
+from ..types import Problem, Task
+from .grading import Grade, Verdict
+from .prompts import PANCAKE_PROMPT
+from .source import Generated, split_of
+
+LEVELS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
+NEAR = 3  # flips of a demonstration that sorts its row, at most
+
+_STEP = re.compile(r"([2-9]):([1-9]+)")
+_QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
+
+
+class Pancake(Generated):
+    """Generated problems of the game: random rows."""
+
+    name = "pancake"
+    scratch = "sft_pancake.yaml"
+    prompt_tokens = 64
+    system_prompt = PANCAKE_PROMPT
+    default_levels = (3,)
+
+    def build(self, split: str, index: int, level: int) -> Task:
+        """See `Generated.build`: the same on every machine."""
+        task_id = f"pancake/{split}/{level}/{index}"
+        row = random_row(Random(task_id), LEVELS[level][0], split)
+        return self.task(task_id, row, level)
+
+    def demonstrations(self, count: int) -> list[Task]:
+        """Random legal games, by turns: one that brings a row a few flips from order there, and one
+        of random flips from a random row, all that are allowed, wherever they lead.
+        """
+        tasks = []
+        for index in range(count):
+            level = self.levels[index // 2 % len(self.levels)]
+            task_id = f"pancake/demonstration/{level}/{index}"
+            game = open_game if index % 2 else sorting_game
+            row, steps = game(Random(task_id), level, "train")
+            tasks.append(self.task(task_id, row, level, steps, unfinished=index % 2 == 1))
+        return tasks
+
+    def task(
+        self,
+        task_id: str,
+        row: str,
+        level: int,
+        steps: Sequence[str] = (),
+        unfinished: bool = False,
+    ) -> Task:
+        """The task of a row, with a game of it where there is one."""
+        problem = Problem(task_id, f"{LEVELS[level][1]} flips: {row}", self.name, level)
+        solution = "\n".join([*steps, ""] if unfinished else steps)
+        return Task(problem, in_order(row), solution or None, unfinished)
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """The row in order that the last line leaves, or None where it leaves another one."""
+        lines = answers.spoken(response).split()
+        match = _STEP.fullmatch(lines[-1]) if lines else None
+        return match[2] if match is not None and match[2] == in_order(match[2]) else None
+
+    def vote_key(self, response: str) -> str:
+        """See `Source.vote_key`."""
+        return self.final_answer(response) or ""
+
+    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        """Correct where every line is the flip that it says, the last row is in order, and no more
+        flips were made than are allowed.
+        """
+        return [self._grade(response, task.problem) for response, task in pairs]
+
+    def _grade(self, response: str, problem: Problem) -> Grade:
+        steps = spoken_steps(response)
+        if not steps:
+            return Grade(Verdict.UNPARSED, None)
+        row, flips = read_question(problem.question)
+        right = play(row, steps) == in_order(row) and len(steps) <= flips
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(response))
+
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
+        """Whether the last step is the flip that it says, in a game that was not over."""
+        row, flips = read_question(problem.question)
+        return len(steps) <= flips and play(row, steps) is not None
+
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """See `Source.state`: the row, until it is in order."""
+        row = play(read_question(problem.question)[0], steps)
+        return None if row is None or row == in_order(row) else row
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """Every word, digit and mark."""
+        yield "0123456789 flips: 123456789\n9:987654321\n"
+
+
+def in_order(row: str) -> str:
+    """The numbers of a row from the smallest to the largest: the goal."""
+    return "".join(sorted(row))
+
+
+def flip(row: str, count: int) -> str:
+    """A row whose first `count` numbers are turned round."""
+    return row[:count][::-1] + row[count:]
+
+
+def random_flips(rng: Random, row: str, count: int) -> list[tuple[int, str]]:
+    """`count` flips one after another, none of which undoes the one before it: how many numbers are
+    turned round, and the row then.
+    """
+    moves, last = list[tuple[int, str]](), 0
+    for _ in range(count):
+        last = rng.choice([k for k in range(2, len(row) + 1) if k != last])
+        row = flip(row, last)
+        moves.append((last, row))
+    return moves
+
+
+def random_row(rng: Random, size: int, split: str) -> str:
+    """A row of a split in any order but the right one."""
+    goal = "123456789"[:size]
+    while True:
+        row = "".join(rng.sample(goal, size))
+        if row != goal and split_of(row) == split:
+            return row
+
+
+def sorting_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
+    """A row of a split that is `NEAR` flips from order at most, and the steps that undo them."""
+    goal = "123456789"[: LEVELS[level][0]]
+    while True:
+        moves = random_flips(rng, goal, rng.randint(1, NEAR))
+        rows = [goal, *(row for _, row in moves)]
+        if goal not in rows[1:] and split_of(rows[-1]) == split:
+            break
+    return rows[-1], [f"{k}:{row}" for (k, _), row in zip(moves[::-1], rows[-2::-1], strict=True)]
+
+
+def open_game(rng: Random, level: int, split: str) -> tuple[str, list[str]]:
+    """A random row of a split and as many random flips as are allowed, none of which brings it into
+    order.
+    """
+    size, flips = LEVELS[level]
+    while True:
+        row = random_row(rng, size, split)
+        moves = random_flips(rng, row, flips)
+        if in_order(row) not in [after for _, after in moves]:
+            return row, [f"{k}:{after}" for k, after in moves]
+
+
+def read_question(question: str) -> tuple[str, int]:
+    """The row and the flips allowed. Raises DataError for another text."""
+    match = _QUESTION.search(question)
+    if match is None or in_order(match[2]) != "123456789"[: len(match[2])]:
+        raise DataError(
+            f"{question!r} is no question of pancake sorting: write `12 flips: 936128547`, a row of"
+            " the numbers from 1 on, each once"
+        )
+    return match[2], int(match[1])
+
+
+def spoken_steps(response: str) -> list[str]:
+    """The lines of a response that are not blank."""
+    return [line for line in answers.spoken(response).split("\n") if line.strip()]
+
+
+def play(row: str, steps: Sequence[str]) -> str | None:
+    """The row after `steps`, or None where one of them is not the flip that it says, or follows
+    the end of the game.
+    """
+    goal = in_order(row)
+    for step in steps:
+        match = _STEP.fullmatch(step.strip())
+        if match is None or row == goal:
+            return None
+        count = int(match[1])
+        if count > len(row) or match[2] != flip(row, count):
+            return None
+        row = match[2]
+    return row
+
+
+@lru_cache
+def distances(size: int) -> dict[str, int]:
+    """The fewest flips that bring each row of `size` numbers into order, by breadth-first search."""
+    goal = "123456789"[:size]
+    known, reached = {goal: 0}, [goal]
+    while reached:
+        before, reached = reached, []
+        for row in before:
+            for count in range(2, size + 1):
+                after = flip(row, count)
+                if after not in known:
+                    known[after] = known[row] + 1
+                    reached.append(after)
+    return known
+
+
+def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -> float:
+    """`discount` to the power of the flips that the row after legal `steps` still needs; 0 where
+    that is more than are left.
+    """
+    row, flips = read_question(problem.question)
+    after = play(row, steps)
+    if after is None:
+        return 0.0
+    needed = distances(len(row))[after]
+    return discount**needed if needed <= flips - len(steps) else 0.0

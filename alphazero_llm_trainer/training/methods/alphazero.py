@@ -1,0 +1,229 @@
+"""AlphaZero: one network's policy and value, trained together on the trees that they searched.
+
+    loss = -sum(pi * log p) / sum(pi) + value_coefficient * BCE(V, z)
+
+Silver et al. 2017, "Mastering the game of Go without human knowledge", equation 1, with steps of
+reasoning for moves. The value is one linear layer over the policy's own last hidden state after
+each step, so that a search pays no token for it, and its gradient reaches the layers below.
+
+pi is the right response (`train.credit: path`), or at each state on its way the search's own choice
+among the steps that it drew there: its visits (`visits`), or Gumbel's improved policy (`gumbel`,
+Danihelka et al. 2022, equation 11). z is `discount^d` where d more steps end right, 0 where the
+search found no such steps.
+
+What is left out of the game's own algorithm: no moves are played, one tree is one question; no
+noise at the root, since steps are sampled and none is drawn twice; no rollouts. The first round's
+trees are plain chains under the rule, because its value knows nothing yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...config.train import TrainConfig
+from ...eval.critic_figures import States, auc
+from ...mcts.gumbel import SCALE, node_logits, softmax
+from ...mcts.seeds import derive_seed
+from ...mcts.tree import REJECTED, ROOT, Tree
+from ...rollouts import GradedTree
+from ..critic import Critic
+from ..learner import Objective, padded
+from ..losses import Figures, cross_entropy, weighted_likelihood
+from ..rounds import RoundStats
+from ..rows import Minibatches, RowBuilder, TrainRow
+from ..scoring import Scores
+
+OFF_PATH = 12  # states of a tree that are no part of a solution and that the value learns from
+
+
+class AlphaZero(Objective):
+    """Likelihood of what the search chose, and the value's cross-entropy."""
+
+    def __init__(self, settings: TrainConfig, model: Any) -> None:
+        self.coefficient = settings.value_coefficient
+        self.critic = Critic(model, head=True, start=0.0)
+        self.value = self.critic.score
+
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+        """The sums of the policy's weights and of the value's."""
+        values = math.fsum(weight for row in rows for weight in row.value_weights)
+        return math.fsum(a for row in rows for a in row.advantages), max(values, 1e-8)
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """The value's layer."""
+        return self.critic.trained()
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
+        """The sum of both, `[B, T]` inside: tokens for the policy, states before them for the
+        value.
+        """
+        assert scores.values is not None
+        pi = padded([row.advantages for row in rows], scores.logprobs)
+        z = padded([row.targets for row in rows], scores.logprobs)
+        weights = padded([row.value_weights for row in rows], scores.logprobs)
+        policy = weighted_likelihood(scores.logprobs, pi, totals[0])
+        value = cross_entropy(scores.values, z, weights, totals[1])
+        return policy + self.coefficient * value, {"policy_loss": policy, "value_loss": value}
+
+
+class AlphaZeroRows(RowBuilder):
+    """Rows of the policy, and rows of states that are no part of a solution: an update draws as
+    many of these as of the former.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.states: list[TrainRow] = []  # of all rounds so far, as `own` has the policy's
+
+    def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
+        """See `RowBuilder.remember`."""
+        fresh: list[TrainRow] = []
+        for graded in trees:
+            rows = self.rows_of(graded)
+            fresh += [row for row in rows if any(row.advantages)]
+            self.states += [row for row in rows if not any(row.advantages)]
+        self.own += fresh
+        return fresh
+
+    def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
+        """See `RowBuilder.minibatches`. `stats` gets how well the value knew these trees."""
+        stats.value_auc, stats.value_error = self.judged(trees)
+        return super().minibatches(number, trees, stats)
+
+    def beside(self, rng: Random, count: int) -> list[TrainRow]:
+        """`count` rows of states, for an update with as many of the policy's own rows."""
+        return rng.sample(self.states, min(count, len(self.states)))
+
+    def rows_of(self, graded: GradedTree) -> list[TrainRow]:
+        """A tree's rows: what the search chose, and the states that the value learns from."""
+        tree, discount = graded.tree, self.config.search.discount
+        way = self.solution(graded)
+        targets = outcomes(tree, discount)
+        lost = [node for node, z in targets.items() if not z]
+        rng = Random(derive_seed(self.config.seed, "states", graded.key))
+        off = set(rng.sample(lost, min(OFF_PATH, len(lost))))
+        kept = {node: z for node, z in targets.items() if z or node in off}
+        pi = choices(tree, way, self.config.train.credit)
+        prompt = self.student.prompt_ids(graded.task.problem.question)
+        return branches(tree, prompt, pi, kept, self.indices)
+
+    def solution(self, graded: GradedTree) -> list[int]:
+        """The nodes of the right response with the fewest steps, the likeliest of several; none
+        where nothing was right.
+        """
+        right = [one for one in self.right(graded) if len(one.nodes) == len(set(one.nodes))]
+        if not right:
+            return []
+        best = min(right, key=lambda one: (len(one.nodes), -math.fsum(one.logprobs)))
+        return list(best.nodes)
+
+    def judged(self, trees: Sequence[GradedTree]) -> tuple[float | None, float | None]:
+        """AUC of V over the states of these trees, which it has not learnt from, and how far its
+        mean is above theirs; None where there is no V, or one outcome alone.
+        """
+        values, ends, questions = list[float](), list[float](), list[int]()
+        for number, graded in enumerate(trees):
+            for node, z in outcomes(graded.tree, self.config.search.discount).items():
+                value = graded.tree.V[node]
+                if value is not None:
+                    values.append(value)
+                    ends.append(z)
+                    questions.append(number)
+        if not values:
+            return None, None
+        right = np.array([float(z > 0) for z in ends])
+        ones = np.ones(len(right))
+        states = States(right, ones, right, ones * math.nan, ones < 1, np.array(questions))
+        area = auc(np.array(values), states, draws=0).value
+        return None if math.isnan(area) else area, fmean(values) - fmean(ends)
+
+
+def outcomes(tree: Tree, discount: float) -> dict[int, float]:
+    """z of each state of a tree: `discount` to the power of the fewest steps from it to a right
+    end, 0 where none was found. Rejected steps and ends are no states.
+    """
+    steps: dict[int, int] = {}  # to the nearest right end
+    for end in tree.leaves():
+        if (tree.hre[end] if tree.outcome[end] is None else tree.outcome[end]) == 1.0:
+            node, away = end, 0
+            while node >= 0 and away < steps.get(node, away + 1):
+                steps[node] = away
+                node, away = tree.parent[node], away + 1
+    return {
+        node: discount ** steps[node] if node in steps else 0.0
+        for node in range(len(tree))
+        if tree.verdict[node] is None
+    }
+
+
+def choices(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float]:
+    """pi of steps by their nodes: 1 of each step of the `way` to a right response (`path`), or
+    along it the search's shares of all steps that it drew after each state.
+    """
+    if credit == "path":
+        return dict.fromkeys(way, 1.0)
+    pi: dict[int, float] = {}
+    for parent in [ROOT, *way[:-1]] if way else []:
+        drawn = [child for child in tree.children[parent] if tree.verdict[child] != REJECTED]
+        if credit == "visits":
+            total = sum(tree.N[child] for child in drawn)
+            shares = [tree.N[child] / total for child in drawn]
+        else:
+            shares = softmax(node_logits(tree, parent, drawn, SCALE))
+        pi |= dict(zip(drawn, shares, strict=True))
+    return pi
+
+
+def branches(
+    tree: Tree,
+    prompt: tuple[int, ...],
+    pi: Mapping[int, float],
+    targets: Mapping[int, float],
+    indices: Any,
+) -> list[TrainRow]:
+    """The longest beginnings of responses that hold all of these steps and states, each step and
+    state in one row alone.
+
+    A row's value weights `[T]` are those of the states before its tokens, and sum to 1; a token
+    that nothing learns from follows a state at a row's end.
+    """
+    chosen = pi.keys() | targets.keys()
+    above = {ROOT} if chosen - {ROOT} else set()
+    for node in chosen:
+        above.update(tree.path(node)[:-1])
+    # The likeliest first: the way to a right response is one row, whole.
+    ends = sorted(chosen - above, key=lambda node: (-pi.get(node, -1.0), node))
+    rows, taken = [], set[int]()
+    for end in ends:
+        ids, logprobs = tree.sequence(end)
+        weights, known = list[float](), dict[int, float]()
+        for node in [ROOT, *tree.path(end)]:
+            fresh = node not in taken
+            weights += [pi.get(node, 0.0) if fresh else 0.0] * len(tree.token_ids[node])
+            if fresh and node in targets:
+                known[len(weights)] = targets[node]
+            taken.add(node)
+        if len(ids) in known:
+            ids, logprobs, weights = (*ids, prompt[-1]), (*logprobs, 0.0), [*weights, 0.0]
+        places = range(len(ids))
+        rows.append(
+            TrainRow(
+                prompt,
+                ids,
+                logprobs,
+                tuple(weights),
+                targets=tuple(known.get(at, 0.0) for at in places),
+                value_weights=tuple(1 / len(known) if at in known else 0.0 for at in places),
+                index=next(indices),
+            )
+        )
+    return rows

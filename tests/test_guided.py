@@ -1,0 +1,178 @@
+"""Search that a value guides: one step a simulation, Q scaled by the tree, on the game of numbers
+under its exact value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from itertools import combinations
+from random import Random
+from typing import Any
+
+import pytest
+from support import hashed_reward
+
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import Drawn, Judgement, Limits
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.eval.verifiers import Product
+from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
+from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step
+
+GAMES = 60
+BUDGET = 400
+
+
+def legal(left: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], float]]:
+    """Every step of random legal play from `left`: its line, the numbers after it, its chance."""
+    chances: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    pairs = 0
+    for first, second in combinations(range(len(left)), 2):
+        a, b = max(left[first], left[second]), min(left[first], left[second])
+        others = [n for at, n in enumerate(left) if at not in (first, second)]
+        moves = [move for op in "+-*/" if (move := apply(a, op, b)) is not None]
+        pairs += bool(moves)
+        for a, op, b, c in moves:
+            after = tuple(sorted([*others, c]))
+            line = f"{a} {op} {b} = {c}, {' '.join(map(str, after))}\n"
+            chances[line, after] += 1 / len(moves)
+    return [(line, after, chance / pairs) for (line, after), chance in chances.items()]
+
+
+legal = lru_cache(None)(legal)  # type: ignore[assignment]
+
+
+@cache
+def chance(left: tuple[int, ...], target: int) -> float:
+    """How likely random legal play from `left` ends at `target`: the exact value."""
+    if len(left) == 1:
+        return float(left == (target,))
+    return math.fsum(p * chance(after, target) for _, after, p in legal(left))
+
+
+def state(problem: Problem, steps: Sequence[Step]) -> tuple[tuple[int, ...], int]:
+    """The numbers left and the target."""
+    numbers, target = read_question(problem.question)
+    left = play(numbers, [step.text for step in steps if not step.text.startswith("####")])
+    assert left is not None
+    return tuple(sorted(left.elements())), target
+
+
+class RandomPlay:
+    """A scripted student: random legal steps, none twice where they are `without` repeats, and the
+    number that is left as the answer.
+    """
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        return (1,)
+
+    async def continuations(
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
+        without: Drawn | None = None,
+    ) -> tuple[list[Continuation], Cost]:
+        rng, made, so_far = Random(seed), [], list(steps)
+        known = {ids for ids, _ in without or ()}
+        ended = False
+        while not ended and len(made) < limits.steps:
+            left, _ = state(problem, so_far)
+            if len(left) == 1:
+                line, p, ended = f"#### {left[0]}", 1.0, True
+            else:
+                steps_ = [move for move in legal(left) if tokens_of(move[0]) not in known]
+                [(line, _, p)] = rng.choices(
+                    steps_ or legal(left), [m[2] for m in steps_ or legal(left)]
+                )
+            ids = tokens_of(line)
+            step = Step(ids, (math.log(p), *[0.0] * (len(ids) - 1)), line)
+            made.append(step)
+            so_far.append(step)
+        ids = sum(len(step.token_ids) for step in made)
+        return [Continuation(tuple(made), ended)], Cost(sampled_tokens=ids, calls=1)
+
+
+def tokens_of(line: str) -> tuple[int, ...]:
+    """A token a digit and a sign, and one for the line's end."""
+    return (*(ord(token[0]) for token in re.findall(r"\d|[-+*/=,#]+", line)), 0)
+
+
+class Valued:
+    """A verifier of V alone: a function of the numbers left and the target."""
+
+    name, checks, guides, computes, scored_tokens = "value", False, True, False, 0
+
+    def __init__(self, value: Callable[[tuple[int, ...], int], float]) -> None:
+        self.value = value
+
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        values = tuple(self.value(*state(problem, steps[: at + 1])) for at in range(len(steps)))
+        return Judgement(
+            values, values[-1] if values else 1.0, frozenset(range(len(steps))), values
+        )
+
+
+def solved(
+    value: Callable[[tuple[int, ...], int], float], games: int = GAMES, **changes: Any
+) -> float:
+    """The share of games that a search under `value` solves within the budget."""
+    settings = SearchConfig.model_validate(
+        {"simulations": 1000, "budget_tokens": BUDGET, "verify": {"reserve": 0}, **changes}
+    )
+    judge = Product([Calculator(), Valued(value)])
+    one = Search(RandomPlay(), None, settings, verifier=judge)  # type: ignore[arg-type]
+
+    async def every() -> list[bool]:
+        tasks = Numbers((2,)).load("validation", games, 0)
+        results = [await one.run(task.problem, seed) for seed, task in enumerate(tasks)]
+        return [result.ended_by == "accepted" for result in results]
+
+    return sum(asyncio.run(every())) / games
+
+
+def noisy(spread: float) -> Callable[[tuple[int, ...], int], float]:
+    """The exact value's logit under noise that each state keeps."""
+
+    def value(left: tuple[int, ...], target: int) -> float:
+        exact = min(max(chance(left, target), 1e-4), 1 - 1e-4)
+        noise = math.sqrt(12) * (hashed_reward(f"{left} {target}") - 0.5)
+        return 1 / (1 + math.exp(-math.log(exact / (1 - exact)) - spread * noise))
+
+    return value
+
+
+def test_a_right_value_wins_where_a_constant_one_does_not_and_noise_costs() -> None:
+    exact, blurred, none = solved(chance), solved(noisy(3.0)), solved(lambda left, target: 0.5)
+    assert exact >= 0.7 and none <= 0.35
+    assert exact > blurred > none
+
+
+def test_a_large_constant_drowns_what_the_value_says() -> None:
+    assert solved(chance, 30, exploration=0.1) >= 0.7
+    assert solved(chance, 30, exploration=2.0) <= 0.5
+
+
+def test_best_first_takes_the_state_with_the_largest_value() -> None:
+    assert solved(chance, 30, select="best-first") >= 0.9
+    assert solved(lambda left, target: 0.5, 30, select="best-first") <= 0.5
+
+
+def test_best_first_needs_a_value_under_a_rule() -> None:
+    settings = SearchConfig(select="best-first")
+    with pytest.raises(ConfigError, match=r"best-first.*--value"):
+        Search(RandomPlay(), None, settings, verifier=Calculator())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"best-first.*verifier"):
+        Search(RandomPlay(), None, settings)  # type: ignore[arg-type]
