@@ -377,9 +377,10 @@ def check_collecting(config: Config, valued: bool) -> None:
             "leave it out"
         )
     elif mode == "step":
-        unread["search.enough_correct"] = (
-            "which search.mode=token and train.groups=verified read: leave it out"
-        )
+        for name in ("correct", "finished"):
+            unread[f"search.enough_{name}"] = (
+                "which search.mode=token and train.groups=verified read: leave it out"
+            )
     if train.groups == "chain":
         unread |= {
             f"search.{name}": "of a tree, and train.groups=chain has search.samples: leave it out"

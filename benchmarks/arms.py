@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,24 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def validation(run: Path) -> float:
     """The best greedy accuracy on validation problems of a run's checkpoints."""
     return max((line.get("validation_accuracy", 0.0) for line in metrics(run)), default=0.0)
+
+
+def by_rate(reached: Callable[[float], float], rates: Sequence[float]) -> dict[float, float]:
+    """The accuracy that each learning rate reached on validation problems: of several `rates`, and
+    on from an end until the best one has a lower and a higher neighbour.
+    """
+    known = {rate: reached(rate) for rate in rates}
+    while len(known) > 1:
+        further = {min(known): min(known) / 2, max(known): max(known) * 2}.get(best(known))
+        if further is None:
+            break
+        known[further] = reached(further)
+    return known
+
+
+def best(known: dict[float, float]) -> float:
+    """The rate with the largest accuracy, the first one on ties."""
+    return max(known, key=lambda rate: known[rate])
 
 
 def sampled(run: Path) -> int:

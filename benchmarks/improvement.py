@@ -1,5 +1,5 @@
-"""What does the tree bring in training? Nine arms from the shipped student at equal sampled tokens
-and updates, over seeds.
+"""What does the tree bring in training? Arms from the shipped student at equal sampled tokens and
+updates, over seeds.
 
     uv run python benchmarks/improvement.py --work checkpoints/improvement
 
@@ -9,20 +9,23 @@ rejected step, until the first right response. Its controls leave out a part of 
 - replay: the demonstrations that every arm replays, as many updates, and no new question;
 - greedy-right: the student's own greedy answers, the right ones; more questions, no rule;
 - samples: the right ones of eight samples (RFT);
+- step rejection: the same trees end at their first finished response, right or wrong: a rejected
+  step is drawn again after what was right before it, and nothing forks after an answer;
 - one chain: one chain under the rule, and nothing forks;
 - one repair: one more simulation in the same tree where that chain failed;
 - restarts: chains under the rule, each from the root, until the first right one;
-- GRPO samples, by correctness; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL
-  penalty).
+- GRPO samples, by correctness, with a weight of .3 for below-average rows as the package has it, and
+  of 1 as published; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
 
 Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its
 rows once or as its recipe says; a round has as many questions as take the tree's tokens. Each has
-its own learning rate, the best on validation problems with the first seed. Every stage is a command
-of the package, and one that has left its last file is not run again. `explanation` trains on what
-the first student's trees bring, of questions that it fails greedily and of the others, as many rows
-and updates of either.
+its own learning rate, the best on validation problems with the first seed; all that were tried are
+in the JSON. Every stage is a command of the package, and one that has left its last file is not run
+again. `explanation` trains on what the first student's trees bring, of questions that it fails
+greedily and of the others, as many rows and updates of either.
 
-Primary (PROTOCOL.md): greedy accuracy of `tree` less `one chain`. Second: `tree` less `restarts`.
+Primary (PROTOCOL.md): greedy accuracy of `tree` less `step rejection`. Second: `tree` less `one
+chain`.
 """
 
 from __future__ import annotations
@@ -40,7 +43,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Arm, Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
+from arms import (  # noqa: E402
+    Arm,
+    Seed,
+    best,
+    by_rate,
+    less,
+    metrics,
+    options,
+    read,
+    sampled,
+    updates,
+    validation,
+)
 
 from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
@@ -53,13 +68,10 @@ from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
-TREE, CHAIN, RESTARTS, REPLAY = "tree", "one chain", "restarts", "replay"
-ROUNDS, OF_ROUND, A_ROUND = (
-    50,
-    96,
-    14,
-)  # rounds of every arm, questions in one of the tree's, updates in one
-RATE, FURTHER = 5e-4, 4  # of AdamW; rates that are tried beyond an end
+TREE, STEP, CHAIN, REPLAY = "tree", "step rejection", "one chain", "replay"
+ROUNDS = 50  # of every arm
+OF_ROUND = 96  # questions of an arm whose questions take the reference's tokens
+A_ROUND = 14  # updates
 SAVED = 5  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
 # GRPO by correctness: eight samples a question, and one pass over all of them in a round.
@@ -67,21 +79,23 @@ EIGHT = (
     "train.reward=hre train.kl_coefficient=0 teachers.tier=none train.groups=chain search.samples=8"
     " train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
 )
-# Sampled tokens of a question against the tree's, as a run with seed 6 took them; that run read no
-# test problem.
+# A method, the rate in the middle of those that are tried, and the sampled tokens of a question
+# against the tree's, as a run with seed 6 took them, which read no test problem.
 ARMS = {
-    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 5e-4, 0.72),
+    TREE: Arm("", "", 2e-3, 1.1),  # of a trained student at 2e-3; the default asks 96 a round
+    STEP: Arm("", "search.enough_finished=1", 2e-3, 0.915),
+    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 1e-3, 0.675),
+    "GRPO samples, negative_weight 1": Arm(
+        "grpo", f"{EIGHT} train.negative_weight=1", 2.5e-4, 5.77
+    ),
+    "GRPO samples": Arm("grpo", EIGHT, 2.5e-4, 5.77),
+    "restarts": Arm("", "search.select=restart", 2e-3, 1.75),
+    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 2e-3, 0.745),
+    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 1e-3, 0.72),
     "samples": Arm("rft", "", 5e-4, 5.8),
-    CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 5e-4, 0.675),
-    "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 5e-4, 0.745),
-    RESTARTS: Arm("", "search.select=restart", 5e-4, 1.75),
-    TREE: Arm(
-        "", "", 5e-4, 1.1
-    ),  # at 2e-3 its questions take more than that run's; the default asks 96 a round
-    "GRPO samples": Arm("grpo", EIGHT, 5e-4, 5.77),
-    "GRPO trees": Arm("grpo", "teachers.tier=none", 5e-4, 6.78),
+    REPLAY: Arm("sft", "", 2.5e-4),
+    "GRPO trees": Arm("grpo", "teachers.tier=none", 2.5e-4, 6.78),
 }
-NAMES = (REPLAY, *ARMS)
 
 
 def flags(*settings: str) -> list[str]:
@@ -249,25 +263,20 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     return students
 
 
-def rates(seed: Seed) -> dict[str, float]:
-    """The best learning rate of each arm on validation problems: of three, and on from the end that
-    is the best of them.
-    """
+def rates(seed: Seed) -> dict[str, dict[float, float]]:
+    """The accuracy on validation problems of each learning rate that was tried, by arm."""
 
-    def best(name: str) -> float:
-        reached = {
-            factor: on_validation(trained(seed, name, factor * RATE))
-            for factor in seed.args.factors
-        }
-        while True:
-            chosen = max(reached, key=lambda factor: reached[factor])
-            ends = {min(reached): min(reached) / 2, max(reached): max(reached) * 2}
-            if chosen not in ends or len(reached) in (1, len(seed.args.factors) + FURTHER):
-                return chosen * RATE
-            reached[ends[chosen]] = on_validation(trained(seed, name, ends[chosen] * RATE))
+    def tried(name: str) -> dict[float, float]:
+        middle = ARMS[name].rate
+        assert middle is not None
+        return by_rate(
+            lambda rate: on_validation(trained(seed, name, rate)),
+            [factor * middle for factor in seed.args.factors],
+        )
 
     with ThreadPoolExecutor(seed.args.jobs) as pool:
-        return dict(zip(NAMES, pool.map(best, NAMES), strict=True))
+        names = seed.args.arms
+        return dict(zip(names, pool.map(tried, names), strict=True))
 
 
 def spent_by(student: Path) -> dict[str, int]:
@@ -295,19 +304,22 @@ def figure_curve(students: Sequence[Path], tokens: float) -> list[dict[str, Any]
     return points
 
 
-def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict[str, Any]:
+def table(
+    seeds: Sequence[Seed], tried: dict[str, dict[float, float]], greedy: Greedy
+) -> dict[str, Any]:
     """Each arm over problems and seeds, its gain, and `tree` less it."""
     args, config = seeds[0].args, seeds[0].loaded()
     test = tasks_of(config, "test", args.num, args.first)
     same, outcomes, students = repeats(test), {}, {}
     start = [list(map(float, greedy("start", STUDENT, test)))]
-    for name in NAMES:
-        students[name] = [trained(seed, name, best[name]) for seed in seeds]
+    for name in args.arms:
+        rate = best(tried[name])
+        students[name] = [trained(seed, name, rate) for seed in seeds]
         outcomes[name] = [
-            list(map(float, greedy(f"{name} {best[name]:g} {seed.seed}", student, test)))
+            list(map(float, greedy(f"{name} {rate:g} {seed.seed}", student, test)))
             for seed, student in zip(seeds, students[name], strict=True)
         ]
-    most = max(spent_by(students[name][0])["questions"] for name in NAMES)
+    most = max(spent_by(students[name][0])["questions"] for name in args.arms)
     tasks = tasks_of(config, "train", most, config.train.demonstrations)
     solved = dict(
         zip(
@@ -318,10 +330,10 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
     )
     tokens = fmean(spent_by(student)["tokens"] for student in students[TREE])
     summary = []
-    for name in NAMES:
+    for name in args.arms:
         costs = [spent_by(student) for student in students[name]]
         right = outcomes[name]
-        row: dict[str, Any] = {"arm": name, "rate": best[name]}
+        row: dict[str, Any] = {"arm": name, "rate": best(tried[name]), "validation": tried[name]}
         row |= {key: round(fmean(cost[key] for cost in costs)) for key in costs[0]}
         row["greedy"] = less(right, [[0.0] * args.num], same)
         row["greedy_by_seed"] = [fmean(one) for one in right]
@@ -337,7 +349,36 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
         row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in right]
         summary.append(row)
         print(f"{name:26} {row['greedy'][0]:.3f} {row.get('tree_less_it', '')}", flush=True)
-    rows: dict[str, Any] = {}
+    compared = {row["arm"]: row.get("tree_less_it") for row in summary}
+    return {
+        "distinct": len(set(same)),
+        "start": {"greedy": less(start, [[0.0] * args.num], same)},
+        "summary": summary,
+        **{
+            test: {"against": arm, "difference": compared[arm]}
+            for test, arm in (("primary", STEP), ("second", CHAIN))
+            if arm in compared
+        },
+    }
+
+
+def explanation(seeds: Sequence[Seed], replay: float, greedy: Greedy) -> dict[str, Any]:
+    """What students learn from rows of failed questions and from rows of solved ones; `replay` is
+    the rate of that arm.
+    """
+    args = seeds[0].args
+    test = tasks_of(seeds[0].loaded(), "test", args.num, args.first)
+    same, rows = repeats(test), {}
+    start = [list(map(float, greedy("start", STUDENT, test)))]
+    replayed = [
+        list(
+            map(
+                float,
+                greedy(f"{REPLAY} {replay:g} {seed.seed}", trained(seed, REPLAY, replay), test),
+            )
+        )
+        for seed in seeds
+    ]
     with ThreadPoolExecutor(args.jobs) as pool:
         parts = list(pool.map(lambda seed: explained(seed, greedy, args.explained), seeds))
     for name in parts[0]:
@@ -348,39 +389,38 @@ def table(seeds: Sequence[Seed], best: dict[str, float], greedy: Greedy) -> dict
         ]
         rows[name] = {"rows": taught_rows, "greedy": less(right, [[0.0] * args.num], same)}
         rows[name]["gain"] = less(right, start, same)
-        rows[name]["over_replay"] = less(right, outcomes[REPLAY], same)
-    compared = {row["arm"]: row.get("tree_less_it") for row in summary}
-    return {
-        "distinct": len(set(same)),
-        "start": {"greedy": less(start, [[0.0] * args.num], same)},
-        "summary": summary,
-        "primary": {"against": CHAIN, "difference": compared[CHAIN]},
-        "second": {"against": RESTARTS, "difference": compared[RESTARTS]},
-        "explanation": rows,
-    }
+        rows[name]["over_replay"] = less(right, replayed, same)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options(parser, "improvement", first=42_000, num=1000)
+    options(parser, "improvement", first=48_000, num=2000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=1000, help="validation problems")
     parser.add_argument(
         "--explained", type=int, default=4800, help="questions whose trees are split into rows"
     )
-    parser.add_argument("--rates", help="JSON of the arms' learning rates, instead of tuning them")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        default=list(ARMS),
+        help="beside tree and step rejection; rows are split where replay is one",
+    )
     args = parser.parse_args()
+    args.arms = [name for name in ARMS if name in (TREE, STEP, *args.arms)]
     args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
     seeds = [Seed(seed, args) for seed in args.seeds]
-    best = json.loads(args.rates) if args.rates else rates(seeds[0])
-    print(best, flush=True)
+    tried = rates(seeds[0])
+    print(tried, flush=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         list(
             pool.map(
-                lambda job: trained(job[0], job[1], best[job[1]]),
-                [(s, n) for s in seeds for n in NAMES],
+                lambda job: trained(job[0], job[1], best(tried[job[1]])),
+                [(s, n) for s in seeds for n in args.arms],
             )
         )
     if args.train_only:
@@ -393,7 +433,11 @@ def main() -> None:
         "validation": args.validation,
     }
     facts["levels"] = sorted({task.problem.level for task in tasks_of(config, "train", 16)})
-    provenance.write(args.out, facts | table(seeds, best, Greedy(args.work, args.set)))
+    greedy = Greedy(args.work, args.set)
+    figures = facts | table(seeds, tried, greedy)
+    if REPLAY in args.arms:
+        figures["explanation"] = explanation(seeds, best(tried[REPLAY]), greedy)
+    provenance.write(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Seed, less, metrics, options, read, sampled, updates, validation  # noqa: E402
+from arms import (  # noqa: E402
+    Seed,
+    best,
+    by_rate,
+    less,
+    metrics,
+    options,
+    read,
+    sampled,
+    updates,
+    validation,
+)
 from improvement import SAVED, STUDENT, Greedy, flags  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
@@ -117,8 +128,8 @@ def answered(
     return row
 
 
-def tuned(seed: Seed, name: str, rates: dict[str, float]) -> float:
-    """The best of an arm's rates on validation problems."""
+def tuned(seed: Seed, name: str, rates: dict[str, float]) -> dict[float, float]:
+    """What each of an arm's rates reached on validation problems."""
 
     def reached(rate: float) -> float:
         student = trained(seed, name, rates | {name: rate})
@@ -127,11 +138,7 @@ def tuned(seed: Seed, name: str, rates: dict[str, float]) -> float:
             return accuracy
         return validation(student.parent)
 
-    if name == GRPO:
-        prm(seed, rates)  # once, before the runs side by side that read it
-    tried = [ARMS[name].rate * factor for factor in seed.args.factors]
-    with ThreadPoolExecutor(seed.args.jobs) as pool:
-        return max(zip(pool.map(reached, tried), tried, strict=True))[1]
+    return by_rate(reached, [ARMS[name].rate * factor for factor in seed.args.factors])
 
 
 def spent(student: Path) -> dict[str, int]:
@@ -206,14 +213,17 @@ def main() -> None:
     args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
     seeds = [Seed(seed, args) for seed in args.seeds]
     rates: dict[str, float] = {}
+    tried = {}
     for name in ARMS:
-        rates[name] = tuned(seeds[0], name, rates)
+        tried[name] = tuned(seeds[0], name, rates)
+        rates[name] = best(tried[name])
         print(name, rates[name], flush=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda seed: [trained(seed, name, rates) for name in ARMS], seeds))
     if args.train_only:
         return
     facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "budget": BUDGET}
+    facts["validation"] = tried
     greedy = Greedy(args.work, args.set)
     provenance.write(args.out, facts | table(seeds, rates, greedy))
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from arms import Arm, Seed, less, read, updates, validation  # noqa: E402
+from arms import Arm, Seed, best, by_rate, less, read, updates, validation  # noqa: E402
 from improvement import EIGHT  # noqa: E402
 from real import with_settings  # noqa: E402
 
@@ -207,12 +207,11 @@ class Run(Seed):
         if not began.is_file():
             began.write_text(json.dumps(provenance.BEGAN))
         runs = [Run(seed, self.args) for seed in SEEDS]
-        best, tried = {}, {}
+        tried: dict[str, dict[float, float]] = {}
         for name, arm in ARMS.items():
             rates = [factor * (arm.rate or 0.0) for factor in FACTORS]
-            tried[name] = {rate: validation(self.trained(name, rate)) for rate in rates}
-            best[name] = max(rates, key=lambda rate: tried[name][rate])
-        made = {name: [run.trained(name, best[name]) for run in runs] for name in ARMS}
+            tried[name] = by_rate(lambda rate, arm=name: validation(self.trained(arm, rate)), rates)
+        made = {name: [run.trained(name, best(tried[name])) for run in runs] for name in ARMS}
         start = self.answers("start", self.folder("sft"))
         found = {
             name: [run.answers(name, one / "student") for run, one in zip(runs, made[name], strict=True)]
@@ -221,7 +220,11 @@ class Run(Seed):
         same, rows = range(self.size.tested), []
         for name in ARMS:
             cards = [read(one / "run.json") for one in made[name]]
-            row: dict[str, Any] = {"arm": name, "rate": best[name], "validation": tried[name]}
+            row: dict[str, Any] = {
+                "arm": name,
+                "rate": best(tried[name]),
+                "validation": tried[name],
+            }
             row["tokens"] = [card["search_cost"]["sampled_tokens"] for card in cards]
             row |= {"questions": [card["questions"] for card in cards]}
             row |= {"updates": list(map(updates, made[name]))}

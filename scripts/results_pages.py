@@ -16,7 +16,8 @@ shown", is a template:
 
 Formats are Python's, and `ci`, `gain`, `judged`, `verdict` of a value with its interval, `list` and
 `count` of a list. Below a part stand the commit and day of its figures, and the command that
-measures them again where that is still there.
+measures them again where that is still there. A bullet of README that is older than the last
+release says its day.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, PAGES, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results", ROOT / "README.md"
+CHANGELOG = ROOT / "CHANGELOG.md"
 PACKAGE = ROOT / "alphazero_llm_trainer"
 STUDENT = PACKAGE / "assets" / "student" / "manifest.json"
 DECLARED = Path(__file__).with_suffix(".yaml")
@@ -278,6 +280,24 @@ def page(declared: Mapping[str, Any], pages: Mapping[str, Any]) -> str:
     return "\n".join(kept) + "\n"
 
 
+def releases() -> dict[str, str]:
+    """The day of each release by its version, the last one first."""
+    headings = re.findall(r"^## (\d\S*) - (\S+)$", CHANGELOG.read_text(encoding="utf-8"), re.M)
+    return dict(headings)
+
+
+def dated(bullet: str) -> str:
+    """The day of a bullet's oldest figure, and the release before it; nothing where all figures are
+    of the last release or younger.
+    """
+    days = releases()
+    day = min(load(stem)["date"] for stem in re.findall(r"@(\w+)\.", bullet))
+    version = next((version for version, released in days.items() if released <= day), None)
+    if version == next(iter(days)):
+        return ""
+    return f" ({day}, after {version})" if version else f" ({day})"
+
+
 def readme(bullets: Sequence[str], text: str) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -285,7 +305,8 @@ def readme(bullets: Sequence[str], text: str) -> str:
         raise PageError(
             f"README.md has no place for results: write {BEGIN.strip()} and {END.strip()}"
         )
-    return head + begin + "\n".join(f"- {filled(each, {}, {})}" for each in bullets) + end + tail
+    lines = [f"- {filled(each, {}, {})}{dated(each)}" for each in bullets]
+    return head + begin + "\n".join(lines) + end + tail
 
 
 def files() -> dict[Path, str]:

@@ -99,7 +99,7 @@ def test_every_command_line_of_the_documentation_parses(path, parser):
 def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
     for folder in ("benchmarks/results", "docs/results"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    parts = ["README.md", "scripts/results_pages.py", "scripts/results_pages.yaml"]
+    parts = ["README.md", "CHANGELOG.md", "scripts/results_pages.py", "scripts/results_pages.yaml"]
     parts += [
         f"alphazero_llm_trainer/{name}" for name in ("assets/student/manifest.json", "cli/sft.py")
     ]
@@ -109,21 +109,29 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
 
-    def check() -> tuple[int, str]:
-        command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), "--check"]
+    def check(*flags: str) -> tuple[int, str]:
+        command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), *flags]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         return done.returncode, done.stderr
 
-    assert check() == (0, "")
+    assert check("--check") == (0, "")
     data = tmp_path / "benchmarks/results/reliability.json"
     data.write_text(data.read_text().replace('"failures": 0', '"failures": 3'))
     (tmp_path / "docs/results/gone.md").write_text("# Gone\n")
     (tmp_path / "benchmarks/results/new.json").write_text("{}")
-    code, said = check()
+    code, said = check("--check")
     assert code == 1
     assert "docs/results/reliability.md differs" in said
     assert "docs/results/gone.md is no page" in said
     assert "benchmarks/results/new.json is on no page" in said
+    # A bullet that is older than the last release says so.
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text(changes.read_text().replace("\n## ", "\n## 9.0.0 - 9999-01-01\n\n## ", 1))
+    check()
+    bullets = [
+        line for line in (tmp_path / "README.md").read_text().splitlines() if " seeds" in line
+    ]
+    assert bullets and all(re.search(r" \(\d{4}-\S+, after \d\S+\)$", one) for one in bullets)
 
 
 def test_every_figure_names_its_commit(tmp_path):

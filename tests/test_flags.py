@@ -185,6 +185,10 @@ REFUSED = {
         ["sample", "--set", "search.enough_correct=2", "--out", "OUT"],
         ["search.enough_correct is 2", "search.mode=token"],
     ),
+    "an end of trees without a rule": (
+        ["train", "--use-grpo", "--set", "search.enough_finished=1"],
+        ["search.enough_finished is 1", "train.groups=verified"],
+    ),
     "more searches than the budget": (
         ["train", "--set", "search.budget_tokens=99", "--set", "train.requeue_limit=3"],
         ["train.requeue_limit is 3", "search.budget_tokens"],

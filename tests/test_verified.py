@@ -438,5 +438,33 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     assert right == ["".join(worked), *bare]
 
 
+def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong() -> None:
+    """Which is step rejection; the end of a chain at a rejected step finishes no response."""
+    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
+    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
+    rejected, wrong, right = (
+        ("5 * 5 = 26\n",),
+        ("5 + 5 = 10\n", "#### 10"),
+        ("5 * 5 = 25\n", "#### 25"),
+    )
+
+    def chains(simulations: int, finished: int) -> tuple[str, int]:
+        asked = {"select": "restart", "enough_correct": 1, "enough_finished": finished}
+        made = Search(
+            Lines(rejected, wrong, right),
+            graded,
+            SearchConfig.model_validate({"simulations": simulations, **asked}),
+            verifier=Calculator(),
+            generating=True,
+        )
+        result = asyncio.run(made.run(task.problem, 0))
+        return result.ended_by, len(result.tree.simulations)
+
+    assert chains(12, 0) == ("enough", 3)
+    assert chains(12, 1) == ("enough", 2)
+    assert chains(2, 1) == ("enough", 2)  # so that nothing searches this question again
+    assert chains(1, 1) == ("simulations", 1)
+
+
 if __name__ == "__main__":  # regenerates the golden trees
     GOLDEN.write_text(json.dumps(golden()) + "\n", encoding="utf-8")

@@ -198,6 +198,7 @@ class SearchConfig(Section):
     concurrent: Positive
     verify: VerifyConfig
     enough_correct: NonNegative
+    enough_finished: NonNegative
 
     def selector(self, judged: bool = False) -> str:
         """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a

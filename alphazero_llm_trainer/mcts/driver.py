@@ -14,7 +14,7 @@ from ..types import Cost, Problem
 from .choose import Choice, Reading, answer_of, choose, most_visited, voting
 from .descent import BestFirst, Live, Rule, closed, expanded, opened, rescaled
 from .expansion import Evaluate, Expansion, Grading
-from .extract import accepted, right_responses
+from .extract import accepted, finished_responses, right_responses
 from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import MeteredValue, MeteredVerifier, Paid, valued_by
@@ -69,7 +69,7 @@ class Search:
         finished: a terminal checker beside the rule, or None (steps alone).
         stop: asked before each simulation; True ends every tree with the best so far.
         value: the value network, or None.
-        generating: `search.enough_correct` applies (training searches).
+        generating: `search.enough_correct` and `enough_finished` apply (training searches).
         grading: what `evaluate` computes, where a model has a part in it.
         verifier: checks each step as it is drawn (`search.verify`, steps alone); `evaluate` is
             asked in training searches alone then.
@@ -302,6 +302,9 @@ class Search:
             and accepted(tree, settings.verify.accept_above)
         ):
             return "accepted"
+        finished = settings.enough_finished
+        if self.generating and finished and finished_responses(tree) >= finished:
+            return "enough"
         if left == 0:
             return None
         enough = settings.enough_correct

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..answers import extract
 from ..types import STUDENT
-from .tree import ROOT, WHOLE, Tree
+from .tree import REJECTED, ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
@@ -103,6 +103,11 @@ def right_responses(tree: Tree, judged: bool = False) -> int:
     """How many right responses were drawn; `judged`: of those that a verifier judged."""
     right = (end for end in tree.finished() if end.grade == 1.0)
     return sum(end.samples for end in right if not judged or tree.checked(tree.path(end.node)))
+
+
+def finished_responses(tree: Tree) -> int:
+    """How many responses were drawn to an end, right or wrong; a rejected step is no end."""
+    return sum(end.samples for end in tree.finished() if end.verdict != REJECTED)
 
 
 def accepted(tree: Tree, least: float) -> bool:
