@@ -343,8 +343,7 @@ def check_collecting(config: Config, valued: bool) -> None:
             if used:
                 raise ConfigError(f"{name} is set and {why}")
 
-    if train.method == "alphazero":
-        check_guided(config)
+    check_guided(config)
     if train.method in ("expert_iteration", "alphazero") and train.groups == "verified":
         graded = {
             "rewards.custom": config.rewards.own,
@@ -396,6 +395,8 @@ def check_collecting(config: Config, valued: bool) -> None:
 def check_guided(config: Config) -> None:
     """Raise ConfigError for settings that AlphaZero's loop can't have."""
     train, engine = config.train, config.engine
+    if train.method != "alphazero":
+        return
     if train.groups != "verified":
         raise ConfigError(
             f"train.groups is {train.groups} and train.method is alphazero, whose trees are "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from support import tiny_llama
 
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.errors import ConfigError
@@ -194,3 +197,19 @@ def test_a_value_coefficient_is_alphazeros_alone() -> None:
     config = load_training(overrides=["train.value_coefficient=0.3", "student=embedded"])
     with pytest.raises(ConfigError, match=r"value_coefficient.*--config alphazero"):
         check_method(config)
+
+
+def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path: Path) -> None:
+    """Most answers to a hard game have no answer: they are compared all the same."""
+    flags = ["--set", "student=small", "--source", "pancake", "-n", "4", "--quiet"]
+    start = tmp_path / "start"
+    small = ["--set", "train.sft_steps=1", "--set", "train.demonstrations=16"]
+    sizes = ["--eval-size", "0", "--set", "train.validation_size=0"]
+    assert main(["sft", "--model", "small", "--source", "pancake", *small, *sizes, "--quiet",
+                 "--out", str(start)]) == 0  # fmt: skip
+    out = tmp_path / "eval"
+    methods = ["--methods", "greedy", "step-rejection", "--budget-tokens", "100"]
+    assert main(["eval", "--model", str(start), *flags, *methods, "--out", str(out)]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["pairs"] and not any(row["cut"] for row in results["rows"])
+    assert all(row["accuracy"][0] == 0.0 for row in results["rows"])

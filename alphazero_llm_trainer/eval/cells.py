@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..live import Progress
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
-from ..problems.grading import Grade
+from ..problems.grading import Grade, Verdict
 from ..problems.load import rows_hash
 from ..problems.source import gradable, source_of
 from ..rewards.custom import CustomReward
@@ -119,10 +119,11 @@ async def run_cell(
     seconds = time.perf_counter() - began
     responses = [answer.response for answer in answers]
     grades = await graded(responses, tasks)
+    unanswered = str(Verdict.WRONG) if source_of(tasks[0].problem).plays else NO_ANSWER
     verdicts = [
         TOO_LONG
         if answer.ended_by == TOO_LONG
-        else NO_ANSWER
+        else unanswered
         if grade is None
         else str(grade.verdict)
         for answer, grade in zip(answers, grades, strict=True)

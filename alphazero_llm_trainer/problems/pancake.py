@@ -37,6 +37,7 @@ class Pancake(Generated):
 
     name = "pancake"
     scratch = "sft_pancake.yaml"
+    plays = True
     prompt_tokens = 64
     system_prompt = PANCAKE_PROMPT
     default_levels = (3,)

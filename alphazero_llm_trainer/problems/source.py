@@ -104,6 +104,7 @@ class Source(ABC):
         demonstration_share: share of a training batch that replays worked solutions unless the
             configuration says.
         gold_free: its grades need no gold answer.
+        plays: its problems are games, and one that isn't won has no answer.
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -116,6 +117,7 @@ class Source(ABC):
     reads: tuple[str, ...] = ()
     demonstration_share: float = 0.0
     gold_free: bool = False
+    plays: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None

@@ -154,7 +154,7 @@ class Recorder:
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
         tokens = 0  # of the trees that are there
         for record in self.journal.values():
-            self.ends += endings(Tree.from_dict(record["tree"]))
+            self.count_ends(Tree.from_dict(record["tree"]))
             tokens += record["cost"]["sampled_tokens"]
         limit = self.config.train.tokens
         if limit is None:
@@ -168,6 +168,13 @@ class Recorder:
         """A hash of the weights that the run starts from; those of a new adapter are its seed's."""
         begun = POLICY if self.student.adapter is not None else None
         return fingerprint(self.student.model, begun)
+
+    def count_ends(self, tree: Tree) -> None:
+        """Count how a tree's responses ended, but for games, where an end without an answer is one
+        that wasn't won.
+        """
+        if not open_source(self.config).plays:
+            self.ends += endings(tree)
 
     def new_card(self) -> dict[str, Any]:
         """What run.json says from the beginning."""
@@ -195,7 +202,7 @@ class Recorder:
 
     def tree(self, tree: GradedTree) -> None:
         """Show a tree that is in the journal now."""
-        self.ends += endings(tree.tree)
+        self.count_ends(tree.tree)
         show_tree(
             self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens
         )
