@@ -204,7 +204,7 @@ def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path: Path) -> No
     flags = ["--set", "student=small", "--source", "pancake", "-n", "4", "--quiet"]
     start = tmp_path / "start"
     small = ["--set", "train.sft_steps=1", "--set", "train.demonstrations=16"]
-    sizes = ["--eval-size", "0", "--set", "train.validation_size=0"]
+    sizes = ["--eval-size", "1", "--set", "train.validation_size=0"]
     assert main(["sft", "--model", "small", "--source", "pancake", *small, *sizes, "--quiet",
                  "--out", str(start)]) == 0  # fmt: skip
     out = tmp_path / "eval"
