@@ -395,6 +395,13 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
     assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
 
 
+@pytest.mark.parametrize(("questions", "few"), [(100, True), (4800, False)])
+def test_a_run_too_short_to_gain_anything_says_so(questions: int, few: bool) -> None:
+    run = Run(prepare(grpo_config(["student=embedded", f"train.num_examples={questions}"])))
+    assert ("updates are few" in run.few_updates()) is few
+    assert not few or f"{run.size.updates} updates" in run.few_updates()
+
+
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     run, _ = whole_run
     before = (run / "run.json").read_bytes()

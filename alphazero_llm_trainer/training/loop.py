@@ -41,6 +41,8 @@ from .rows import Minibatches, RowBuilder, TrainRow
 from .run import RunFolder
 from .start import Prepared
 
+FEW_UPDATES = 100  # below which no run that was measured gained anything
+
 
 class Run:
     """One training run: `load`, then `execute` in a folder.
@@ -205,7 +207,17 @@ class Run:
             f"{planned} in {rounds:,} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
             f"{train.groups} groups,"
             f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations "
-            f"replayed, engine: {engine(self.config)}"
+            f"replayed, engine: {engine(self.config)}{self.few_updates()}"
+        )
+
+    def few_updates(self) -> str:
+        """A line where the run is so short that no gain is to be expected of it."""
+        updates = self.size.updates
+        if self.config.train.tokens is not None or updates >= FEW_UPDATES:
+            return ""
+        return (
+            f"\n{updates:,} updates are few: the runs in docs/results/training.md made 400 or more, "
+            "so expect no clear gain; --num-examples asks more questions"
         )
 
     # -- the whole run
