@@ -160,12 +160,12 @@ class RowBuilder:
             rows += (
                 rng.sample(self.own, own) if len(self.own) >= own else rng.choices(self.own, k=own)
             )
-            rows += self.beside(rng, own)
+            rows += self.beside(rng, optimizer.batch_size)
             made.append(rows)
         return made
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
-        """Rows that an update with `count` own ones has besides."""
+        """Rows that an update has beside its `count` ones: as many, or none."""
         return []
 
     def good(self, trees: Sequence[GradedTree]) -> list[TrainRow]:

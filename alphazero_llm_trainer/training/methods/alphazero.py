@@ -76,8 +76,8 @@ class AlphaZero(Objective):
 
 
 class AlphaZeroRows(RowBuilder):
-    """Rows of the policy, and rows of states that are no part of a solution: an update draws as
-    many of these as of the former.
+    """Rows of the policy, and rows of states that are no part of a solution: an update has as many
+    of either.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -100,8 +100,10 @@ class AlphaZeroRows(RowBuilder):
         return super().minibatches(number, trees, stats)
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
-        """`count` rows of states, for an update with as many of the policy's own rows."""
-        return rng.sample(self.states, min(count, len(self.states)))
+        """`count` rows of states, some of them twice where there are fewer."""
+        if len(self.states) >= count:
+            return rng.sample(self.states, count)
+        return rng.choices(self.states, k=count) if self.states else []
 
     def rows_of(self, graded: GradedTree) -> list[TrainRow]:
         """A tree's rows: what the search chose, and the states that the value learns from."""
