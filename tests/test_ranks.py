@@ -46,8 +46,17 @@ SMALL = [
     *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
     *("--set", "rewards.use_student_model=false"),
 ]
+FEW = [
+    "--set",
+    "train.updates_per_round=3",
+    "--set",
+    "train.optimizer.batch_size=4",
+    "--set",
+    "train.optimizer.warmup=0",
+]
 METHODS = {
-    "rft": ["--set", "train.updates_per_round=3", "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.warmup=0"],
+    "rft": FEW,
+    "alphazero": FEW,
     "grpo": [
         *("--set", "search.simulations=3"),
         *("--set", "train.optimizer.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.optimizer.epochs=2"),
@@ -139,12 +148,18 @@ def journal(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sharding"),
-    [("rft", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],  # a killed run is RFT's under FSDP
+    [
+        ("rft", "ddp"),
+        ("alphazero", "ddp"),
+        ("grpo", "ddp"),
+        ("grpo", "fsdp"),
+    ],  # a killed run is RFT's under FSDP
 )
 def test_two_processes_end_with_the_weights_of_one(
     method: str, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
+    named = ["--config", method] if method == "alphazero" else [f"--use-{method}"]
+    flags = [*named, "--num-examples", "16", *METHODS[method]]
     fsdp = sharding == "fsdp"
     if fsdp:  # with an adapter, which most of the sharded weights are no part of
         flags += ["--set", "train.adapter=lora", "--set", "train.optimizer.learning_rate=0.003"]
@@ -165,6 +180,14 @@ def test_two_processes_end_with_the_weights_of_one(
     for name in ("advantage_mean", "advantage_std") if method == "grpo" else ():
         assert told[0][name] == pytest.approx(told[1][name], abs=1e-4)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    if method == "alphazero":
+        value, other = (
+            load_file(tmp_path / name / "run-001/student/value/critic.safetensors")
+            for name in ("one", "two")
+        )
+        assert value["weight"].any() and apart(value, other) < 1e-3 * apart(
+            value, {name: torch.zeros_like(number) for name, number in value.items()}
+        )
     assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
     moved = apart(one, load_file(PACKAGED / "model.safetensors"))
     # Shards add up in another order, and Adam's first steps are the signs of small numbers.
@@ -209,6 +232,7 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(
         ("models.embedded.quantization=nf4", True, "models.embedded.quantization is nf4"),
         ("train.optimizer.name=adamw_8bit", True, "set it to adamw"),
         ("train.pack=on", True, "set it to auto"),
+        ("train.method=alphazero", True, "launch without FSDP"),
     ],
 )
 def test_what_two_processes_can_not_share_is_said(

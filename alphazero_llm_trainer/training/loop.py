@@ -148,10 +148,6 @@ class Run:
         check_full(self.student.model, self.student.spec, self.adapter)
         if uses_fsdp():
             check_unpacked(config, self.student.spec)
-            if config.train.method == "alphazero":
-                raise ConfigError(
-                    "train.method is alphazero, whose value isn't sharded: launch without FSDP"
-                )
         if not self.student.engine.capabilities.trainable:
             self.student.engine.close()
             raise ConfigError(

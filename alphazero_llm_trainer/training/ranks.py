@@ -168,6 +168,10 @@ def check_ranks(config: Config, size: int) -> None:
             train.optimizer.name == "adamw_8bit",
             "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw",
         )
+        refuse(
+            train.method == "alphazero",
+            "train.method is alphazero, whose value isn't sharded: launch without FSDP",
+        )
         # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is
         # one of all ranks.
         refuse(
