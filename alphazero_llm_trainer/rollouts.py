@@ -169,7 +169,8 @@ class Collector:
         from .policy.critic import LEARNT, Critic, CriticVerifier
 
         engine = self.student.engine
-        engine.set_value(layer.weight[0].detach(), float(layer.bias.detach()))
+        bias = 0.0 if layer.bias is None else float(layer.bias.detach())
+        engine.set_value(layer.weight[0].detach(), bias)
         engine.facts["head"] = LEARNT
         value = CriticVerifier(Critic(engine, 1.0, {}, LEARNT), "value")
         self.rule = Product([Calculator(), value])

@@ -28,7 +28,7 @@ from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.select import GUIDED
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import NUMBERS
-from alphazero_llm_trainer.policy.folders import VALUE, with_model
+from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.serve.load import load_models
 from alphazero_llm_trainer.teachers.build import LEDGERS
@@ -305,9 +305,19 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
     out = tmp_path / "table"
     table = alphazero.evaluate("embedded", student, methods="mcts", num=4, out=out, progress=False)
     assert [row["verifier"] for row in table.rows] == ["calculator+value"]
+    loaded = alphazero.load(student)
+    again = alphazero.evaluate("embedded", loaded, methods="mcts", num=4, progress=False)
+    assert [row["verifier"] for row in again.rows] == ["calculator+value"]
+    with torch.no_grad():  # what it carries is of other weights then, and says nothing
+        loaded.model.get_input_embeddings().weight.add_(1e-3)
+    loaded.engine.set_policy(None, 1)
+    trained_on = alphazero.search(QUESTION, model=loaded, simulations=2, progress=False)
+    assert trained_on.tree.V[-1] is None
     config, path = with_model(str(student), [], load_answering)
     models, answerer = load_models(config, "mcts", path, None, None, None)
     assert models.judged and answerer.verifier.name == "calculator+value"
+    elsewhere = config.engine.model_copy(update={"backend": "vllm"})
+    assert carried_value(config.model_copy(update={"engine": elsewhere}), student)[1] is None
     for kind in SUFFIXES:
         assert export(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
 

@@ -381,9 +381,9 @@ class Recorder:
                 "discount": self.config.search.discount,
             }
             bases = {self.folder.student: saved, self.folder.adapter: self.student.model}
-            for place, base in bases.items():
+            for place, model in bases.items():
                 if place.is_dir():
-                    facts["base"] = fingerprint(base)
+                    facts["base"] = fingerprint(model)
                     critic = self.objective.critic
                     save_critic(place / VALUE, critic, facts, self.student, self.config)
         base = self.config.train.student or self.student.spec.path
