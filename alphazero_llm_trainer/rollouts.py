@@ -162,14 +162,15 @@ class Collector:
             finished_earns_one, 1
         )  # a configuration that can't be searched with is refused now
 
-    def guide(self, weight: torch.Tensor, bias: float) -> None:
-        """Have V = sigmoid(weight . h + bias) of the student's own states guide the searches from
-        now on (`train.method: alphazero`).
+    def guide(self, layer: torch.nn.Linear) -> None:
+        """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches
+        from now on (`train.method: alphazero`).
         """
         from .policy.critic import LEARNT, Critic, CriticVerifier
 
         engine = self.student.engine
-        engine.set_value(weight, bias)
+        bias = 0.0 if layer.bias is None else float(layer.bias.detach())
+        engine.set_value(layer.weight[0].detach(), bias)
         engine.facts["head"] = LEARNT
         value = CriticVerifier(Critic(engine, 1.0, {}, LEARNT), "value")
         self.rule = Product([Calculator(), value])

@@ -10,8 +10,14 @@ import runpy
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import torch
+
+import alphazero_llm_trainer as az
+from alphazero_llm_trainer.training.methods.alphazero import outcomes
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -39,9 +45,8 @@ def learnt(printed: str) -> bool:
     return after >= 0.6 and (after > before + 0.05 or before >= 0.9)
 
 
-def test_alphazeros_loop_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def alphazero_example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example as a module, with small sizes."""
     spec = spec_from_file_location("alphazero", EXAMPLES / "alphazero.py")
     assert spec is not None and spec.loader is not None
     example = module_from_spec(spec)
@@ -49,11 +54,45 @@ def test_alphazeros_loop_runs(
     small = {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}
     for name, value in small.items():
         monkeypatch.setattr(example, name, value)
+    return example
+
+
+def test_alphazeros_loop_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = alphazero_example(monkeypatch)
     example.main()
     printed = capsys.readouterr().out
-    assert (
-        re.findall(r"^round (\d): \d of 8 ", printed, re.M) == ["1", "2"] and "\ngain " in printed
-    )
+    assert re.findall(r"^round (\d): \d of 8 ", printed, re.M) == ["1", "2"]
+    assert "\ngain " in printed
+    # The second round's trees have a V of each state, which the first update made.
+    assert "AUC" not in printed.splitlines()[0] and "AUC of the value" in printed.splitlines()[1]
+
+
+def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each state's z is the package's, and each V is of the tokens before it alone."""
+    example = alphazero_example(monkeypatch)
+    student = az.load("embedded")
+    value = torch.nn.Linear(student.model.config.hidden_size, 1)
+    trees = example.search(student, value, 1)
+    rows = [(tree.tree, row) for tree in trees for row in example.rows_of(tree, Random(0))]
+    assert {row.chosen for _, row in rows} == {True, False}
+    for tree, row in rows:
+        z = outcomes(tree, example.DISCOUNT)
+        known = {tree.sequence(node)[0]: z[node] for node in z}
+        assert row.values == pytest.approx({n: known[row.response[:n]] for n in row.values})
+    for _, row in (rows[0], rows[-1]):
+        logprobs, pi, logits, target, there = example.score(student.model, value, [row] * 2)
+        assert pi[0].sum() == len(row.response) * row.chosen and there[0].sum() == len(row.values)
+        for length, z in row.values.items():
+            ids = torch.tensor([row.prompt + row.response[:length]])
+            out = student.model(ids, output_hidden_states=True)
+            at = ids.shape[1] - 1
+            assert torch.allclose(logits[0, at], value(out.hidden_states[-1][0, -1])[0], atol=1e-4)
+            assert target[0, at] == pytest.approx(z)
+            if length < len(row.response):
+                expected = out.logits[0, -1].log_softmax(-1)[row.response[length]]
+                assert torch.allclose(logprobs[0, at], expected, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -161,6 +200,6 @@ def test_examples_are_short_and_all_known_here() -> None:
         "trl_sft",
     }
     assert set(files) == known  # serve_client runs in test_serve, prime_rl_trees in test_prime_rl
-    most = {"alphazero": 150, "prime_rl_trees": 85}
+    most = {"alphazero": 170, "prime_rl_trees": 85}
     for name, path in files.items():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= most.get(name, 65), path

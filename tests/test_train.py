@@ -17,14 +17,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import grpo_config
 
+import alphazero_llm_trainer as alphazero
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import load_answering
 from alphazero_llm_trainer.engine.protocol import TeacherLedger
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
+from alphazero_llm_trainer.mcts.select import GUIDED
 from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.policy.critic import NUMBERS
+from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.serve.load import load_models
 from alphazero_llm_trainer.teachers.build import LEDGERS
+from alphazero_llm_trainer.training.export import SUFFIXES, export
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
@@ -42,11 +50,13 @@ SMALL = [
     "--set", "train.optimizer.epochs=2",
 ]  # fmt: skip
 ROWS, UPDATES = ["--set", "train.rows_per_round=8"], ["--set", "train.updates_per_round=4"]
+QUESTION = "Tom has 3 bags. Each bag holds 4 pens. How many pens does Tom have?"
 METHODS = {
     "grpo": ["--use-grpo", *ROWS],
     "rft": ["--use-rft", *UPDATES],
     "ppo": ["--use-ppo", *ROWS, "--set", "train.critic_rounds=1"],
     "legacy": ["--use-legacy", *UPDATES],
+    "alphazero": ["--config", "alphazero", *UPDATES, "--set", "search.budget_tokens=200"],
 }
 
 
@@ -97,7 +107,7 @@ def test_a_run_reports_what_it_did(whole_run):
     assert sum("validation_accuracy" in line for line in RunFolder(run).read_metrics()) == 3
     # Supervised rounds make two passes over their own rows, in batches of 5 of which one is a
     # demonstration.
-    supervised = method in ("rft", "legacy")
+    supervised = method in ("rft", "legacy", "alphazero")
     assert all(
         line["updates"] == (min(4, -(-2 * line["rows"] // 4)) if supervised else 4)
         for line in rounds
@@ -157,7 +167,7 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "ppo", "legacy"))],
+    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "ppo", "legacy", "alphazero"))],
     indirect=True, scope="module",
 )  # fmt: skip
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
@@ -223,6 +233,10 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         )
         for name, tensor in critics[0].items():
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
+    if method == "alphazero":
+        values = [load_file(path / "student" / VALUE / NUMBERS) for path in (run, resumed)]
+        for name, tensor in values[0].items():
+            assert torch.allclose(tensor, values[1][name], atol=1e-4), name
     assert [line["round"] for line in rounds_of(resumed)] == [0, 1, 2]
     # The seconds go on from the killed process's last checkpoint: those of both count, and what was
     # done twice counts once.
@@ -240,6 +254,95 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         assert cost.pop("seconds") > 0
     assert spent == undisturbed
     assert card_of(resumed)["ends"] == card_of(run)["ends"]  # the killed process's trees count
+
+
+@pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
+def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole_run, tmp_path, monkeypatch):
+    run, _ = whole_run
+    stored, asked = RunFolder(run).config(), False
+    folder, saved = RunFolder(tmp_path / "run-001"), Recorder.checkpoint
+    folder.path.mkdir()
+
+    def once(*given):
+        nonlocal asked
+        saved(*given)
+        asked = True
+
+    monkeypatch.setattr(Recorder, "checkpoint", once)
+    first = Run(prepare(stored), lambda: asked)
+    first.load()
+    assert first.execute(folder) is None and len(rounds_of(folder.path)) == 1
+    monkeypatch.undo()
+    said: list[str] = []
+    again = Run(prepare(stored), progress=Progress(tell=said.append))
+    again.load()
+    assert again.execute(folder, resume=True) is not None
+    assert ["; AUC of the value " in line for line in said if line.startswith("round ")] == [
+        True
+    ] * 2
+    for file in ("model.safetensors", f"{VALUE}/{NUMBERS}"):
+        whole, mine = (load_file(path / "student" / file) for path in (run, folder.path))
+        assert all(torch.equal(whole[name], tensor) for name, tensor in mine.items()), file
+    assert load_file(run / "student" / VALUE / NUMBERS)["weight"].any()
+    figures = [
+        [(line["value_auc"], line["value_error"]) for line in rounds_of(p)]
+        for p in (run, folder.path)
+    ]
+    assert figures[0] == figures[1] and figures[0][0] == (None, None) != figures[0][1]
+
+
+@pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
+def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, capsys):
+    run, _ = whole_run
+    student = run / "student"
+    assert "carries a value" in (student / "README.md").read_text()
+    page = (run / "report.html").read_text()
+    assert ">Solved trees<" in page and ">Value on new trees<" in page
+    found = alphazero.search(QUESTION, model=student, simulations=8, progress=False)
+    assert found.rule == {"rule": "puct", "exploration": GUIDED}
+    assert found.tree.V[1] is not None
+    assert alphazero.search(QUESTION, simulations=2, progress=False).tree.V[-1] is None
+    out = tmp_path / "table"
+    table = alphazero.evaluate("embedded", student, methods="mcts", num=4, out=out, progress=False)
+    assert [row["verifier"] for row in table.rows] == ["calculator+value"]
+    loaded = alphazero.load(student)
+    again = alphazero.evaluate("embedded", loaded, methods="mcts", num=4, progress=False)
+    assert [row["verifier"] for row in again.rows] == ["calculator+value"]
+    with torch.no_grad():  # what it carries is of other weights then, and says nothing
+        loaded.model.get_input_embeddings().weight.add_(1e-3)
+    loaded.engine.set_policy(None, 1)
+    trained_on = alphazero.search(QUESTION, model=loaded, simulations=2, progress=False)
+    assert trained_on.tree.V[-1] is None
+    config, path = with_model(str(student), [], load_answering)
+    models, answerer = load_models(config, "mcts", path, None, None, None)
+    assert models.judged and answerer.verifier.name == "calculator+value"
+    elsewhere = config.engine.model_copy(update={"backend": "vllm"})
+    assert carried_value(config.model_copy(update={"engine": elsewhere}), student)[1] is None
+    for kind in SUFFIXES:
+        assert export(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
+
+
+def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsys):
+    run, out = tmp_path / "run-001", tmp_path / "merged"
+    flags = [*SMALL, *METHODS["alphazero"], "--num-examples", "8", "--set", "train.adapter=lora"]
+    assert train_main([*flags, "--checkpoint-dir", str(tmp_path), "-q"]) == 0
+    merge = ["merge", "--adapter", str(run / "adapter"), "-q", "--out"]
+    assert main([*merge, str(out)]) == 0
+    found = [
+        alphazero.search(QUESTION, model=folder, simulations=6, progress=False)
+        for folder in (run / "student", run / "adapter", out)
+    ]
+    assert found[0].tree.V[1] is not None
+    for one in found:  # a state has one value, however the student is stored
+        assert one.tree.text[1] == found[0].tree.text[1]
+        assert one.tree.V[1] == pytest.approx(found[0].tree.V[1], abs=1e-4)
+    # A value over other states is none of the sum's.
+    file = run / "adapter" / "adapter_model.safetensors"
+    save_file({name: tensor + 1e-3 for name, tensor in load_file(file).items()}, file)
+    capsys.readouterr()
+    assert main([*merge, str(tmp_path / "other")]) == 2
+    assert "was learnt with another adapter" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import load_training
+from ..config.load import Config, load_training
+from ..errors import ConfigError
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
 from ..rollouts import Collector, GradedTree
 from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
 
 if TYPE_CHECKING:
+    import torch
+
     from ..policy.student import Student
 
 
@@ -26,6 +29,7 @@ def collect(
     split: str = "train",
     reward: Reward = None,
     seed: int | None = None,
+    value: torch.nn.Linear | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> list[GradedTree]:
     """The trees of `num` questions, searched as a round of `train` does and graded against gold.
@@ -37,6 +41,8 @@ def collect(
         num, start, split: how many questions, the number of the first, and of which split.
         reward: your own, see `train`.
         seed: of everything random.
+        value: a layer `[1, H]` over the student's last hidden states, whose sigmoid guides the
+            searches of `train.method: alphazero`; without one its trees are chains.
         config: keys of training.yaml, nested or dotted, over the recipe of `train.method`.
 
     Returns:
@@ -64,6 +70,9 @@ def collect(
             student = load_student(config, path=folder, opening=opening(resolved), trained=False)
         check_prompts(student, config, [task.problem.question for task in tasks])
         collector = Collector(student, resolved, None)
+        if value is not None:
+            check_layer(value, resolved)
+            collector.guide(value)
 
         async def search() -> dict[str, GradedTree]:
             pairs = [(task.problem.id, task) for task in tasks]
@@ -73,3 +82,12 @@ def collect(
         return [trees[task.problem.id] for task in tasks]
 
     return outside_loops(call)
+
+
+def check_layer(value: torch.nn.Linear, config: Config) -> None:
+    """Raise ConfigError where a value guides no search of the method."""
+    if config.train.method != "alphazero":
+        raise ConfigError(
+            f"value is given and train.method is {config.train.method}, whose searches no layer "
+            'guides: add config={"train.method": "alphazero"}'
+        )

@@ -178,7 +178,12 @@ def find(
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     if config.search.value is None and config.engine.backend != "openai":
-        config, own = carried_value(config, folder if student is None else student.folder)
+        if student is None:
+            config, own = carried_value(config, folder)
+        else:
+            from ..policy.critic import own_value
+
+            config, own = own_value(config, student)
         if own is not None:
             guided = {"value": str(own)} | {
                 key: choice

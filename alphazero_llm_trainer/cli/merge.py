@@ -64,7 +64,7 @@ def run_merge(args: argparse.Namespace) -> int:
         tell_loading(args, progress)
         from ..policy.student import load_student
         from ..training.hub import check_hub, upload
-        from ..training.merging import bare, merged, read_back
+        from ..training.merging import bare, carry_value, merged, read_back
 
         if args.push_to_hub is not None:
             check_hub(args.push_to_hub)
@@ -78,6 +78,7 @@ def run_merge(args: argparse.Namespace) -> int:
             student.tokenizer.save_pretrained(part)
             write_facts(part, student.name, config.models[student.name])
             read_back(part, plain)
+            carry_value(adapter, student.model, plain, part)
             sync_all(part)
             part.replace(args.out)
         finally:

@@ -123,18 +123,23 @@ class Evaluation(BaseModel):
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
         """
-        config, work = self.with_own_value(config, path, progress)
+        config, work = self.with_own_value(config, path, student, progress)
         return work.measured(config, path, student, out, resume, progress, stop)
 
     def with_own_value(
-        self, config: Config, path: Path | None, progress: Progress
+        self, config: Config, path: Path | None, student: Student | None, progress: Progress
     ) -> tuple[Config, Evaluation]:
         """The evaluation with the value that the student's folder carries, where no verifier is
         named.
         """
         if self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED):
             return config, self
-        config, carried = carried_value(config, path)
+        if student is None:
+            config, carried = carried_value(config, path)
+        else:
+            from ..policy.critic import own_value
+
+            config, carried = own_value(config, student)
         if carried is None:
             return config, self
         progress.say(

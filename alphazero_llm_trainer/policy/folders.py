@@ -238,6 +238,9 @@ def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | N
     card = read_note(place, "critic.json")
     if not card:
         return config, None
+    if config.engine.backend != "inprocess":
+        log.warning("%s is left out: the in-process engine alone reads it", place)
+        return config, None
     search = config.search
     if search.discount == config.plain.search.discount:
         search = search.model_copy(update={"discount": card.get("discount", 1.0)})

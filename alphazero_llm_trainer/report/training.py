@@ -223,6 +223,7 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
         )
 
     scale = "answers' mean outcome" if owned(card) else "accuracy"
+    valued = bool(over(metrics, "value_auc"))
     drawn = [
         line_chart(
             f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)
@@ -238,12 +239,23 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
             mixed="mixed",
             wrong="all_wrong",
         ),
+        # AlphaZero's: a tree is solved where it has a right response. The value is judged on trees
+        # before it learns from them; its error is how far its mean is above their outcomes'.
+        chart("Solved trees", (0.0, 1.0), True, solved="solved") if valued else "",
+        chart("Value on new trees", (0.0, 1.0), AUC="value_auc", error="value_error"),
         chart(
             "Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)",
             entropy="entropy",
             KL="kl",
         ),
-        chart("Loss", (), loss="loss", critic="critic_loss"),
+        chart(
+            "Loss",
+            (),
+            loss="loss",
+            policy="policy_loss",
+            value="value_loss",
+            critic="critic_loss",
+        ),
     ]
     # Trees end early, and chains are drawn again, by what they find.
     below = (

@@ -13,6 +13,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import CheckpointError, ConfigError, reason_of
+from ..policy.folders import VALUE
+
+CARRIED = f"""
+The folder carries a value (`{VALUE}/`): a layer over the student's own last hidden states, which says
+how likely a state of a response is to end right. Given this folder, `search`, `eval` and `serve` of
+alphazero-llm-trainer use it without being told. Other programs read the student alone.
+"""
 
 
 def check_hub(repository: str) -> None:
@@ -79,6 +86,8 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
 Held-out test problems: {results(run)}.
 Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 """
+    if (folder / VALUE).is_dir():
+        text += CARRIED
     ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")
 
 

@@ -5,6 +5,7 @@ apart.
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..engine.masks import for_any_device
 from ..errors import CheckpointError, first_line
-from ..policy.adapters import base_parameters, under, unusual
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
+from ..files import write_json
+from ..policy.adapters import (
+    POLICY,
+    activate,
+    base_parameters,
+    fingerprint,
+    load_adapter,
+    under,
+    unusual,
+)
+from ..policy.critic import CARD, read_card
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, VALUE
 from ..policy.weights import load_tensors, load_weights, stored_dtypes
 
 TOKENS = 9  # of the check
@@ -177,3 +188,23 @@ def read_back(folder: Path, like: Any) -> None:
     """Raise CheckpointError where a saved model isn't the one in memory."""
     again = load_weights(AutoModelForCausalLM, str(folder), dtype=like.dtype).eval()
     check(again, sample(like), f"model {folder}, read back,")
+
+
+def carry_value(adapter: Path, base: Any, plain: Any, folder: Path) -> None:
+    """Take the value that the folder of an adapter over `base` carries to the `folder` of `plain`,
+    the sum of the two, whose states are the same.
+
+    Raises CheckpointError where it was learnt under another adapter, or its files changed.
+    """
+    if not (adapter / VALUE).is_dir():
+        return
+    card = read_card(adapter / VALUE, "value")
+    load_adapter(base, adapter, POLICY)
+    activate(base, POLICY)
+    if card["base"] != fingerprint(base):
+        raise CheckpointError(
+            f"the value in {adapter / VALUE} was learnt with another adapter than {adapter} has: "
+            f"remove {adapter / VALUE}, or restore the adapter"
+        )
+    shutil.copytree(adapter / VALUE, folder / VALUE)
+    write_json(folder / VALUE / CARD, card | {"base": fingerprint(plain)})

@@ -25,10 +25,13 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     """
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
     alike = f", {line['flat']} without a difference to learn from" if compares else ""
+    auc = line.get("value_auc")
+    value = "" if auc is None else f"; AUC of the value {auc:.2f}"
     figures = (
         f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
         "mean reward"
-        f" {line['mean_reward']:.3f}; {line['updates']} updates on {line['rows']} responses{loss}"
+        f" {line['mean_reward']:.3f}{value}; {line['updates']} updates on {line['rows']} "
+        f"responses{loss}"
     )
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")

@@ -373,15 +373,19 @@ class Recorder:
         saved = save_student(
             self.student, self.adapter, source, self.folder.student, self.folder.adapter
         )
-        if self.objective.value is not None:
+        # A value that has not learnt (the untrained student is kept) would mislead a search.
+        if self.objective.value is not None and self.objective.value.weight.any():
             facts = {
                 "kind": "value",
-                "base": fingerprint(saved),
                 "rollout_weight": 0.0,  # V alone
                 "discount": self.config.search.discount,
             }
-            place = self.folder.student / VALUE
-            save_critic(place, self.objective.critic, facts, self.student, self.config)
+            bases = {self.folder.student: saved, self.folder.adapter: self.student.model}
+            for place, model in bases.items():
+                if place.is_dir():
+                    facts["base"] = fingerprint(model)
+                    critic = self.objective.critic
+                    save_critic(place / VALUE, critic, facts, self.student, self.config)
         base = self.config.train.student or self.student.spec.path
         for place in (self.folder.student, self.folder.adapter):
             if place.is_dir():

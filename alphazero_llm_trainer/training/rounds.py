@@ -166,7 +166,7 @@ class Rounds:
         student = self.student
         student.engine.set_policy(None, number)
         if self.value is not None and (number or self.value.weight.any()):
-            self.collector.guide(self.value.weight[0].detach(), float(self.value.bias))
+            self.collector.guide(self.value)
         if number:
             check_update(student.engine, student.model, student.prompt_ids(QUESTION))
         tasks, trees = (
