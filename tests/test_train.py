@@ -304,16 +304,18 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
     assert alphazero.search(QUESTION, simulations=2, progress=False).tree.V[-1] is None
     out = tmp_path / "table"
     table = alphazero.evaluate("embedded", student, methods="mcts", num=4, out=out, progress=False)
-    assert [row["verifier"] for row in table.rows] == ["calculator+value"]
+    assert table.facts["verifier"] == "calculator+value"
     loaded = alphazero.load(student)
-    again = alphazero.evaluate("embedded", loaded, methods="mcts", num=4, progress=False)
-    assert [row["verifier"] for row in again.rows] == ["calculator+value"]
+    again = alphazero.evaluate(
+        "embedded", loaded, methods="mcts", num=4, out=tmp_path / "again", progress=False
+    )
+    assert again.facts["verifier"] == "calculator+value"
     with torch.no_grad():  # what it carries is of other weights then, and says nothing
         loaded.model.get_input_embeddings().weight.add_(1e-3)
     loaded.engine.set_policy(None, 1)
     trained_on = alphazero.search(QUESTION, model=loaded, simulations=2, progress=False)
     assert trained_on.tree.V[-1] is None
-    config, path = with_model(str(student), [], load_answering)
+    config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
     models, answerer = load_models(config, "mcts", path, None, None, None)
     assert models.judged and answerer.verifier.name == "calculator+value"
     elsewhere = config.engine.model_copy(update={"backend": "vllm"})

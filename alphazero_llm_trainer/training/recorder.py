@@ -374,7 +374,7 @@ class Recorder:
             self.student, self.adapter, source, self.folder.student, self.folder.adapter
         )
         # A value that has not learnt (the untrained student is kept) would mislead a search.
-        if self.objective.value is not None and self.objective.value.weight.any():
+        if self.objective.value is not None and self.objective.critic.score.weight.any():
             facts = {
                 "kind": "value",
                 "rollout_weight": 0.0,  # V alone
