@@ -316,8 +316,8 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
     trained_on = alphazero.search(QUESTION, model=loaded, simulations=2, progress=False)
     assert trained_on.tree.V[-1] is None
     config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
-    models, answerer = load_models(config, "mcts", path, None, None, None)
-    assert models.judged and answerer.verifier.name == "calculator+value"
+    _, answerer = load_models(config, "mcts", path, None, None, None)
+    assert answerer.verifier is not None and answerer.verifier.name == "calculator+value"
     elsewhere = config.engine.model_copy(update={"backend": "vllm"})
     assert carried_value(config.model_copy(update={"engine": elsewhere}), student)[1] is None
     for kind in SUFFIXES:
