@@ -120,9 +120,8 @@ _TOKEN = re.compile(
     rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
     rf"(?:\s(?:{'|'.join(SCALES)})s?\b|{_CJK_SCALE})?"
 )
-_LEAD = re.compile(
-    r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*"
-)  # words before the one number of a sentence
+# Words before the one number of a sentence.
+_LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*")
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(
     r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE
@@ -435,9 +434,10 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     stray = None if strict or unread else _last_number(_grouped(text))
     if stray is None:
         return None
+    # 0/0 is none
     return next(
         (reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None
-    )  # 0/0 is none
+    )
 
 
 def solution_answer(solution: str) -> str | None:

@@ -144,9 +144,8 @@ class FolderLock:
                 f"{flag} {folder} is being written by {holder}: wait for it, end it, or name "
                 "another folder"
             ) from error
-        if (
-            os.fstat(self._file.fileno()).st_nlink == 0
-        ):  # its holder let go between the two calls, and removed it
+        # Its holder let go between the two calls, and removed it.
+        if os.fstat(self._file.fileno()).st_nlink == 0:
             self._file.close()
             raise ConfigError(
                 f"{flag} {folder} was being written by another process just now: try again"

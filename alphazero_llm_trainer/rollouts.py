@@ -158,9 +158,8 @@ class Collector:
         )
         self.checker = build_terminal_checker(config, self.remote)
         check_collecting(config, self.value is not None)
-        self._search(
-            finished_earns_one, 1
-        )  # a configuration that can't be searched with is refused now
+        # A configuration that can't be searched with is refused now.
+        self._search(finished_earns_one, 1)
 
     def guide(self, layer: torch.nn.Linear) -> None:
         """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches

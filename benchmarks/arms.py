@@ -88,11 +88,12 @@ class Seed:
         command += words[1:]  # a stage's own settings win
         print(f"seed {self.seed}: {name}", flush=True)
         log = self.folder(name).with_name(f"{self.folder(name).name}.log")
+        # Seeds run side by side.
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", str(ROOT))]),
-        }  # seeds run side by side
+        }
         with log.open("ab") as output:
             code = subprocess.run(
                 command, stdout=output, stderr=output, env=environment, check=False
@@ -193,9 +194,10 @@ def bootstrap_over_seeds(
         taken = rng.multinomial(counts.size, np.full(counts.size, 1 / counts.size), 500)  # [500, G]
         value = []
         for rows in sums:
+            # [500, S]
             of_seeds = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 500) / len(
                 rows
-            )  # [500, S]
+            )
             value.append((of_seeds * (taken @ rows.T)).sum(1) / (taken @ counts))
         means.append(value[0] - value[1])
     tail = (1 - confidence) / 2

@@ -355,9 +355,8 @@ def llama_table(
             text=True,
             check=False,
         )
-        if (
-            told.returncode
-        ):  # its build of some formats ends with an illegal instruction on some processors
+        # Its build of some formats ends with an illegal instruction on some processors.
+        if told.returncode:
             print(f"llama.cpp ended with {told.returncode} on {file.name}: left out", flush=True)
             continue
         found = json.loads(next(line for line in told.stdout.splitlines() if line.startswith("{")))

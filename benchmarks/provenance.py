@@ -44,10 +44,8 @@ def code() -> dict[str, Any]:
     return {"commit": git("rev-parse", "HEAD"), "clean": None if changed is None else not changed}
 
 
-BEGAN = {
-    **code(),
-    "date": f"{datetime.now(UTC):%Y-%m-%d}",
-}  # when the benchmark was imported, as its code was
+# When the benchmark was imported, as its code was.
+BEGAN = {**code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 def portable(word: str) -> str:

@@ -1,15 +1,15 @@
 """Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products,
 beside stock TRL.
 
-    uv run --extra gguf python scripts/fetch_smollm2.py uv run python benchmarks/real_training.py
-    --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows uv run python
-    benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
+    uv run --extra gguf python scripts/fetch_smollm2.py
+    # FOLDER/gsm8k/train.jsonl: GSM8K's rows
+    uv run python benchmarks/real_training.py --data FOLDER
+    uv run python benchmarks/real_training.py --data FOLDER --model runs/qwen --lora
 
 Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first
 update warms up and isn't counted. `products` is the floor: the model's matrix products alone,
 forward and backward, in bfloat16. --lora trains an adapter of each layer's seven products (rank 32)
-in place of all weights:
-backward then goes through each product once and not twice.
+in place of all weights: backward then goes through each product once and not twice.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ ARMS = {
     "TRL's SFTTrainer, bfloat16": "trl",
     "products": "products",
 }
-ADAPTER = {
-    name: arm for name, arm in ARMS.items() if arm != "float32"
-}  # fp32 takes too much memory
+# fp32 takes too much memory
+ADAPTER = {name: arm for name, arm in ARMS.items() if arm != "float32"}
 BATCH, MICRO, SEED = 16, 4, 0
 
 

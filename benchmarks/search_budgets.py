@@ -74,11 +74,10 @@ ARMS: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "restart": ("mcts", ("search.select=restart",), False),
     "adaptive-best-of-n": ("adaptive-best-of-n", (), False),
 }
-PATIENCE, FIRST, TEMPERATURES = (
-    (2, 4, 8),
-    (0.0, 1.0),
-    (0.7, 1.4),
-)  # what is tried; temperature 1 at first
+# What is tried; temperature 1 at first.
+PATIENCE = (2, 4, 8)
+FIRST = (0.0, 1.0)
+TEMPERATURES = (0.7, 1.4)
 TUNED = 16  # the factor at which methods are tuned
 
 
@@ -280,9 +279,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(
-            largest, min(1.0, (len(p_values) - rank) * p_values[i])
-        )  # never below a smaller one's
+        # Never below a smaller one's.
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
 

@@ -1,10 +1,10 @@
 """The server under load: latency and throughput over 1 to 64 clients; crowds with deadlines; a
 soak.
 
-    uv run python benchmarks/serve.py              # about a minute; benchmarks/results/serve.json
-    uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each;
-    results/crowds.json uv run python benchmarks/serve.py --soak 30    # so many minutes;
-    results/soak.json
+    uv run python benchmarks/serve.py              # about a minute; results/serve.json
+    # 64 and 200 clients, so many seconds each; results/crowds.json
+    uv run python benchmarks/serve.py --crowds 60
+    uv run python benchmarks/serve.py --soak 30    # so many minutes; results/soak.json
 
 Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it
 as the openai client does (httpx, keep-alive). Each client has a connection of its own and asks one
@@ -71,12 +71,10 @@ class Load:
     seconds: list[float] = field(default_factory=list)
     tokens: int = 0
     hit: int = 0
-    late: list[float] = field(
-        default_factory=list
-    )  # by the server's own clock, from its reading the request
-    late_there: list[float] = field(
-        default_factory=list
-    )  # by the client's: with the way, and the client's own waits
+    # By the server's own clock, from its reading the request.
+    late: list[float] = field(default_factory=list)
+    # By the client's: with the way, and the client's own waits.
+    late_there: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)  # by status or exception
     wall: float = 0.0
 

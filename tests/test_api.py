@@ -110,9 +110,8 @@ def test_words_that_a_small_vocabulary_lacks_are_said() -> None:
 
 def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
     async def timed(problem: az.Problem, response: str, task: az.Task) -> float:
-        signal.signal(
-            signal.SIGALRM, signal.getsignal(signal.SIGALRM)
-        )  # the main thread's alone, as is Ctrl-C
+        # The main thread's alone, as is Ctrl-C.
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return 0.5
 
     async def notebook() -> az.Table:

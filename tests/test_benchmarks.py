@@ -21,9 +21,8 @@ def test_arms_agree_and_count_what_they_do(reward: str) -> None:
     slow, slow_trees = run_arm(Arm("plain", "plain", "greedy", **sizes))
     fast, fast_trees = run_arm(Arm("ours", "ours", "greedy", **sizes))
     assert same(fast_trees, slow_trees) == (2, 2)
-    assert (
-        sum(visits for visits, _, _ in slow_trees[0].values()) == 19
-    )  # the first expands the root
+    # The first expands the root.
+    assert sum(visits for visits, _, _ in slow_trees[0].values()) == 19
     assert fast["simulations_in_all"] == slow["simulations_in_all"] == 40
     # Every simulation of the plain way computes at least its prompt: for its logits, and in its
     # rollout.

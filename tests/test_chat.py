@@ -278,9 +278,8 @@ def test_a_step_inside_it_is_a_step_of_search(
         return cutter.cut(Generated(ids, (0.0,) * len(ids), "stop"), before)
 
     whole = cut((0, 1, 2, 3, 4, 5, 6))
-    assert [step.text for step in whole.steps] == texts[
-        :6
-    ]  # thinking's #### 5 ended nothing, the answer's did
+    # Thinking's #### 5 ended nothing, the answer's did.
+    assert [step.text for step in whole.steps] == texts[:6]
     assert verdict(whole, Limits(40, 400)) == "answer"
     inside = cut((0, 1, 2))
     assert verdict(inside, Limits(40, 400)) == "length"
@@ -447,10 +446,8 @@ def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: P
         )
 
     assert (drawn(load_answering, str(chat)), drawn(load_answering, "embedded")) == (0.6, 1.0)
-    assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (
-        1.0,
-        1.0,
-    )  # a ratio of 1 to what is trained
+    # A ratio of 1 to what is trained.
+    assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (1.0, 1.0)
     assert drawn(load_answering, str(chat), search={"temperature": 0.9}) == 0.9
     own, same, other = (
         alphazero.search(

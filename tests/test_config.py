@@ -146,9 +146,8 @@ def test_later_settings_win(tmp_path: Path) -> None:
         9,
         0.1,
     )
-    assert (
-        from_file.train.optimizer.batch_size == load_config().train.optimizer.batch_size
-    )  # beside it nothing changed
+    # Beside it nothing changed.
+    assert from_file.train.optimizer.batch_size == load_config().train.optimizer.batch_size
     assert set(from_file.models) == {*load_config().models, "mine"}
     over = load_config(
         file,

@@ -106,9 +106,8 @@ def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
     config = grpo_config(["search.budget_tokens=77", "student=embedded"])
     for folder in (first, second):
         folder.write_card({"config": config.model_dump(mode="json")})
-    assert (
-        find_run(tmp_path, None).path == second.path and second.config() == config
-    )  # the others never began
+    # The others never began.
+    assert find_run(tmp_path, None).path == second.path and second.config() == config
     assert find_run(tmp_path, first.path).path == first.path
     with pytest.raises(CheckpointError):
         find_run(tmp_path, third.path)

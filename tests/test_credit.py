@@ -34,9 +34,8 @@ def test_group_advantages_equal_a_hand_loop_over_all_samples(
     found = group_advantages(rewards, counts)
     expected = [clamp((r - mean) / (std + EPSILON), ADVANTAGE_CLIP) for r in rewards]
     assert found == pytest.approx(expected, abs=1e-5)
-    if (
-        sum(counts) <= 10
-    ):  # the clip spares small groups, whose samples' advantages add up to nothing
+    # The clip spares small groups, whose samples' advantages add up to nothing.
+    if sum(counts) <= 10:
         assert math.fsum(c * a for c, a in zip(counts, found, strict=True)) == pytest.approx(
             0.0, abs=1e-6
         )

@@ -245,10 +245,8 @@ def test_platt_reads_off_the_scale_and_shift_that_made_the_outcomes() -> None:
     logits = torch.linspace(-3, 3, 400)
     scale, shift = platt(logits, torch.sigmoid(0.5 * logits - 0.7), torch.ones(400))
     assert (scale, shift) == (pytest.approx(0.5, abs=1e-3), pytest.approx(-0.7, abs=1e-3))
-    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (
-        1.0,
-        0.0,
-    )  # never turns the order round
+    # Never turns the order round.
+    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)
 
 
 # -- figures
@@ -290,9 +288,8 @@ def test_auc_agrees_with_enumeration(seed: int) -> None:
     wins = total = 0.0
     for (i, right), (j, wrong) in itertools.product(single, single):
         if right and not wrong:
-            share = (
-                1 / states.weight[i] / states.weight[j]
-            )  # each question, which has one state here, counts the same
+            # Each question, which has one state here, counts the same.
+            share = 1 / states.weight[i] / states.weight[j]
             wins += share * ((value[i] > value[j]) + 0.5 * (value[i] == value[j]))
             total += share
     assert metrics.auc(value, states, draws=0).low == 0.0
@@ -529,9 +526,8 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     with pytest.raises(CheckpointError, match=r"is a (PRM|value network): name a folder that"):
         load_critic(out, student, config, "value" if kind == "prm" else "prm")
     if adapter == "full":
-        load_critic(
-            out, a_student(seed=5), config, kind
-        )  # a whole network serves other policies too
+        # A whole network serves other policies too.
+        load_critic(out, a_student(seed=5), config, kind)
     else:
         with pytest.raises(CheckpointError, match="trained on other weights"):
             load_critic(out, a_student(5, adapter, quantization), config, kind)
@@ -648,9 +644,8 @@ def test_an_update_in_several_forwards_is_the_update_in_one(kind: Any, tmp_path:
     whole, parts = weights(None), weights(4)
     assert whole["score.weight"].abs().max() > 0
     for name, expected in whole.items():
-        if not name.startswith(
-            "score"
-        ):  # scaled by the calibration, which is large after so few updates
+        # Scaled by the calibration, which is large after so few updates.
+        if not name.startswith("score"):
             torch.testing.assert_close(parts[name], expected, atol=5e-5, rtol=1e-2)
 
 
@@ -719,9 +714,8 @@ def test_the_command_searches_trains_and_reports(
     out = tmp_path / kind
     assert main([kind, "--out", str(out), *QUICK]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith(
-        "Not better than chance: don't use it"
-    )  # six validation questions say nothing
+    # Six validation questions say nothing.
+    assert printed.out.startswith("Not better than chance: don't use it")
     assert "AUC" in printed.out and "pair accuracy" in printed.out
     assert ("lambda" in printed.out) == (kind == "value")
     assert "60 of 60 questions have a tree" in printed.err and "held out " in printed.err
@@ -835,10 +829,8 @@ def test_a_stopped_command_goes_on(
         ([], 500 + 4800),  # warm-up's demonstrations, then the run's questions
         (["train.demonstration_share=0"], 4800),
         (["problems.source=gsm8k"], 4800),
-        (
-            ["problems.source=gsm8k", "train.num_examples=100"],
-            500,
-        ),  # `sft` may have taken the first 500
+        # `sft` may have taken the first 500.
+        (["problems.source=gsm8k", "train.num_examples=100"], 500),
         (["problems.source=gsm8k", "train.demonstration_share=0.1"], 500 + 4800),
     ],
 )

@@ -133,10 +133,8 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
             r"raised CancelledError \(no\)",
         ),
         (stops, r"raised StopIteration in test_custom_reward.py, line \d+, for problem mine"),
-        (
-            lambda _: 1.0,
-            r"raised TypeError \(.*given\) for problem mine",
-        ),  # and no line of the standard library's
+        # And no line of the standard library's.
+        (lambda _: 1.0, r"raised TypeError \(.*given\) for problem mine"),
     ],
 )
 def test_what_a_function_does_wrong_is_one_sentence(
@@ -271,9 +269,8 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(
     failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
     assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
     assert re.search(rf"left out, since a reward failed +{len(failed)}\n", said.out)
-    assert all(
-        record["cost"]["sampled_tokens"] > 0 for record in failed
-    )  # what they took is paid for
+    # What they took is paid for.
+    assert all(record["cost"]["sampled_tokens"] > 0 for record in failed)
     rounds = [
         line
         for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -307,10 +304,8 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(
 
 def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) -> None:
     file = file_of(tmp_path, "def broken(problem, response, task):\n    return response.score\n")
-    for held_out in (
-        "8",
-        "0",
-    ):  # noticed by the evaluation before training; without one, by the first round
+    # Noticed by the evaluation before training; without one, by the first round.
+    for held_out in ("8", "0"):
         arguments = [
             *SMALL,
             "--eval-size",

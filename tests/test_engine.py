@@ -492,9 +492,8 @@ def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
     engine.set_value(*HEAD)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed, prompts = engine.stats.computed_tokens, engine.cost.prompt_tokens
-    prefixes = [
-        PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))
-    ]  # the last token is never computed
+    # The last token is never computed.
+    prefixes = [PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))]
     assert values(engine, PROMPT[:2], *prefixes) == pytest.approx(
         [library_value(tokens) for tokens in (PROMPT[:2], *prefixes)], abs=CLOSE
     )

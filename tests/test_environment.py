@@ -345,9 +345,8 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
         [trace] = episode.traces
         found = trace.metrics
         assert found["correctness_reward"] in (0.0, 1.0)
-        assert found["perplexity_reward"] == pytest.approx(
-            0.5
-        )  # greedy against its own greedy baseline
+        # Greedy against its own greedy baseline.
+        assert found["perplexity_reward"] == pytest.approx(0.5)
         steps = steps_of(trace.last_reply)
         assert 1 <= steps <= 12
         assert trace.reward == pytest.approx(0.4 * found["correctness_reward"] + 0.3 - 0.01 * steps)
@@ -624,9 +623,8 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
             return [await env.run_episode(task, embedded()) for task in env.taskset]
 
     bodies, [episode] = asyncio.run(served(teach, use))
-    assert (
-        len(bodies) == 1
-    )  # one likely-right proposal; likely-wrong ones have no place in an answer
+    # One likely-right proposal; likely-wrong ones have no place in an answer.
+    assert len(bodies) == 1
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
     (tmp_path / TRACES).write_text(episode.model_dump_json() + "\n")

@@ -89,9 +89,8 @@ def test_what_is_exported_is_loaded_again(
     data: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_module, "BATCH_ROWS", 5)
-    monkeypatch.setattr(
-        export_module, "step_preferences", TARGETS["preferences"]
-    )  # two samples are few
+    # Two samples are few.
+    monkeypatch.setattr(export_module, "step_preferences", TARGETS["preferences"])
     out = tmp_path / "new" / f"{kind}.parquet"
     count = export(data, kind, out)
     rows, wanted = loaded(out, tmp_path), list(expected(data, kind))

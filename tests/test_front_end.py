@@ -234,9 +234,8 @@ def test_what_is_left_open_is_filled_in(
     assert (config.model, config.push) == (model, push) and model in str(config.run.name)
     assert (taskset.source, taskset.use_student_model, taskset.eval_size) == (source, likely, size)
     assert (config.client.base_url == "embedded://student/v1") is (model == "embedded-student")
-    assert (
-        type(config).model_validate_json(config.model_dump_json()) == config
-    )  # as it reaches verifiers
+    # As it reaches verifiers.
+    assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
 def test_the_file_s_source_counts_and_what_nothing_reads_of_it_is_refused(

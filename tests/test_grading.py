@@ -124,11 +124,8 @@ def test_numbers(source, response, gold, loose, strict):
         ("#### 52", "52_8", "correct"),
         ("#### 52_8", "52", "wrong"),
         ("#### 2102", "(2,102)", "wrong"),
-        (
-            "so in the end we have $x = \\frac{3}{4}$ left",
-            "0.75",
-            "correct",
-        ),  # math-verify finds it
+        # math-verify finds it.
+        ("so in the end we have $x = \\frac{3}{4}$ left", "0.75", "correct"),
         ("nothing of the kind", "5", "unparsed"),
         ("", "5", "unparsed"),
         ("#### " + "1+" * LONGEST_ANSWER + "1", "5", "unparsed"),

@@ -69,9 +69,8 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
     assert path.read_bytes() == whole[:-cut]  # and the file alone
     journal = Journal(path)
     lines = whole.splitlines(keepends=True)
-    assert path.read_bytes() == b"".join(
-        lines[:-1]
-    )  # truncated, so that the next line starts on its own
+    # Truncated, so that the next line starts on its own.
+    assert path.read_bytes() == b"".join(lines[:-1])
     assert "0/4" not in journal
     journal.append(RECORDS[-1])
     journal.close()

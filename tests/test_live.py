@@ -107,9 +107,8 @@ def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io
 def test_ctrl_c_says_what_is_waited_for(
     clock: Clock, out: io.StringIO, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell in the background has none
+    # A shell in the background has none.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Progress(out=out, clock=clock) as progress, live.Stop(progress) as stop:
         progress.start(8, unit="simulation", held="after the simulation in hand")
         os.kill(os.getpid(), signal.SIGINT)

@@ -250,9 +250,8 @@ def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
         clip_high=0.2,
         reference=same,
     )
-    assert figures["clip_fraction"].item() == pytest.approx(
-        2 / 7
-    )  # a wrong one below, a right one above
+    # A wrong one below, a right one above.
+    assert figures["clip_fraction"].item() == pytest.approx(2 / 7)
     k3 = [1 / ratio + math.log(ratio) - 1 for ratio in ratios[:7]]
     weighed = [ratio * kl for ratio, kl in zip(ratios[:7], k3, strict=True)]
     assert figures["kl"].item() == pytest.approx(sum(weighed) / 7)
@@ -428,9 +427,8 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
         assert objective.returns[row.index] == pytest.approx(expected, abs=1e-3)
     figures = update(learner, rows)
     assert "kl" not in figures and "critic_loss" in figures
-    assert "critic_loss" not in update(
-        learner, rows[5:]
-    )  # a demonstration is no data for the critic
+    # A demonstration is no data for the critic.
+    assert "critic_loss" not in update(learner, rows[5:])
 
 
 # -- checkpoints

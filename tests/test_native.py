@@ -208,9 +208,8 @@ def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
     rounded before each.
     """
     model = copy.deepcopy(model)
-    model.lm_head.weight = nn.Parameter(
-        model.lm_head.weight.clone()
-    )  # the embedding of a tied model isn't multiplied
+    # The embedding of a tied model isn't multiplied.
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.bfloat16().float()
@@ -280,13 +279,8 @@ def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
     for request, (group, _) in list(zip(requests, alone, strict=True))[::5]:
         ids, logprobs = group[0]
         assert tuple(scores(engine_of(model), [(request.prompt_ids, ids)])[0]) == logprobs
-    for threads in (
-        2,
-        3,
-        8,
-        2,
-        100,
-    ):  # more than there are, fewer than before, more than the pool has
+    # More than there are, fewer than before, more than the pool has.
+    for threads in (2, 3, 8, 2, 100):
         monkeypatch.setattr(
             native, "kernel_threads", lambda parameters, available, threads=threads: threads
         )
@@ -413,9 +407,8 @@ def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
     ours, numpys = Sampler(LIBRARY), Sampler(None)
     chosen, logprobs, _ = ours.draw(table, rows, temperatures, uniforms, {})
     others, _, _ = numpys.draw(table, rows, temperatures, uniforms, {})
-    assert (
-        sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2
-    )  # where a draw falls on a boundary
+    # Where a draw falls on a boundary.
+    assert sum(a != b for a, b in zip(chosen, others, strict=True)) <= 2
     assert logprobs == [table[row, token] for row, token in zip(rows, chosen, strict=True)]
     for row, temperature, token in zip(rows, temperatures, chosen, strict=True):
         if temperature <= 0.001:

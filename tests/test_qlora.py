@@ -156,14 +156,12 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
-    assert (
-        difference(logprobs(plain, student), trained) < 5e-5
-    )  # 4-bit kernel and fp32 rounding included
+    # 4-bit kernel and fp32 rounding included
+    assert difference(logprobs(plain, student), trained) < 5e-5
     exact = in_64_bits(student, tmp_path / "adapter")
     assert difference(logprobs(plain.double(), student), logprobs(exact, student)) < 1e-5
-    torch.testing.assert_close(
-        logprobs(student.model, student), trained
-    )  # and the 4-bit model is as it was
+    # And the 4-bit model is as it was.
+    torch.testing.assert_close(logprobs(student.model, student), trained)
     # A merge into the weights before quantisation is another model.
     other = load_student(load_config(overrides=["student=embedded"]))
     make_trainable(other.model, other.spec, "lora")
@@ -279,9 +277,8 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
             found[who] = logprobs(student.model, student)
         assert torch.equal(found[who], logprobs(apart[who].model, student)), who
     assert not torch.allclose(found["policy"], found["value"], atol=1e-2)
-    assert torch.equal(
-        logprobs(student.model, student), found["policy"]
-    )  # outside, the policy's own is active
+    # Outside, the policy's own is active.
+    assert torch.equal(logprobs(student.model, student), found["policy"])
     assert engine_scores(frozen) == pytest.approx(before, abs=1e-6)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
     with torch.no_grad():
@@ -522,7 +519,6 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
         [found] = asyncio.run(student.engine.score([pair]))
         return torch.tensor(found)
 
-    assert torch.allclose(
-        scores(adapted), scores(plain), atol=1e-3
-    )  # the merged folder is the trained student
+    # The merged folder is the trained student.
+    assert torch.allclose(scores(adapted), scores(plain), atol=1e-3)
     assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it

@@ -172,9 +172,8 @@ def test_two_processes_end_with_the_weights_of_one(
     assert "student, metrics and report.html" in said and quiet == ""  # rank 0 alone speaks
     sharded = list((tmp_path / "two" / "run-001").glob("checkpoint-*/pytorch_model_fsdp.bin"))
     assert bool(sharded) == fsdp
-    assert journal(tmp_path / "one") == journal(
-        tmp_path / "two"
-    )  # the same trees, each once, of whole weights
+    # The same trees, each once, of whole weights.
+    assert journal(tmp_path / "one") == journal(tmp_path / "two")
     # Figures of the first round's rows are those of all processes' rows.
     told = [read_lines(tmp_path / name / "run-001" / "metrics.jsonl")[0] for name in ("one", "two")]
     for name in ("advantage_mean", "advantage_std") if method == "grpo" else ():

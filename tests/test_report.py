@@ -277,10 +277,8 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> No
         right = [[grade == 1.0] for grade in grades]
         return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
 
-    before, after = (
-        found(0.0, 0.5, 1.0, 0.25),
-        found(1.0, 1.0, 1.0, 0.0),
-    )  # all or nothing by chance
+    before = found(0.0, 0.5, 1.0, 0.25)
+    after = found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
     more = gain(before["rewards"], after["rewards"], tasks)
     assert before["reward"]["value"] == pytest.approx(0.4375) and more is not None
     assert more["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25

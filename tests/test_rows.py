@@ -189,9 +189,8 @@ def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
     once, stats = rows("once", "train.optimizer.epochs=1", "train.updates_per_round=1000")
     assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
     most, capped = rows("most", "train.updates_per_round=2")
-    assert (
-        capped.updates == 2 and most == once[:32]
-    )  # the same rows in the same order, however many follow
+    # The same rows in the same order, however many follow.
+    assert capped.updates == 2 and most == once[:32]
     none, silent = rows("none", "train.method=legacy", "search.temperature=0")
     assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
 

@@ -29,9 +29,8 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     tasks = a_job(12).tasks
-    folder = SampleFolder(
-        tmp_path, IDENTITY, tasks[:10], resume=True
-    )  # nothing there yet: a new run
+    # Nothing there yet: a new run.
+    folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)
     folder.begin(POLICY)
     folder.end("stopped")
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
@@ -80,9 +79,8 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
         (0, "train")
     }
     assert 0 < summary.right <= summary.responses
-    assert (
-        run_sample(job, tmp_path / "out", resume=True).session_trees == 0
-    )  # nothing is left to do
+    # Nothing is left to do.
+    assert run_sample(job, tmp_path / "out", resume=True).session_trees == 0
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
     assert more.session_trees == 2 and more.trees == 18
 
@@ -100,9 +98,8 @@ def test_killed_at_any_moment_every_question_has_its_tree(
         assert child.exitcode == -signal.SIGKILL and had < lines_in(tmp_path) < 30, kill
         journal = tmp_path / "journal.jsonl"
         if kill == 1:
-            journal.write_bytes(
-                journal.read_bytes()[:-9]
-            )  # as if the kill had come in the middle of a line
+            # As if the kill had come in the middle of a line.
+            journal.write_bytes(journal.read_bytes()[:-9])
     summary = run_sample(job, tmp_path, resume=True)
     assert summary.status == "complete" and not summary.set_aside
     assert {k: what_counts(r) for k, r in trees_in(tmp_path).items()} == {

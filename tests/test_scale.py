@@ -62,9 +62,8 @@ def cluster() -> Iterator[tuple[str, int]]:
             os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         )
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv(
-            "RAY_worker_niceness", "0"
-        )  # as nice as Ray makes them, workers starve where anything else runs
+        # As nice as Ray makes them, workers starve where anything else runs.
+        patch.setenv("RAY_worker_niceness", "0")
         child = forked(serve)
         assert ours.poll(120), "no cluster"
         yield ours.recv(), child.pid

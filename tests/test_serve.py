@@ -149,9 +149,8 @@ def test_a_chat_answer(client: openai.OpenAI) -> None:
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].token == token.token
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-6)
     more: Any = choice.model_extra
-    assert (
-        len(more["token_ids"]) == len(more["token_logprobs"]) == len(tokens) + 1
-    )  # and the end token
+    # And the end token.
+    assert len(more["token_ids"]) == len(more["token_logprobs"]) == len(tokens) + 1
     assert answer.usage.completion_tokens == len(tokens) + 1
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0  # type: ignore[union-attr]
 
@@ -253,9 +252,8 @@ def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.Open
     assert [choice.index for choice in answer.choices] == list(range(8))
     for choice in answer.choices:
         assert choice.text.startswith([*prompts, prompts[0]][choice.index // 2])
-    assert (
-        len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4
-    )  # one prompt, four draws
+    # One prompt, four draws.
+    assert len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4
     alone = client.completions.create(**ask, prompt=prompts[0], echo=True)
     assert [choice.text for choice in alone.choices] == [
         choice.text for choice in answer.choices[:2]
@@ -352,9 +350,8 @@ def test_at_the_deadline_the_best_so_far_comes_back(client: openai.OpenAI, deadl
         temperature=2,
         extra_body=LONG | {"deadline_ms": deadline},
     )
-    assert (
-        time.perf_counter() - began < deadline / 1000 + 0.5
-    )  # other tests share two cores with the server
+    # Other tests share two cores with the server.
+    assert time.perf_counter() - began < deadline / 1000 + 0.5
     assert all(
         one["deadline_hit"] and one["ended_by"] == "deadline" for one in details(answer)["choices"]
     )
@@ -579,9 +576,8 @@ def test_wrong_command_lines_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALPHAZERO_API_KEY", raising=False)
-    judge = str(
-        tmp_path
-    )  # a folder is all that is looked at before flags are held against each other
+    # A folder is all that is looked at before flags are held against each other.
+    judge = str(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -278,9 +278,8 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
         due = loop.time() + milliseconds / 1000
         outcome = await answered(answerer, one, due)
         assert outcome.finish in ("stop", "length")
-        for _ in range(
-            400
-        ):  # an answer that is due waits for no cancellation: the search may still be ending
+        # An answer that is due waits for no cancellation: the search may still be ending.
+        for _ in range(400):
             if not student.engine.queue and (outcome.tree is None or not any(outcome.tree.virtual)):
                 break
             await asyncio.sleep(0.005)

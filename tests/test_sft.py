@@ -75,9 +75,8 @@ def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
         student.tokenizer.decode([*prompt, *worked])
         == f"{task.problem.question}\n{task.solution}<eos>"
     )
-    assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(
-        worked
-    )  # the first token is never predicted
+    # The first token is never predicted.
+    assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(worked)
     assert bare.prompt_ids == tuple(prompt) and bare.advantages == (1.0,) * len(worked)
 
 

@@ -128,9 +128,8 @@ def test_steps_of_the_game_are_checked_without_gold() -> None:
     assert source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
     assert not source.check_step(GAME.problem, ["6 * 4 = 24, 24\n"])
     assert not source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
-    assert not source.check_step(
-        GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"]
-    )  # the step before was wrong
+    # The step before was wrong.
+    assert not source.check_step(GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"])
 
 
 SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
@@ -373,10 +372,8 @@ def test_the_one_split_is_a_hash_of_the_question() -> None:
     )
     assert {split_of(f"question {i}", SPLITS[1:]) for i in range(100)} == {"train"}
     tasks = [Task(Problem(str(i), f"question {i}", "x"), "1") for i in range(200)]
-    small, large = (
-        TaskList(tasks[:50], "x"),
-        TaskList(tasks, "x"),
-    )  # more rows move none to another split
+    # More rows move none to another split.
+    small, large = TaskList(tasks[:50], "x"), TaskList(tasks, "x")
     assert all(set(small.tasks[split]) <= set(large.tasks[split]) for split in SPLITS)
 
 

@@ -81,9 +81,8 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
     assert "train.num_examples is 192 there and 96 here" in one_sentence(capsys.readouterr().err)
     assert train_main(["--resume", "--dry-run", "--seed", "9"]) == 2
     said = one_sentence(capsys.readouterr().err)
-    assert (
-        "and seed is 7 there and 9 here: leave out" in said and "train." not in said
-    )  # what wasn't asked for isn't named
+    # What wasn't asked for isn't named.
+    assert "and seed is 7 there and 9 here: leave out" in said and "train." not in said
 
 
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
@@ -226,9 +225,8 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
     few = questions("--source", "60.jsonl")
     assert 40 < few < 60
     assert questions("--source", "60.jsonl", "-n", "20") == 20
-    assert (
-        questions() == questions("--source", "numbers") == 4800
-    )  # endless sources: what the recipe says
+    # Endless sources: what the recipe says.
+    assert questions() == questions("--source", "numbers") == 4800
     (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
     assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)

@@ -367,9 +367,8 @@ def test_a_teacher_proposes_one_line():
             for direction in asks
         ]
         with pytest.raises(CallError, match="no line that is a next step"):
-            await teacher.propose(
-                PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0
-            )  # the last step again
+            # The last step again.
+            await teacher.propose(PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0)
         return written, teacher
 
     said = iter(["<think>hm</think>#### 7", "#### 8", "3 + 4 = 7"])

@@ -613,10 +613,8 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     copy = RunFolder(unfinished(run.path, tmp_path / "run-001"))
     copy.best.write_bytes(b"of an earlier round")
     assert train_main(["--resume", str(copy.path)]) == 0
-    best, undisturbed = (
-        load_file(copy.best),
-        load_file(run.best),
-    )  # the order of their metadata is nobody's
+    # The order of their metadata is nobody's.
+    best, undisturbed = load_file(copy.best), load_file(run.best)
     assert best.keys() == undisturbed.keys() and all(
         torch.equal(best[name], undisturbed[name]) for name in best
     )

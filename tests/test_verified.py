@@ -103,9 +103,8 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
     tree = Tree()
     first = tree.attach(ROOT, step("a", 1e-9))
     tree.backup(first, 1.0)
-    assert (
-        open_puct(tree, ROOT, 2.0, [first]) == first
-    )  # c*1/2 on both sides, equal means: what holds goes on
+    # c*1/2 on both sides, equal means: what holds goes on
+    assert open_puct(tree, ROOT, 2.0, [first]) == first
     tree.backup(first, 0.0)
     # N = 2, k = 1: c*sqrt(2)/3 against c*sqrt(2)/2, equal means
     assert open_puct(tree, ROOT, 2.0, [first]) == ROOT

@@ -328,9 +328,8 @@ def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     name, student = backend
     engine = student.engine
     engine.reset_prefix_cache()
-    prompt = tuple(
-        Random(time.time_ns()).randrange(2, 160) for _ in range(100)
-    )  # a server's cache is not ours to empty
+    # A server's cache is not ours to empty.
+    prompt = tuple(Random(time.time_ns()).randrange(2, 160) for _ in range(100))
     before = copy.copy(engine.cost)
     [first] = generate(engine, GenerateRequest(prompt, n=3, max_new_tokens=6, seed=1))
     [again] = generate(engine, GenerateRequest(prompt, max_new_tokens=6, seed=1))

@@ -36,12 +36,10 @@ if TYPE_CHECKING:
 class Searched(SearchResult):
     """A finished search, which a notebook shows as its tree."""
 
-    rule: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # how the search chose children, and its exploration constant
-    decode: Callable[[Sequence[int]], str] = field(
-        default=str, repr=False, compare=False
-    )  # tokens as text
+    # How the search chose children, and its exploration constant.
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    # Tokens as text.
+    decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
 # An address, a source, or tasks: question and answer will do.
 Problems = str | Source | Sequence[Task | tuple[str, str]]
-Reward = (
-    str | Function | None
-)  # an address, a function, or no reward but correctness and perplexity
-Display = (
-    bool | Callable[[str], None]
-)  # the live line on standard error, nothing, or a function that gets each line
+# An address, a function, or no reward but correctness and perplexity.
+Reward = str | Function | None
+# The live line on standard error, nothing, or a function that gets each line.
+Display = bool | Callable[[str], None]
 
 T = TypeVar("T")
 

@@ -222,9 +222,8 @@ def execute(
     config = prepared.config
     ranks = open_ranks(config)
     with ExitStack() as held:
-        if (
-            folder is not None and ranks.first
-        ):  # before anything is loaded: another process may be at it
+        # Before anything is loaded: another process may be at it.
+        if folder is not None and ranks.first:
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         run = Run(prepared, stop, progress, ranks)
         progress.wait("loading")

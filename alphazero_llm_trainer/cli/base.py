@@ -271,9 +271,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     exit code 1.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # a terminal without a dot plot's letters shows question marks
+        # A terminal without a dot plot's letters shows question marks.
+        sys.stdout.reconfigure(errors="replace")
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)

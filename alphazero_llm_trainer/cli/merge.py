@@ -70,9 +70,8 @@ def run_merge(args: argparse.Namespace) -> int:
             check_hub(args.push_to_hub)
         student = load_student(config, path=adapter, bare=True)
         plain = merged(bare(student.model), adapter)
-        part = args.out.with_name(
-            args.out.name + ".part"
-        )  # until all of it is there, and read back
+        # Until all of it is there, and read back.
+        part = args.out.with_name(args.out.name + ".part")
         try:
             plain.save_pretrained(str(part))
             student.tokenizer.save_pretrained(part)

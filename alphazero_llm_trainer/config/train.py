@@ -33,12 +33,8 @@ RATES = {
     "ppo": (3e-4, 1e-5),
     "critic": (5e-4, 2e-5),
 }
-SUPERVISED = (
-    "expert_iteration",
-    "rft",
-    "legacy",
-    "alphazero",
-)  # learn from responses as they are, whoever sampled them and when
+# Learn from responses as they are, whoever sampled them and when.
+SUPERVISED = ("expert_iteration", "rft", "legacy", "alphazero")
 
 
 class OptimizerConfig(Section):

@@ -113,9 +113,10 @@ def grouped(
     together = query.reshape(count, groups, heads // groups, size)
     if mask.shape[1] > 1:
         mask = mask.reshape(count, groups, heads // groups, -1)
+    # [n, groups, heads / groups, size of a value]
     out = torch.nn.functional.scaled_dot_product_attention(
         together, key, value, attn_mask=mask, scale=more.get("scaling")
-    )  # [n, groups, heads / groups, size of a value]
+    )
     return out.reshape(count, 1, heads, -1), None
 
 

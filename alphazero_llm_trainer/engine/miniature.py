@@ -103,9 +103,8 @@ def miniature(model: Any, context: float) -> Any:
     text = config.get_text_config()
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig) and part is not text:
-            with suppress(
-                AttributeError
-            ):  # an eye's or an ear's configuration: as small as it can be made
+            # An eye's or an ear's configuration: as small as it can be made.
+            with suppress(AttributeError):
                 shrink(part, context)
     shrink(text, context)
     kind = type(getattr(model, "shared", model))
@@ -162,10 +161,8 @@ def shrink(shape: Any, context: float) -> None:
         setattr(shape, name, fewer // shared)
     rope = getattr(shape, "rope_parameters", None) or {}
     for turns in (rope, *rope.values()):  # one for all layers, or one for each kind of them
-        if isinstance(turns, dict) and turns.get("rope_type") in (
-            "longrope",
-            "dynamic",
-        ):  # they depend on the length
+        # These turns depend on the length.
+        if isinstance(turns, dict) and turns.get("rope_type") in ("longrope", "dynamic"):
             longest = turns.get("original_max_position_embeddings")
             if longest is not None and longest < context:
                 turns["original_max_position_embeddings"] = (

@@ -226,9 +226,8 @@ class NativeLlama:
         with addresses(outer) as pointers:
             self.model = kernels.model_new(ctypes.byref(dimensions), pointers, self.unit)
         weakref.finalize(self, kernels.model_free, self.model)
-        for i, layer in enumerate(
-            inner.layers
-        ):  # one at a time: weights of half the size are copied first
+        # One at a time: weights of half the size are copied first.
+        for i, layer in enumerate(inner.layers):
             weights, sizes = layer_weights(layer, active)
             with addresses(weights) as pointers:
                 if not self.model or not kernels.model_layer(

@@ -179,9 +179,8 @@ class PrefixTree:
 
     def _leaves(self) -> np.ndarray:
         """The nodes without children that no row needs, the least recently used first."""
-        count = len(
-            self.children
-        )  # in numpy: a server's other requests wait for a sweep over all nodes
+        # In numpy: a server's other requests wait for a sweep over all nodes.
+        count = len(self.children)
         token, parent, locks = (
             np.frombuffer(column, np.intc, count)
             for column in (self.token, self.parent, self.locks)

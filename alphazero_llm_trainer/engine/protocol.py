@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prefix and of what follows it
-Drawn = tuple[
-    tuple[tuple[int, ...], tuple[float, ...]], ...
-]  # (token ids, log-probabilities) of sequences
+# (token ids, log-probabilities) of sequences
+Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,8 @@ class Rider:
     taken: Taken | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tempered: list[float] = field(
-        default_factory=list
-    )  # log-probabilities at the request's `tempered`
+    # log-probabilities at the request's `tempered`
+    tempered: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 

@@ -1,8 +1,8 @@
 """A vLLM server that is already running, over its OpenAI-compatible API with token-id prompts.
 
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm --max-logprobs 200
-    \\
-        --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm \\
+        --max-logprobs 200 --enable-prompt-tokens-details \\
+        --enable-lora --max-loras 1 --max-lora-rank 32
 
 Of these, --max-logprobs is for token-level search with more than 20 next tokens,
 --enable-prompt-tokens-details for a cost that knows cached prompt tokens (without it all count as

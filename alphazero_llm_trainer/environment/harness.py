@@ -109,9 +109,8 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             try:
                 if self.config.search == "none" and ctx.model == EMBEDDED_MODEL:
                     choice, _ = await chat(messages, temperature=0.0, return_token_ids=True)
-                    trace.info["token_ids"] = choice[
-                        "token_ids"
-                    ]  # what is scored, as it was sampled
+                    # What is scored, as it was sampled.
+                    trace.info["token_ids"] = choice["token_ids"]
                 elif self.config.search == "none":
                     await chat(messages)
                 elif ctx.client.type == "train":

@@ -6,8 +6,8 @@ refused with one sentence before anything starts.
 A reply earns the task's own rewards on the trace that a single-turn rollout leaves, made as
 `verifiers.v1.rollout` makes one: the task, one model call, the prompt's messages and the reply;
 then the task's `finalize`, its metrics, rewards and judges (`Task.score`) run on it, under its time
-limits. There is no runtime. The trace has no token counts and says that the model
-stopped by itself: both are unknown where text alone is graded.
+limits. There is no runtime. The trace has no token counts and says that the model stopped by
+itself: both are unknown where text alone is graded.
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ from .methods import answered
 from .metrics import repeats
 
 SAMPLES = "samples"
-NO_ANSWER, TOO_LONG = (
-    "no answer",
-    "too long",
-)  # nothing to grade: the method has none; the prompt doesn't fit
+# Why there is nothing to grade: the method has no answer; the prompt doesn't fit.
+NO_ANSWER = "no answer"
+TOO_LONG = "too long"
 
 T = TypeVar("T")
 

@@ -59,9 +59,8 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     def area(times: np.ndarray) -> float:
         """With each question so many times `[Q]`; NaN where all end alike."""
         weight = share * times[states.question]
-        right, wrong = (
-            np.bincount(rank, weight * x) for x in (states.target, 1 - states.target)
-        )  # by value
+        # The weight of right and of wrong states at each value.
+        right, wrong = (np.bincount(rank, weight * x) for x in (states.target, 1 - states.target))
         pairs = right.sum() * wrong.sum()
         return float(right @ (wrong.cumsum() - wrong / 2) / pairs) if pairs > 0 else float("nan")
 

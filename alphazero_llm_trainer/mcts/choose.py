@@ -38,9 +38,8 @@ class Response:
 
 
 Text = Callable[[tuple[int, ...]], str]
-Reading = Callable[
-    [str], str | None
-]  # what a response answers: equal for responses that vote together, None for none
+# What a response answers: equal for responses that vote together, None for none.
+Reading = Callable[[str], str | None]
 
 
 def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:

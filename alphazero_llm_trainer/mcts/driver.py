@@ -157,10 +157,8 @@ class Search:
             ended_by = await self.simulate(mcts, expansion, cost)
             node = await expansion.close(most_visited(tree), self.left(cost))
         except RequestError as error:
-            cost.seconds, error.cost = (
-                time.perf_counter() - began,
-                cost,
-            )  # what was sampled is paid for all the same
+            cost.seconds = time.perf_counter() - began
+            error.cost = cost  # what was sampled is paid for all the same
             raise
         finally:
             mcts.cancel()

@@ -211,10 +211,8 @@ class GumbelRoot:
         self._rng = Random(seed)
         self.noise: list[float] = []  # drawn as children come
         self._node: int | None = None  # where the candidates are
-        self._counted, self._drawn = (
-            0,
-            0,
-        )  # simulations of the tree that were looked at; those that ended in the root
+        self._counted = 0  # simulations of the tree that were looked at
+        self._drawn = 0  # those that ended in the root
         self._visits: dict[
             int, int
         ] = {}  # finished simulations through each child since the halving began

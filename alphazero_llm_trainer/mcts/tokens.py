@@ -21,10 +21,8 @@ from .seeds import derive_seed
 from .tree import ROOT, Rollout
 from .waiting import together
 
-PREFIX_PROBABILITY, PREFIX_TOKENS = (
-    0.5,
-    15,
-)  # data generation: how often a prefix is taken, and its longest
+PREFIX_PROBABILITY = 0.5  # data generation: how often a prefix is taken
+PREFIX_TOKENS = 15  # and its longest
 
 
 class TokenPolicy(Protocol):
@@ -129,9 +127,8 @@ class TokenExpansion(Expansion):
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
         ids, logprobs = tree.sequence(node)
-        verdict = (
-            self.policy.verdict(ids) if ids else None
-        )  # a prompt beyond the context is the engine's to refuse
+        # A prompt beyond the context is the engine's to refuse.
+        verdict = self.policy.verdict(ids) if ids else None
         if verdict is None and len(ids) >= max(self.longest, 1):
             verdict = "length"
         if verdict is not None:

@@ -23,11 +23,10 @@ from ..errors import CheckpointError, ConfigError
 from .folders import ADAPTER_CONFIG, read_note
 from .weights import stored_dtypes
 
-POLICY, CRITIC, START = (
-    "default",
-    "critic",
-    "start",
-)  # names of adapters; `value` and `prm` are those of critics
+# Names of adapters; `value` and `prm` are those of critics.
+POLICY = "default"
+CRITIC = "critic"
+START = "start"
 PARTS = ("lora_A", "lora_B")
 OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
@@ -128,10 +127,9 @@ class AdapterView:
 
     def __init__(self, model: Any, adapter: str | None) -> None:
         self.model, self.adapter, self.config = model, adapter, model.config
-        self.shared, self.active = (
-            model,
-            [] if adapter is None else [adapter],
-        )  # what the kernels pack
+        # What the kernels pack.
+        self.shared = model
+        self.active = [] if adapter is None else [adapter]
         self.get_input_embeddings: Callable[[], Any] = model.get_input_embeddings
         self.get_output_embeddings: Callable[[], Any] = model.get_output_embeddings
 

@@ -136,9 +136,8 @@ def trainer_logprobs(model: Any, prompt: tuple[int, ...], response: tuple[int, .
     training = model.training
     model.eval()
     with torch.no_grad():
-        logits = (
-            model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-        )  # [T, V]: each position's next token
+        # [T, V]: each position's next token
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
     model.train(training)
     rows = torch.log_softmax(logits, dim=-1)
     return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()

@@ -72,9 +72,8 @@ class Chat:
             text = self.whole(in_first_question(messages), going_on)
         if going_on:
             last = messages[-1]["content"]
-            if not text.endswith(
-                last
-            ):  # templates trim a message's end, which the next token depends on
+            # Templates trim a message's end, which the next token depends on.
+            if not text.endswith(last):
                 text += last[len(last.rstrip()) :]
         elif self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
             text = text.rstrip() + CLOSED

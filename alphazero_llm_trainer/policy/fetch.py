@@ -9,13 +9,8 @@ from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from .folders import fetched
 
-FILES = (
-    "*.json",
-    "*.safetensors",
-    "*.txt",
-    "*.jinja",
-    "*.model",
-)  # of a hub repository: weights and tokenizer
+# Of a hub repository: weights and tokenizer.
+FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
 
 def fetch(name: str, spec: StudentModel) -> str:

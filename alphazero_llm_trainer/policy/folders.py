@@ -123,9 +123,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     shape = read_note(folder, "config.json")
     precision = shape.get("dtype", shape.get("torch_dtype"))
     half = precision in ("bfloat16", "float16")
-    kinds = (
-        [*folder.glob(pattern)] for pattern in WEIGHTS
-    )  # a folder may have its weights in two formats
+    # A folder may have its weights in two formats.
+    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
     large = size >= LORA_FROM * (2 if half else 4) or "quantization_config" in shape
     adapter = facts.get("adapter", "lora" if large else "full")

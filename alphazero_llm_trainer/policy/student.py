@@ -56,9 +56,8 @@ from .weights import load_weights, widen
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logging.getLogger("bitsandbytes").setLevel(
-    logging.ERROR
-)  # its import tells of kernels that a CPU could have
+# Its import tells of kernels that a CPU could have.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more

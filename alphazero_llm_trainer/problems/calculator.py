@@ -1,12 +1,11 @@
 r"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
 
 An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at
-least one operation, an
-equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`, LaTeX's
-`\frac{48}{2} \times 3 = 72`, with units that stand in `\text{}`. Everything is computed in exact
-fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one may not (`10 / 3 =
-3`). What isn't plain arithmetic (words, percentages, letters, powers) is no equation and is not
-judged.
+least one operation, an equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`,
+`$1,200 / 4 = $300`, LaTeX's `\frac{48}{2} \times 3 = 72`, with units that stand in `\text{}`.
+Everything is computed in exact fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one
+may not (`10 / 3 = 3`). What isn't plain arithmetic (words, percentages, letters, powers) is no
+equation and is not judged.
 """
 
 from __future__ import annotations

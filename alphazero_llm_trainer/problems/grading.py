@@ -9,19 +9,17 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
 * **any**: numbers, or what stands in their place: for questions of which nobody says how they are
   answered.
 * **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX,
-  then numbers). A number
-  against a number is decided by its exact value, a decimal of six digits may be rounded. A set is
-  no pair and no interval; an inequality in one variable is the interval that it describes. Two
-  equations (`x = 5` and `y = 5`), percentages and whatever else `answers.equal` doesn't find equal
-  are math-verify's, in a process of its own (see `math_verifier`).
+  then numbers). A number against a number is decided by its exact value, a decimal of six digits
+  may be rounded. A set is no pair and no interval; an inequality in one variable is the interval
+  that it describes. Two equations (`x = 5` and `y = 5`), percentages and whatever else
+  `answers.equal` doesn't find equal are math-verify's, in a process of its own (see
+  `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
-  words after the official
-  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018), but for punctuation that
-  means something; right means EM, and F1 is the score.
+  words after the official normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018),
+  but for punctuation that means something; right means EM, and F1 is the score.
 * **exact**: as words; right means the same text but for white space.
 * **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response
-  without one the last line
-  that names one.
+  without one the last line that names one.
 * **mixed**: each by the rule of its gold answer's kind.
 
 Answers other than numbers are taken as they stand.
@@ -66,10 +64,8 @@ _NO_BASE = re.compile(
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
 _NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
 _PERCENT = re.compile(r"%|per ?cent")
-FLOAT_DIGITS, DOUBLE_DIGITS = (
-    7,
-    15,
-)  # of a decimal that is a float, or one of 64 bits written out, at least
+FLOAT_DIGITS = 7  # of a decimal that is a float written out, at least
+DOUBLE_DIGITS = 15  # of one of 64 bits
 LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at

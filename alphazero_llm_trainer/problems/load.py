@@ -125,9 +125,8 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
     prompt = next((text for text in prompts if text is not None), None)
     if not problems.shots:
         return Opening(prompt)
-    tasks = asked(
-        source, "train", problems.shots + 1
-    )  # one more: a question is never shown its own solution
+    # One more: a question is never shown its own solution.
+    tasks = asked(source, "train", problems.shots + 1)
     shots = tuple((task.problem.question, task.solution) for task in tasks if task.solution)
     if len(shots) < max(len(tasks), problems.shots):
         raise DataError(

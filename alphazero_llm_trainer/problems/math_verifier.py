@@ -84,9 +84,8 @@ class MathVerifier:
                 return TIMED_OUT
             return verdict or None
         finally:
-            if (
-                not verdict
-            ):  # it died, or the caller was interrupted: what comes late must be nobody's verdict
+            # It died, or the caller was interrupted: what comes late must be nobody's verdict.
+            if not verdict:
                 self.close()
 
     def _started(self) -> subprocess.Popen[str]:

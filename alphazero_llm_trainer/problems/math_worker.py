@@ -204,9 +204,8 @@ def _names_a_value(read: Any, answer: str) -> bool:
 def main(seconds: float) -> None:
     """Serve until stdin ends. A request that takes so many seconds of CPU time ends the process, by
     SIGPROF; by SIGALRM one that takes PATIENCE times as long by the wall clock."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, which ends this process
+    # Ctrl-C is for the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     if sys.platform == "linux":
         import resource
@@ -215,9 +214,8 @@ def main(seconds: float) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints doesn't reach the verdicts
-    judge(
-        r"\frac{\sqrt{2}}{2}", "x + 1", True
-    )  # the first takes about a second, which is no answer's fault
+    # The first takes about a second, which is no answer's fault.
+    judge(r"\frac{\sqrt{2}}{2}", "x + 1", True)
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:
         # Nothing handles these signals: the system ends the process, in the middle of whatever it

@@ -6,9 +6,8 @@ alone and is followed by `#### TARGET`. A level is how many numbers there are: 1
 
 A problem is made by legal play: numbers are drawn and played at random until one is left, and that
 one is the target. So every problem has a solution, the play itself is the worked one, and nothing
-here solves a problem. Results are whole, from 1 to
-`LARGEST`; an order of play that only swaps the numbers of a sum or a product is written with the
-larger number first.
+here solves a problem. Results are whole, from 1 to `LARGEST`; an order of play that only swaps the
+numbers of a sum or a product is written with the larger number first.
 
 Splits are disjoint by their numbers: the multiset of numbers belongs to the split that its hash
 names.

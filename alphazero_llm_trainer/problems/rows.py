@@ -68,9 +68,8 @@ SPLIT_NAMES = {
     "eval": "test", "evaluation": "test",
 }  # fmt: skip
 PACKED = (".gz", ".bz2", ".xz")
-LABELLED = re.compile(
-    r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL
-)  # a choice with its label
+# A choice with its label.
+LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 

@@ -18,14 +18,8 @@ from .tables import columns, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
-SHORT = (
-    "method",
-    "accuracy [95%]",
-    "reward [95%]",
-    "over greedy",
-    "tokens",
-    "calls",
-)  # for a terminal
+# For a terminal.
+SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
 NOTE = (
     "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for "
     "its being picked."

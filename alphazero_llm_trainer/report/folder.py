@@ -56,9 +56,8 @@ def parts_of(folder: Path) -> list[str]:
     parts: list[str] = []
     for name, sections in KINDS.items():
         card = load(folder / name)
-        if card is None or (
-            name == RUN and not {"method", "config"} <= card.keys()
-        ):  # an evaluation's card
+        # An evaluation's card.
+        if card is None or (name == RUN and not {"method", "config"} <= card.keys()):
             continue
         try:
             parts += sections(card, folder)

@@ -9,10 +9,9 @@ from ..config.sections import RewardConfig
 from ..errors import ConfigError
 from ..types import RewardParts
 
-RIGHT_BONUS, WRONG_PENALTY = (
-    0.1,
-    0.05,
-)  # once a response with a step that a teacher proposed as likely right, or wrong
+# Once a response with a step that a teacher proposed as likely right, or likely wrong.
+RIGHT_BONUS = 0.1
+WRONG_PENALTY = 0.05
 
 
 def combined(

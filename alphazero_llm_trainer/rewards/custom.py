@@ -62,12 +62,8 @@ class CustomReward:
             ) from error
         try:
             number, shown = float(value), f"{float(value)}"
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-            OverflowError,
-        ):  # the last two: of a tensor, of a huge number
+        # RuntimeError is a tensor's, OverflowError a huge number's.
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             number, shown = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not -ROUNDING <= number <= 1.0 + ROUNDING:
             what = f"gave {shown} for problem {problem.id}: return one number from 0 to 1"

@@ -218,9 +218,8 @@ def serve(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when all is over
         await Server(configured(app)).serve(sockets=[bound])
 
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background commands ignore it
+    # A shell's background commands ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         asyncio.run(main())
     except KeyboardInterrupt:

@@ -40,10 +40,8 @@ class TextReader:
         self.pieces: list[str] = []  # what each token added
         self._seen = 0  # tokens of the response that were read
         self._shown = 0  # characters of the text that `delta` has returned
-        self._before, self._at = (
-            0,
-            0,
-        )  # decoded behind _before; _at is the first token whose text is not known yet
+        self._before = 0  # what is new is decoded behind this token
+        self._at = 0  # the first token whose text is not known yet
         self._known = ""  # the text of ids[_before:_at]
 
     def read(self, token_ids: Sequence[int]) -> None:

@@ -106,8 +106,7 @@ class ContinuingTeacher(OpenAITeacher):
     """A remote model that goes on from the student's own chat: `opening`, the question, the steps.
 
     It needs no word of what a step is: its next line is one. A server must continue a last message
-    of
-    the assistant: vLLM and this package's `serve` do where they are asked to, others do it of
+    of the assistant: vLLM and this package's `serve` do where they are asked to, others do it of
     themselves or not at all. With `stops` it is told to stop at a line's end; a chat model, which
     may begin with an empty line, writes to its end, and the rest is dropped.
     """

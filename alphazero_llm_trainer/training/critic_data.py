@@ -215,9 +215,8 @@ def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, i
     same. And where each state is: its row, and how many tokens of the response it has."""
     longest: list[Ids] = []
     places = {}
-    for ids in sorted(
-        example.states, reverse=True
-    ):  # a state comes right after those that begin with it
+    # A state comes right after those that begin with it.
+    for ids in sorted(example.states, reverse=True):
         if not longest or longest[-1][: len(ids)] != ids:
             longest.append(ids)
         places[ids] = len(longest) - 1, len(ids)

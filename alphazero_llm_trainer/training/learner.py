@@ -34,11 +34,8 @@ from .scoring import Scorer, Scores, packing, score
 
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
-REFUSALS = (
-    "PytorchStreamWriter",
-    "unexpected pos",
-    "I/O error",
-)  # torch's and safetensors' words for a full disk
+# Torch's and safetensors' words for a full disk.
+REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
 
 @dataclass(frozen=True, slots=True)

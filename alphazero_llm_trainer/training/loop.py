@@ -79,20 +79,17 @@ class Run:
         """
         objective = learner.objective
         for number in rounds.left(start):
-            trees, stats = rounds.search(
-                number
-            )  # rollouts: search -> graded trees, into the journal
-            minibatches = self.credit(
-                builder, number, trees, stats
-            )  # trees -> rows with advantages
+            # Rollouts: search -> graded trees, into the journal.
+            trees, stats = rounds.search(number)
+            # Trees -> rows with advantages.
+            minibatches = self.credit(builder, number, trees, stats)
             of_round = learner.begin(number, minibatches)
             of_updates: list[dict[str, float]] = []
             for minibatch in self.passes(number, minibatches):
                 for part in learner.parts(minibatch):  # as many rows as a forward takes
                     scores = learner.score(part)  # log-probabilities, with gradients
-                    loss, figures = objective.loss(
-                        part, scores, learner.totals
-                    )  # losses.py: the formula
+                    # losses.py: the formula
+                    loss, figures = objective.loss(part, scores, learner.totals)
                     learner.backward(loss, scores, figures)
                 of_updates.append(learner.clip())
                 learner.step()
@@ -284,9 +281,8 @@ class Run:
                     " remove it"
                 ) from error
             if self.ranks.first:
-                recorder.keep_best(
-                    start
-                )  # a kill may have come between the checkpoint and its best weights
+                # A kill may have come between the checkpoint and its best weights.
+                recorder.keep_best(start)
         recorder.since = time.perf_counter()
         self.train(rounds, builder, learner, recorder, start)
 

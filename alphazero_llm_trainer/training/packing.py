@@ -108,9 +108,8 @@ class Forward:
         if config._attn_implementation == FLEX:
             blocks = block_masks(config, lambda g, h, q, k: (k <= q) & (q < ends[g, k]), positions)
             return {"input_ids": ids, "position_ids": positions, "attention_mask": blocks}
-        seen = (places <= places[:, None]) & (
-            places[:, None] < ends[:, None, :]
-        )  # [G, who sees, who is seen]
+        # [G, who sees, who is seen]
+        seen = (places <= places[:, None]) & (places[:, None] < ends[:, None, :])
         mask = masks(config, seen, positions, positions, dtype)
         return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 

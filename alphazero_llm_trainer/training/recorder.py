@@ -88,9 +88,8 @@ class Recorder:
         )
         self.ends: Counter[str] = Counter()
         self.train_seconds, self.sampled = 0.0, 0  # tokens, of the rounds before this process
-        self.began = self.since = (
-            time.perf_counter()
-        )  # the process, and what is counted as training next
+        # The process, and what is counted as training next.
+        self.began = self.since = time.perf_counter()
 
     # -- before the rounds
     # -------------------------------------------------------------------------------------------
@@ -106,9 +105,8 @@ class Recorder:
         )
         start = int(facts.get("rounds_done", 0))
         if not self.folder.card.exists():
-            self.folder.write_card(
-                self.new_card()
-            )  # whatever stops the run from here on, it can be resumed
+            # Whatever stops the run from here on, it can be resumed.
+            self.folder.write_card(self.new_card())
         self.card = self.folder.read_card()
         if self.card.get("rows", self.rows) != self.rows:
             raise ConfigError(
@@ -136,9 +134,8 @@ class Recorder:
         self.folder.forget_metrics_from(start)
         if facts.get("best") is not None:
             self.best = (facts["best"][0], facts["best"][1])
-        elif (
-            self.config.train.keep_best and "validation_before" in self.card
-        ):  # the untrained student is the one to beat
+        elif self.config.train.keep_best and "validation_before" in self.card:
+            # The untrained student is the one to beat.
             self.best = (self.card["validation_before"], 0)
             self.keep_best(0)
         self.train_seconds = facts.get("training_seconds", 0.0)

@@ -64,9 +64,8 @@ class TrainRow:
 
 
 Minibatches = list[list[TrainRow]]
-Group = tuple[
-    GradedTree, list[Trajectory]
-]  # a tree and those of its responses that training learns from
+# A tree and those of its responses that training learns from.
+Group = tuple[GradedTree, list[Trajectory]]
 
 
 class RowBuilder:
@@ -182,9 +181,8 @@ class RowBuilder:
             rewards = [self.collector.reward(response) for response in tree.responses]
             if not zero_variance(rewards):
                 ranked = zip(rewards, tree.responses, strict=True)
-                reward, best = max(
-                    ranked, key=lambda pair: (pair[0], pair[1].samples)
-                )  # the first of equals
+                # The first of equals.
+                reward, best = max(ranked, key=lambda pair: (pair[0], pair[1].samples))
                 rows.append(self.row(tree, best, reward))
         return rows
 

@@ -151,9 +151,8 @@ class Scorer(torch.nn.Module):
         )
         weight = model.get_output_embeddings().weight
         if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
-            weight = weight.full_tensor(
-                grad_placements=[Partial("avg")]
-            )  # each rank's gradient is of its own rows
+            # Each rank's gradient is of its own rows.
+            weight = weight.full_tensor(grad_placements=[Partial("avg")])
         scores: tuple[torch.Tensor, torch.Tensor] = LabelLogProbs.apply(hidden, weight, labels)
         return scores if self.value is None else (*scores, self.value(hidden)[:, 0])
 

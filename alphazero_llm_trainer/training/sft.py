@@ -85,9 +85,8 @@ def supervise(
     check_free(out)
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
-    vocabulary = (
-        build_tokenizer(source) if scratch else None
-    )  # a source whose words don't fit one says so first
+    # A source whose words don't fit one says so first.
+    vocabulary = build_tokenizer(source) if scratch else None
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", config.train.eval_size)
