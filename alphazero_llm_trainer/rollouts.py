@@ -352,8 +352,7 @@ def check_collecting(config: Config, valued: bool) -> None:
         refuse(
             {**judges, "search.mode=token": mode == "token", **graded},
             f"train.method is {train.method}, which learns from right responses that a rule "
-            "judged: name another method,"
-            " such as --use-grpo (train.method=grpo)",
+            "judged: name another method, such as --use-grpo (train.method=grpo)",
         )
     if mode == "token":
         refuse(teachers, "search.mode is token: it works on steps; use step or unset it")

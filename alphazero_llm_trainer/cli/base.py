@@ -157,9 +157,7 @@ def add_base_url(parser: Parser) -> None:
 
 SOURCES = (
     "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), "
-    "hub:OWNER/NAME,"
-    " reasoning-gym:TASK, verifiers:ENV_ID or"
-    " file.py:NAME"
+    "hub:OWNER/NAME, reasoning-gym:TASK, verifiers:ENV_ID or file.py:NAME"
 )
 
 

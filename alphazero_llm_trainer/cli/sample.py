@@ -103,8 +103,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         if len(tasks) < args.num:
             progress.say(
                 f"{config.problems.source} {args.split} has {len(tasks):,} questions from number "
-                f"{args.start} on: these are"
-                " sampled"
+                f"{args.start} on: these are sampled"
             )
         tell_loading(args, progress)
         summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)

@@ -80,8 +80,7 @@ def check_forward(model: Any, context: int) -> None:
     )
     raise EngineError(
         f"a {type(getattr(model, 'shared', model)).__name__} can't be searched by the in-process "
-        f"engine, which {reason}: use"
-        " another student, or engine.backend=vllm"
+        f"engine, which {reason}: use another student, or engine.backend=vllm"
     )
 
 

@@ -216,8 +216,7 @@ class Engine(ABC):
     def _headless(self) -> EngineError:
         return EngineError(
             f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of "
-            "its own, or set"
-            " engine.backend=inprocess"
+            "its own, or set engine.backend=inprocess"
         )
 
 

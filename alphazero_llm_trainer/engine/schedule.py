@@ -90,8 +90,7 @@ class Schedule:
         if not self.tree.reserve(count):
             raise EngineError(
                 f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it "
-                "or lower"
-                " search.concurrent"
+                "or lower search.concurrent"
             )
 
     def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:

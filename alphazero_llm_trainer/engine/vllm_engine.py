@@ -256,6 +256,5 @@ def failure(error: BaseException) -> str:
     """One sentence on a vLLM that failed under way."""
     return (
         f"vLLM failed ({first_line(error)}): its log above says more; load the student again, a "
-        "training run goes on with"
-        " --resume"
+        "training run goes on with --resume"
     )

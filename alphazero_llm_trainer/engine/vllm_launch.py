@@ -46,8 +46,7 @@ def launch_for(
     if quantised and not cuda:
         raise ConfigError(
             "engine.backend is vllm and the student is 4-bit: vLLM loads bitsandbytes weights on "
-            "CUDA alone; set"
-            " engine.backend=inprocess, or the model's quantization to none"
+            "CUDA alone; set engine.backend=inprocess, or the model's quantization to none"
         )
     if lora and spec.lora.rank > RANKS[-1]:
         raise ConfigError(

@@ -74,8 +74,7 @@ class ServerEngine(CompletionEngine):
         except OSError as error:
             raise ConfigError(
                 f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to "
-                f"({error.strerror}): name a folder that the"
-                " server sees too"
+                f"({error.strerror}): name a folder that the server sees too"
             ) from error
         self.thread = LoopThread("vllm-server")
         self.client = httpx.AsyncClient(
@@ -123,8 +122,7 @@ class ServerEngine(CompletionEngine):
         if theirs.get("tokens") != ours or end.get("prompt") != tokenizer.decode([eos_id]):
             raise EngineError(
                 f"the server's model {name} has another tokenizer than the student: serve the "
-                "student's own model, or"
-                " name another with engine.vllm.model"
+                "student's own model, or name another with engine.vllm.model"
             )
         # The route that loads adapters answers to POST alone.
         swaps = await self._exchange(f"{self.url}/load_lora_adapter")
@@ -138,8 +136,7 @@ class ServerEngine(CompletionEngine):
         if model != self.base and answer.get("model") != model:
             raise EngineError(
                 f"the server at {self.url} answered with {answer['model']} instead of {model}: "
-                "versions of a policy may"
-                " not be mixed; is somebody else changing its adapters?"
+                "versions of a policy may not be mixed; is somebody else changing its adapters?"
             )
         return parse(answer, ask)
 
@@ -159,8 +156,8 @@ class ServerEngine(CompletionEngine):
         except EngineError as error:
             raise EngineError(
                 f"the server takes no adapter ({error}): start it with "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
-                " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, and let it "
+                "read engine.vllm.adapter_dir"
             ) from error
         if old is not None:
             await self._send(f"{self.url}/unload_lora_adapter", {"lora_name": old.name})
@@ -179,8 +176,7 @@ class ServerEngine(CompletionEngine):
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise EngineError(
                         f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): "
-                        "start it, or correct"
-                        " engine.vllm.base_url"
+                        "start it, or correct engine.vllm.base_url"
                     ) from error
                 await asyncio.sleep(0.2 * attempt)
         raise AssertionError
@@ -243,8 +239,7 @@ def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
             "the server's completion lacks token ids or log-probabilities "
-            f"({type(error).__name__}: {error}): it must be"
-            " vLLM 0.31 or newer"
+            f"({type(error).__name__}: {error}): it must be vLLM 0.31 or newer"
         ) from error
     if not ids or len(ids) != len(logprobs):
         raise EngineError(

@@ -22,8 +22,7 @@ from .frozen import FrozenStudent
 
 NEEDS = (
     "tree search asks with continue_final_message, which vLLM, llama.cpp's server and "
-    "`alphazero-llm-trainer serve` have:"
-    " use one of them, or leave --env.agent.harness.search out"
+    "`alphazero-llm-trainer serve` have: use one of them, or leave --env.agent.harness.search out"
 )
 
 

@@ -98,8 +98,7 @@ def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.S
     if changed or environment.finalize is not single.finalize:
         raise ConfigError(
             f"{address} can't be searched: its environment {environment.__name__} has several "
-            "turns or several agents,"
-            " and a problem here is one prompt with one reply"
+            "turns or several agents, and a problem here is one prompt with one reply"
         )
     assert isinstance(config, vf.SingleAgentEnvConfig)
     return config

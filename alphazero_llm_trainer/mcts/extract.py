@@ -139,8 +139,7 @@ def shortfall(ends: Mapping[str, int]) -> str | None:
     silent = short.get(SILENT, 0)
     return (
         f"of {total:,} responses {sum(short.values()) - silent:,} were cut and {silent:,} stated "
-        "no answer: raise"
-        f" {SHORT[max(short, key=short.__getitem__)]}"
+        f"no answer: raise {SHORT[max(short, key=short.__getitem__)]}"
     )
 
 

@@ -186,9 +186,8 @@ def not_plain(folder: Path, what: str) -> str:
     """What to do with an adapter that is more than LoRA of linear layers."""
     return (
         f"adapter {folder} has {what} in its {ADAPTER_CONFIG}, and beside a base only LoRA of its "
-        "layers' linear parts is"
-        f" computed: make a model of both with `merge --adapter {folder} --model BASE --out DIR`, "
-        "and name that folder"
+        f"layers' linear parts is computed: make a model of both with `merge --adapter {folder} "
+        "--model BASE --out DIR`, and name that folder"
     )
 
 
@@ -273,8 +272,7 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
     if lora.targets != LoraConfig().targets:
         raise ConfigError(
             f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear "
-            "layers are called"
-            f" {', '.join(sorted(linear))}: name some of these"
+            f"layers are called {', '.join(sorted(linear))}: name some of these"
         )
     return lora.model_copy(update={"targets": tuple(sorted(linear))})
 

@@ -152,8 +152,7 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     if weight.shape != (width,) or card["vocabulary"] != words:
         raise CheckpointError(
             f"{NAMES[kind]} {folder} is of width {weight.numel()} for {card['vocabulary']} tokens, "
-            f"student {student.name}"
-            f" has {width} and {words}: train one for this student"
+            f"student {student.name} has {width} and {words}: train one for this student"
         )
     own = bool(card.get("head"))
     if own and card["base"] != fingerprint(student.model):
@@ -214,8 +213,7 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
         if card["base"] != fingerprint(student.model, None):
             raise CheckpointError(
                 f"critic {folder} is an adapter trained on other weights than student "
-                f"{student.name} has: name that"
-                " student's folder, or train a critic for this one"
+                f"{student.name} has: name that student's folder, or train a critic for this one"
             )
         hashes = "".join(f"{file}{digest}" for file, digest in sorted(card["files"].items()))
         name = f"{card['kind']}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"

@@ -63,8 +63,7 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
         return {"student": name, "models": {name: {"path": model}}}, None
     raise ConfigError(
         f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
-        "models.yaml"
-        f" ({', '.join(['auto', *config.models])}): use one of these"
+        f"models.yaml ({', '.join(['auto', *config.models])}): use one of these"
     )
 
 

@@ -172,9 +172,8 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         model: Any = load_weights(AutoModelForCausalLM, str(folder), dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({first_line(error)}): check the "
-            "folder or the hub's id,"
-            " and train.critic.format"
+            f"PRM {folder} can't be read as {name} ({first_line(error)}): check the folder or the "
+            "hub's id, and train.critic.format"
         ) from error
     engine = InProcessEngine(
         model.to(device).eval(),

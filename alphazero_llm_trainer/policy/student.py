@@ -155,8 +155,7 @@ def load_student(
     if folder is None and spec.path == "scratch":
         raise CheckpointError(
             f"student {name} has no weights yet: train it with sft --source NAME --model {name}, "
-            "then name its folder with"
-            " --model"
+            "then name its folder with --model"
         )
     hush_transformers()
     source = str(folder) if folder is not None else weights_of(spec)
@@ -175,8 +174,7 @@ def load_student(
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
                 f"adapter {adapter} was trained over other weights than student {name} has: name "
-                "its student with"
-                " --model, or its base with --set models.NAME.path"
+                "its student with --model, or its base with --set models.NAME.path"
             )
         if not bare:
             load_adapter(model, adapter, POLICY)
@@ -263,8 +261,7 @@ def load_tokenizer(source: str) -> Any:
         if chosen.unk_token_id not in ids and back != text:
             raise CheckpointError(
                 f"student {source}'s tokenizer reads {text!r} and gives back {back!r}: copy "
-                "tokenizer.json and"
-                " tokenizer_config.json of its model there again"
+                "tokenizer.json and tokenizer_config.json of its model there again"
             )
     return chosen
 
@@ -338,8 +335,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     if not size or size > CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is "
-            "none here: use"
-            f" --model embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
+            "none here: use --model embedded, or take the CPU's slowness with --set "
+            f"models.{name}.cpu=true"
         )
 
 
@@ -596,7 +593,6 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     )
     return (
         f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect "
-        f"once{licence}, run"
-        f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set "
-        f"models.{name}.path=DIR{mirror}"
+        f"once{licence}, run alphazero-llm-trainer fetch {name}, or name a downloaded folder with "
+        f"--set models.{name}.path=DIR{mirror}"
     )

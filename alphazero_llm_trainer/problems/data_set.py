@@ -77,10 +77,9 @@ class RowSource(Source):
         ]
         if not files:
             raise DataError(
-                f"{place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point"
-                f" problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or "
-                "unset"
-                " both to use the hub"
+                f"{place} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point "
+                f"problems.path or {DATA_VARIABLE} at the folder with the {self.name} rows, or "
+                "unset both to use the hub"
             )
         return (row for _, row in rows_at(str(files[0])))  # of `gzip -k` and the like, one
 

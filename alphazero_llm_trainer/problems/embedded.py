@@ -343,12 +343,10 @@ CLOSINGS = (
         (
             "{S} sells the {T} for {k} dollars each and spends {n} dollars. "
             "How many dollars does {A} have left?",
-            "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} "
-            "dollars to {D}. "
-            "How many dollars does {A} have left?",
-            "{S} gets {k} dollars for each of the {T} and pays {n} dollars for "
-            "lunch. "
-            "How many dollars does {A} have now?",
+            "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} dollars to {D}. How "
+            "many dollars does {A} have left?",
+            "{S} gets {k} dollars for each of the {T} and pays {n} dollars for lunch. How many "
+            "dollars does {A} have now?",
         ),
     ),
 )

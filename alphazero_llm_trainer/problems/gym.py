@@ -52,8 +52,7 @@ class ReasoningGym(Source):
         if not rest:
             raise ConfigError(
                 f"problems.source is {problems.source!r} without a task: write reasoning-gym:NAME, "
-                "such as"
-                " reasoning-gym:chain_sum"
+                "such as reasoning-gym:chain_sum"
             )
         return cls(rest)
 

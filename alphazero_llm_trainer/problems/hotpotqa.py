@@ -52,9 +52,8 @@ class HotpotQa(RowSource):
         except ValueError as error:  # pydantic's errors are ValueErrors
             raise DataError(
                 f"{where} has no `context` with a list of texts as `title` and as many lists of "
-                "texts"
-                " as `sentences`, or other `supporting_facts` than `title` and `sent_id`: write"
-                " these or remove the row"
+                "texts as `sentences`, or other `supporting_facts` than `title` and `sent_id`: "
+                "write these or remove the row"
             ) from error
         lines = [f"{title}: {''.join(sentences).strip()}" for title, sentences in paragraphs]
         prompt = "\n".join([*lines, f"Question: {question}"])

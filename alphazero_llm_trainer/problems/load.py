@@ -61,8 +61,7 @@ def load_tasks(
     if not tasks:
         raise DataError(
             f"source {source.name} has no {split} problems from number {start} on: start earlier, "
-            "or"
-            " name a source with more"
+            "or name a source with more"
         )
     check_gold(tasks, rewards)
     return tasks
@@ -169,15 +168,13 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
     if rewards is None or rewards.custom is None:
         raise DataError(
             f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop "
-            "the"
-            " task, or name a reward that needs none (--reward)"
+            "the task, or name a reward that needs none (--reward)"
         )
     if rewards.hre_weight > 0:
         raise ConfigError(
-            f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task"
-            f" {missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or "
-            "write"
-            " the answer"
+            f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task "
+            f"{missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or "
+            "write the answer"
         )
 
 

@@ -23,8 +23,7 @@ MATH_PROMPT = (
 )
 HOTPOTQA_PROMPT = (
     "Answer the question from the paragraphs above it. First write the facts that it needs, each "
-    "on one line with the"
-    " title of its paragraph. "
+    "on one line with the title of its paragraph. "
     + _LAST
     + "the answer in as few words as possible: a name, a date, a number, yes or no."
 )
@@ -45,10 +44,8 @@ CHOICE_PROMPT = (
 )
 NUMBERS_PROMPT = (
     "Use every given number once to make the target with + - * and /. Write one step a line: an "
-    "operation on two numbers"
-    " that are left, its result, and after a comma the numbers left then, such as `6 * 4 = 24, 1 "
-    "3`. Results are whole and"
-    " above zero. " + _LAST + "the target."
+    "operation on two numbers that are left, its result, and after a comma the numbers left then, "
+    "such as `6 * 4 = 24, 1 3`. Results are whole and above zero. " + _LAST + "the target."
 )
 PANCAKE_PROMPT = (
     "Bring the row of numbers into ascending order by flips: a flip turns round the first k of "

@@ -335,9 +335,8 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
                 tasks.append(renamed(task, name))
             elif gold[question] != task.gold and not answers.equal(gold[question], task.gold):
                 raise DataError(
-                    f"{name} asks {question[:SHOWN]!r} twice, with the answer"
-                    f" {gold[question][:SHOWN]!r} and with {task.gold[:SHOWN]!r}: keep the right "
-                    "one"
+                    f"{name} asks {question[:SHOWN]!r} twice, with the answer "
+                    f"{gold[question][:SHOWN]!r} and with {task.gold[:SHOWN]!r}: keep the right one"
                 )
     left_out = sum(map(len, by_split.values())) - len(gold)
     if left_out:
@@ -531,8 +530,7 @@ def from_object(value: Any, problems: ProblemsConfig) -> Source:
         except TypeError as error:
             raise ConfigError(
                 f"problems.source is {problems.source!r}, a function that takes arguments "
-                f"({error}): write one"
-                " without, that returns tasks; rows may have a `split`"
+                f"({error}): write one without, that returns tasks; rows may have a `split`"
             ) from None
         value = value()
     return from_tasks(value, problems)

@@ -41,8 +41,7 @@ def build_tokenizer(source: Source) -> PreTrainedTokenizerFast:
     if not texts:
         raise ConfigError(
             f"problems.source is {source.name} and a student is trained from scratch: its words "
-            "don't fit a small vocabulary,"
-            " so name a student to go on from with --model"
+            "don't fit a small vocabulary, so name a student to go on from with --model"
         )
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}

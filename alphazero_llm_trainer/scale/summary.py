@@ -66,9 +66,8 @@ class Summary:
         if self.session_trees:
             lines.append(
                 f"searched now: {self.session_trees:,} in {duration(self.seconds)}; {self.right:,} "
-                "of"
-                f" {self.responses:,} responses are right, and {self.solved_trees:,} trees have a"
-                f" right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
+                f"of {self.responses:,} responses are right, and {self.solved_trees:,} trees have "
+                f"a right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
             )
         if self.skipped:
             lines.append(

@@ -89,8 +89,7 @@ class OnRay:
         except ray.exceptions.RayError as error:
             raise ConfigError(
                 f"{len(loading)} workers have not loaded in {START_SECONDS:g} s "
-                f"({reason_of(error)}): the"
-                " cluster needs a core for each"
+                f"({reason_of(error)}): the cluster needs a core for each"
             ) from error
         return self.policy
 

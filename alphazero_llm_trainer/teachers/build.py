@@ -45,8 +45,7 @@ def open_remote(config: Config) -> Endpoint:
         if not key:
             raise ConfigError(
                 f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of "
-                f"{tier.base_url},"
-                " or choose another tier"
+                f"{tier.base_url}, or choose another tier"
             )
         if not all("!" <= character <= "~" for character in key):  # no header holds anything else
             raise ConfigError(

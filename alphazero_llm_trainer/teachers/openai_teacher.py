@@ -17,20 +17,17 @@ MAX_STEP_CHARACTERS = 300
 
 ROLE = (
     "You help to study how word problems are solved. You get a problem and the steps written so "
-    "far, and you write the"
-    " one line that comes next: a single short calculation such as `16 - 3 = 13`, or, when the "
-    "steps already give the"
-    " answer, the last line `#### N` with the answer N. Reply with that line only: no explanation, "
-    "no number, no label."
+    "far, and you write the one line that comes next: a single short calculation such as `16 - 3 = "
+    "13`, or, when the steps already give the answer, the last line `#### N` with the answer N. "
+    "Reply with that line only: no explanation, no number, no label."
 )
 ASKS = {
     Direction.RIGHT: "Write the next line, and make it correct.",
     Direction.NONE: "Write the next line.",
     Direction.WRONG: (
         "Write a next line with a plausible mistake that a careless student could make (a wrong "
-        "operation, a wrong"
-        " number or a slip in the arithmetic), so that a checker can be trained to find it. Don't "
-        "mark it as wrong."
+        "operation, a wrong number or a slip in the arithmetic), so that a checker can be trained "
+        "to find it. Don't mark it as wrong."
     ),
 }
 _LABEL = re.compile(

@@ -76,8 +76,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
             if highest >= vocabulary:
                 raise DataError(
                     f"journal {path} has a tree with token {highest}, and this student has "
-                    f"{vocabulary}: name the student"
-                    " that searched it"
+                    f"{vocabulary}: name the student that searched it"
                 )
             if any(True for _ in graded(tree)):
                 questions.setdefault(text, Question(text)).places.append((path, place))
@@ -97,8 +96,7 @@ def split_by_question(
     if not all(parts):
         raise DataError(
             f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left "
-            "for training,"
-            " validation and test: give more questions"
+            "for training, validation and test: give more questions"
         )
     return parts
 

@@ -53,8 +53,7 @@ def upload(repository: str, folders: Mapping[str, Path]) -> str:
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(
             f"{repository} can't be uploaded ({reason_of(error)}): "
-            f"{', '.join(map(str, folders.values()))} are complete, use"
-            " `hf upload` later"
+            f"{', '.join(map(str, folders.values()))} are complete, use `hf upload` later"
         ) from error
     return str(address)
 

@@ -149,9 +149,8 @@ class Run:
             self.student.engine.close()
             raise ConfigError(
                 f"engine.backend is {config.engine.backend}, whose server takes no new weights: "
-                "set train.adapter=lora and"
-                " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set "
-                "engine.backend=vllm"
+                "set train.adapter=lora and start it with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
             )
         perplexity = None
         if measures_perplexity(config):
@@ -277,8 +276,7 @@ class Run:
             except (OSError, ValueError, RuntimeError, KeyError) as error:
                 raise CheckpointError(
                     f"checkpoint {checkpoint} can't be loaded ({error}): launch as it was written, "
-                    "with FSDP or without, or"
-                    " remove it"
+                    "with FSDP or without, or remove it"
                 ) from error
             if self.ranks.first:
                 # A kill may have come between the checkpoint and its best weights.

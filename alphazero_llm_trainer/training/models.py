@@ -182,8 +182,7 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
     if layers(model):
         raise ConfigError(
             "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or "
-            "start from the folder"
-            " that `merge` makes of it"
+            "start from the folder that `merge` makes of it"
         )
 
 

@@ -82,8 +82,7 @@ def check(config: Config, responses: int, right: int | None, unstated: int, toke
     elif unstated == responses:
         why = (
             "none states an answer: say how to with problems.system_prompt, show worked solutions "
-            "with problems.shots,"
-            " or warm the student up with `sft`"
+            "with problems.shots, or warm the student up with `sft`"
         )
     else:
         return

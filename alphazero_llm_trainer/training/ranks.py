@@ -193,8 +193,7 @@ def check_unpacked(config: Config, spec: StudentModel) -> None:
     if spec.quantization != "none":
         raise ConfigError(
             f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed "
-            "weights FSDP was not tried"
-            " with: set it to none, or launch with DDP"
+            "weights FSDP was not tried with: set it to none, or launch with DDP"
         )
 
 

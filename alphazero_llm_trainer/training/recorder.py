@@ -111,8 +111,7 @@ class Recorder:
         if self.card.get("rows", self.rows) != self.rows:
             raise ConfigError(
                 f"the rows have other questions or answers than when the run in {self.folder.path} "
-                "began: restore them,"
-                " or begin a new run"
+                "began: restore them, or begin a new run"
             )
         if self.card.get("weights") not in (None, self.weights()):
             raise CheckpointError(

@@ -246,6 +246,5 @@ class Rounds:
         if failed and all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in records):
             raise RewardError(
                 f"the reward failed for at least one response of each of {len(failed):,} "
-                "questions, which are left out; the"
-                f" first: {failed[0]}"
+                f"questions, which are left out; the first: {failed[0]}"
             )

@@ -205,8 +205,7 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     if without is not None:
         raise DataError(
             f"source {source.name} has no worked solution for {without!r} and sft learns from "
-            "them: give every training"
-            " task one, or name another source"
+            "them: give every training task one, or name another source"
         )
     return demonstrations
 

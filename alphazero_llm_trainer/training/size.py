@@ -86,10 +86,8 @@ def fresh_questions(config: Config) -> list[Task]:
     if len(tasks) < wanted:
         raise ConfigError(
             f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training "
-            f"questions beyond the {used:,}"
-            " that warm-up and a run of train.num_examples use: ask for fewer, or set "
-            "train.num_examples to what your run"
-            " used"
+            f"questions beyond the {used:,} that warm-up and a run of train.num_examples use: ask "
+            "for fewer, or set train.num_examples to what your run used"
         )
     return tasks
 

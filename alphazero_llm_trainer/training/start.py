@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 # What a run takes less memory with, the gentlest first.
 LESS = (
     "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, "
-    "train.adapter=lora and a"
-    " smaller search.max_tokens make it less (--dry-run says how much); or use a smaller student"
+    "train.adapter=lora and a smaller search.max_tokens make it less (--dry-run says how much); or "
+    "use a smaller student"
 )
 
 
@@ -84,8 +84,8 @@ def prepare(config: Config) -> Prepared:
     if len(questions) < train.num_examples:
         raise ConfigError(
             f"train.num_examples is {train.num_examples:,} and source {config.problems.source} has "
-            f"{len(questions):,} training"
-            f" questions from number {start:,} on: ask for --num {len(questions)} or fewer"
+            f"{len(questions):,} training questions from number {start:,} on: ask for --num "
+            f"{len(questions)} or fewer"
         )
     held_out = []
     for split, key in (("test", "eval_size"), ("validation", "validation_size")):
@@ -93,8 +93,7 @@ def prepare(config: Config) -> Prepared:
         if count and not asked(source, split, 1):
             raise DataError(
                 f"{source.name} has no {split} problems: name a source with more (15% of its "
-                "questions are test, 5%"
-                f" validation), or ask for none (--set train.{key}=0)"
+                f"questions are test, 5% validation), or ask for none (--set train.{key}=0)"
             )
         held_out.append(tasks_of(config, split, count))
     return Prepared(config, RunSize(config), replay, questions, *held_out)

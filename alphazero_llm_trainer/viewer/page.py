@@ -93,8 +93,7 @@ def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
         "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
             f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src "
-            "data:; base-uri 'none';"
-            " form-action 'none'"
+            "data:; base-uri 'none'; form-action 'none'"
         ),
         "style": css,
         "data": "\n".join(data),
