@@ -575,8 +575,8 @@ def gold(text: str) -> str:
     if value is None:
         shown = text if len(text) <= 80 else "..." + text[-80:]
         raise DataError(
-            f"gold answer {shown!r} has no number after '####': end it with a line such as `#### "
-            "72`"
+            f"gold answer {shown!r} has no number after '####': "
+            "end it with a line such as `#### 72`"
         )
     return str(value)
 

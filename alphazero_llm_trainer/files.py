@@ -141,8 +141,8 @@ class FolderLock:
             holder = self._holder()
             self._file.close()
             raise ConfigError(
-                f"{flag} {folder} is being written by {holder}: wait for it, end it, or name "
-                "another folder"
+                f"{flag} {folder} is being written by {holder}: "
+                "wait for it, end it, or name another folder"
             ) from error
         # Its holder let go between the two calls, and removed it.
         if os.fstat(self._file.fileno()).st_nlink == 0:

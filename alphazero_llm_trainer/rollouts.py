@@ -364,15 +364,15 @@ def check_collecting(config: Config, valued: bool) -> None:
         refuse(judges, "train.groups is verified: the source's rule alone judges there; unset one")
     if train.reward == "hre" and config.rewards.hre_weight == 0:
         raise ConfigError(
-            "train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to "
-            "combined"
+            "train.reward is hre and rewards.hre_weight is 0: "
+            "unset train.reward, or set it to combined"
         )
     check_settings(config.search, valued)
     unread = {}
     if train.groups == "verified":
         unread["search.samples"] = (
-            "and train.groups=verified draws one chain a simulation: set search.simulations, or "
-            "leave it out"
+            "and train.groups=verified draws one chain a simulation: "
+            "set search.simulations, or leave it out"
         )
     elif mode == "step":
         for name in ("correct", "finished"):

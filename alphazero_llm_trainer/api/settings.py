@@ -57,8 +57,8 @@ def configured(
 
     if not isinstance(model, Student):
         raise ConfigError(
-            f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded "
-            "student"
+            f"model is a {type(model).__name__}: "
+            "give a name, a folder, a hub id or a loaded student"
         )
     spec = {model.name: model.spec.model_dump(mode="json")}
     resolved = load(overrides=[*layers, {"student": model.name, "models": spec}])

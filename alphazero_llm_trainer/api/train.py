@@ -140,8 +140,8 @@ def train(
     }
     if not isinstance(model, str | Path):
         raise ConfigError(
-            f"model is a {type(model).__name__}: training loads its own, give a name, a folder or "
-            "a hub id"
+            f"model is a {type(model).__name__}: "
+            "training loads its own, give a name, a folder or a hub id"
         )
     resolved, _ = configured(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
@@ -166,8 +166,8 @@ def train(
                 return over
         elif named is not None and (named / "run.json").exists():
             raise ConfigError(
-                f"out {named} holds a run already: add resume=True to go on with it, or name "
-                "another"
+                f"out {named} holds a run already: "
+                "add resume=True to go on with it, or name another"
             )
         prepared = prepare(config)
         check_start(prepared.config)

@@ -79,8 +79,8 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     for path in args.data or ():
         if not path.exists():
             raise ConfigError(
-                f"--data {path} is not there: name a journal, a folder of train or sample, or step "
-                "preferences"
+                f"--data {path} is not there: "
+                "name a journal, a folder of train or sample, or step preferences"
             )
     if (args.out / "critic.json").is_file():
         raise ConfigError(
@@ -123,8 +123,8 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
                 if not stop():
                     raise
                 progress.say(
-                    "stopped while training, nothing was kept of it; the same command trains on "
-                    "the same trees"
+                    "stopped while training, nothing was kept of it; "
+                    "the same command trains on the same trees"
                 )
                 return EXIT_STOPPED
             command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -112,8 +112,8 @@ def run_search(args: argparse.Namespace) -> int:
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
         f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens "
-        f"sampled{scored}, {cost.cached_tokens} prefix tokens cached, {cost.calls} calls, "
-        f"{cost.seconds:.2f} s"
+        f"sampled{scored}, {cost.cached_tokens} prefix tokens cached, "
+        f"{cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0
 

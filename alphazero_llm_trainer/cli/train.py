@@ -173,8 +173,8 @@ def run_train(args: argparse.Namespace) -> int:
                 check_start(prepared.config)
                 if not args.json:
                     print(
-                        "# dry run: nothing was written and no model loaded; leave out --dry-run to "
-                        "train"
+                        "# dry run: nothing was written and no model loaded; "
+                        "leave out --dry-run to train"
                     )
                 return 0
             check_start(prepared.config, lambda: tell_loading(args, progress))

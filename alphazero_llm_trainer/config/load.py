@@ -293,8 +293,8 @@ def validate(raw: Mapping[str, Any]) -> Config:
     for field, url in urls:
         if "@" in url.partition("://")[2].partition("/")[0]:  # run.json keeps the configuration
             raise ConfigError(
-                f"{field} has a name or password in it: put the key into the variable that "
-                "key_variable names"
+                f"{field} has a name or password in it: "
+                "put the key into the variable that key_variable names"
             )
     if config.engine.dtype == "bfloat16" and config.engine.native == "off":
         raise ConfigError(
@@ -304,8 +304,8 @@ def validate(raw: Mapping[str, Any]) -> Config:
     search = config.search
     if search.mode == "step" and search.rollout in ("greedy", "beam"):
         raise ConfigError(
-            f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by "
-            "sample or none"
+            f"search.rollout is {search.rollout} and search.mode is step: "
+            "steps are rolled out by sample or none"
         )
     return config
 
@@ -397,8 +397,8 @@ def resolve_name(config: Config, name: str | None = None) -> str:
         return AUTO_LARGE if cuda_here() else AUTO_SMALL
     if chosen not in config.models:
         raise ConfigError(
-            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, or add "
-            "it to models.yaml"
+            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, "
+            "or add it to models.yaml"
         )
     return chosen
 

@@ -139,8 +139,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: "
-            "value` lines"
+            f"config file {path} holds a {type(loaded).__name__}, not a mapping: "
+            "write `key: value` lines"
         )
     return loaded
 
@@ -157,8 +157,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> 
         old = merged.get(key)
         if isinstance(old, Mapping) and not isinstance(value, Mapping):
             raise ConfigError(
-                f"{place}{key} is {shown(value)}, which is a section: write its keys below it, or "
-                "leave it out"
+                f"{place}{key} is {shown(value)}, which is a section: "
+                "write its keys below it, or leave it out"
             )
         merged[key] = merge(old, value, f"{place}{key}.") if isinstance(old, Mapping) else value
     return merged

@@ -26,15 +26,15 @@ def check_request(request: Any, context: int, vocabulary: int) -> None:
         )
     if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature < float("inf"):
         raise RequestError(
-            f"temperature is {request.temperature}: give 0 for the likeliest tokens, or at least "
-            f"{MIN_TEMPERATURE}"
+            f"temperature is {request.temperature}: give 0 for the likeliest tokens, "
+            f"or at least {MIN_TEMPERATURE}"
         )
     if not 0 < request.top_p <= 1:
         raise RequestError(f"top_p is {request.top_p}: give a probability above 0, at most 1")
     if request.top_p < 1 and request.without:
         raise EngineError(
-            "a request has top_p and without: draws without replacement are from the whole "
-            "distribution"
+            "a request has top_p and without: "
+            "draws without replacement are from the whole distribution"
         )
 
 
@@ -46,8 +46,8 @@ def check_tokens(tokens: Sequence[int], context: int, vocabulary: int, response:
         raise RequestError("prompt is empty: give at least one token")
     if len(tokens) + response > context:
         raise RequestError(
-            f"prompt has {len(tokens)} tokens, the context is {context}: shorten the prompt or "
-            "raise engine.max_context"
+            f"prompt has {len(tokens)} tokens, the context is {context}: "
+            "shorten the prompt or raise engine.max_context"
         )
     check_ids(tokens, vocabulary)
 

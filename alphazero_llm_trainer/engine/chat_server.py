@@ -372,8 +372,8 @@ class ChatServer:
 
     def _unreachable(self, error: Exception) -> EngineError:
         return EngineError(
-            f"the server at {self.url} can't be reached ({printable(reason_of(error))}): start it, "
-            "or correct --base-url"
+            f"the server at {self.url} can't be reached ({printable(reason_of(error))}): "
+            "start it, or correct --base-url"
         )
 
     def _check(self, sample: Sampled, max_tokens: int) -> None:

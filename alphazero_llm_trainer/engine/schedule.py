@@ -89,8 +89,8 @@ class Schedule:
         """Make room for `count` nodes, or raise EngineError."""
         if not self.tree.reserve(count):
             raise EngineError(
-                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it "
-                "or lower search.concurrent"
+                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; "
+                "raise it or lower search.concurrent"
             )
 
     def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:

@@ -184,8 +184,8 @@ class VllmEngine(CompletionEngine):
         if has_adapter(self.model):
             if not self.launch.lora:
                 raise EngineError(
-                    "the model got a LoRA adapter, but vLLM was started without: set "
-                    "train.adapter=lora"
+                    "the model got a LoRA adapter, "
+                    "but vLLM was started without: set train.adapter=lora"
                 )
             write_adapter(self.model, folder)
             new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora

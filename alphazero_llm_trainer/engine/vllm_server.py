@@ -144,8 +144,8 @@ class ServerEngine(CompletionEngine):
         if not has_adapter(self.model):
             if self.adapter == "full":
                 raise EngineError(
-                    "a vLLM server takes adapters alone: set train.adapter=lora or "
-                    "engine.backend=vllm"
+                    "a vLLM server takes adapters alone: "
+                    "set train.adapter=lora or engine.backend=vllm"
                 )
             return
         old, self.folder = self.folder, self.versions.next()
@@ -156,8 +156,8 @@ class ServerEngine(CompletionEngine):
         except EngineError as error:
             raise EngineError(
                 f"the server takes no adapter ({error}): start it with "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, and let it "
-                "read engine.vllm.adapter_dir"
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, "
+                "and let it read engine.vllm.adapter_dir"
             ) from error
         if old is not None:
             await self._send(f"{self.url}/unload_lora_adapter", {"lora_name": old.name})
@@ -195,8 +195,8 @@ class ServerEngine(CompletionEngine):
             return dict(response.json())
         except (ValueError, TypeError) as error:
             raise EngineError(
-                f"the vLLM server's answer to {url} is not a JSON object: is engine.vllm.base_url "
-                "a vLLM server's?"
+                f"the vLLM server's answer to {url} is not a JSON object: "
+                "is engine.vllm.base_url a vLLM server's?"
             ) from error
 
 

@@ -106,8 +106,8 @@ def dispatch(argv: list[str]) -> int:
         ]
         if strays:
             raise ConfigError(
-                f"{strays[0]} stands before `--`: write training options after it, as in "
-                f"{TRAIN_EXAMPLE}"
+                f"{strays[0]} stands before `--`: "
+                f"write training options after it, as in {TRAIN_EXAMPLE}"
             )
         from ..cli.train import train_main
 
@@ -233,8 +233,8 @@ def fill(config: EvalConfig) -> None:
         for name in ("simulations", "samples"):
             if getattr(harness, name) is not None:
                 raise ConfigError(
-                    f"--env.agent.harness.{name} is of a search, and there is none: add "
-                    "--env.agent.harness.search mcts"
+                    f"--env.agent.harness.{name} is of a search, "
+                    "and there is none: add --env.agent.harness.search mcts"
                 )
     if env.agent.client is None:
         fill_model(config, env.agent.model is not None)

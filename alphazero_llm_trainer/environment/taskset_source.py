@@ -205,8 +205,8 @@ class VerifiersTaskset(Source):
         """The trace of a response with the task's own rewards."""
         if task.problem.id not in self._items:
             raise DataError(
-                f"{self.name} has no task {task.problem.id!r}: it was made with other options, or "
-                "by another version"
+                f"{self.name} has no task {task.problem.id!r}: "
+                "it was made with other options, or by another version"
             )
         return await scored(self.agent, self._items[task.problem.id], response)
 
@@ -221,8 +221,8 @@ class VerifiersTaskset(Source):
         if not -1e-9 <= score <= 1 + 1e-9 and not self._warned:
             self._warned = True
             log.warning(
-                "%s gave a reward of %g, which is cut to its range of %g to %g: write ?%s=LOW:HIGH "
-                "behind its name",
+                "%s gave a reward of %g, which is cut to its range of %g to %g: "
+                "write ?%s=LOW:HIGH behind its name",
                 self.name,
                 trace.reward,
                 self.low,

@@ -78,9 +78,9 @@ class Evaluation(BaseModel):
             and (work.verifier or work.prm or work.value)
         ):
             raise ConfigError(
-                f"{flag('verifier')} is {work.judge!r} and none of {flag('methods')}"
-                f" {', '.join(work.methods)} asks a verifier: leave it out, or add a method such "
-                "as mcts"
+                f"{flag('verifier')} is {work.judge!r} and none of {flag('methods')} "
+                f"{', '.join(work.methods)} asks a verifier: "
+                "leave it out, or add a method such as mcts"
             )
         return work
 

@@ -44,8 +44,8 @@ class EvalFolder:
         self.cells, self.identity, self.benchmarks = path / "cells", identity, benchmarks
         if (path / RESULTS).exists() and self.cells.exists() and not resume:
             raise ConfigError(
-                f"--out {path} holds an evaluation already: add --resume to go on with it, or "
-                "name another folder"
+                f"--out {path} holds an evaluation already: "
+                "add --resume to go on with it, or name another folder"
             )
         if resume and not self.cells.exists():
             raise ConfigError(

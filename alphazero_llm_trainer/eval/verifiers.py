@@ -47,8 +47,8 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
     known = SINGLE if len(parts) == 1 else SINGLE[1:]
     if not set(parts) <= set(known) or len(set(parts)) < len(parts):
         raise ConfigError(
-            f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with "
-            "+"
+            f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, "
+            "or join some of them with +"
         )
     for network in ("prm", "value"):
         if (network in parts) != (network in networks):
@@ -59,8 +59,8 @@ def named_verifier(name: str | None, prm: Path | None, value: Path | None, besid
             )
     if len(networks) > 1:
         raise ConfigError(
-            f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm "
-            "or --value alone"
+            f"--verifier {name} would ask two networks, whose tokens are counted once: "
+            "give --prm or --value alone"
         )
     return name
 

@@ -114,8 +114,8 @@ class Search:
             )
         if verifier is not None and settings.mode == "token":
             raise ConfigError(
-                "search.mode is token and a verifier is given: it judges steps; use "
-                "search.mode=step"
+                "search.mode is token and a verifier is given: "
+                "it judges steps; use search.mode=step"
             )
         guided = verifier is not None and verifier.guides
         check_settings(settings, value is not None or guided)

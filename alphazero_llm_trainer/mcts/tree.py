@@ -319,8 +319,8 @@ class Tree:
         try:
             if raw["format"] != FORMAT:
                 raise DataError(
-                    f"a tree's format is {raw['format']!r}, this version reads {FORMAT}: search it "
-                    "again"
+                    f"a tree's format is {raw['format']!r}, "
+                    f"this version reads {FORMAT}: search it again"
                 )
             for name in COLUMNS:
                 setattr(tree, name, list(raw[name]))

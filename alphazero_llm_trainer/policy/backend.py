@@ -39,8 +39,8 @@ def start_engine(
     if settings.backend == "vllm":
         if source.endswith(GGUF):
             raise ConfigError(
-                f"engine.backend is 'vllm' and {source} a GGUF file: use 'inprocess', or a folder "
-                "of it"
+                f"engine.backend is 'vllm' and {source} a GGUF file: "
+                "use 'inprocess', or a folder of it"
             )
         from ..engine.vllm_engine import VllmEngine
         from ..engine.vllm_launch import launch_for

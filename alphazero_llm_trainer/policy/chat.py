@@ -110,8 +110,8 @@ class Chat:
             ):
                 raise RequestError(
                     f"the student's chat template leaves out the {role} message {content[:60]!r}: "
-                    "put a template that shows it into its folder (chat_template.jinja), or choose "
-                    "another model"
+                    "put a template that shows it into its folder (chat_template.jinja), "
+                    "or choose another model"
                 )
         return text
 

@@ -186,8 +186,8 @@ def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
         raise CheckpointError(f"{name} has a broken {CARD}: train it again")
     if card["kind"] != kind:
         raise CheckpointError(
-            f"{name} is a {NAMES.get(card['kind'], card['kind'])}: name a folder that `{kind}` "
-            "wrote"
+            f"{name} is a {NAMES.get(card['kind'], card['kind'])}: "
+            f"name a folder that `{kind}` wrote"
         )
     for file, expected in card["files"].items():
         try:

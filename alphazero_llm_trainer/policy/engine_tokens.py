@@ -35,8 +35,8 @@ class EngineTokens(Prompts):
         if student.lead():
             raise ConfigError(
                 f"search.mode is 'token' and student {student.name}'s chat template opens thinking "
-                "in the prompt, which trees of tokens don't know: use 'step', or set "
-                f"models.{student.name}.thinking=off"
+                "in the prompt, which trees of tokens don't know: "
+                f"use 'step', or set models.{student.name}.thinking=off"
             )
         self.student, self.engine, self.temperature, self.beam = (
             student,

@@ -222,8 +222,8 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
         why = offline_because()
         if why:
             raise ConfigError(
-                f"{what} is no folder, and not in the hub's cache ({why}): name a folder, or "
-                "connect"
+                f"{what} is no folder, and not in the hub's cache ({why}): "
+                "name a folder, or connect"
             )
 
 
@@ -266,9 +266,9 @@ def both(source: str) -> str:
     the one or the other.
     """
     return (
-        f"student {source} is a model and an adapter: move {ADAPTER_CONFIG} and {ADAPTER_FILE} to a "
-        f"folder of their own, and make one model of both with `merge --adapter FOLDER --model "
-        f"{source} --out DIR`"
+        f"student {source} is a model and an adapter: move {ADAPTER_CONFIG} and {ADAPTER_FILE} to "
+        "a folder of their own, "
+        f"and make one model of both with `merge --adapter FOLDER --model {source} --out DIR`"
     )
 
 

@@ -66,8 +66,8 @@ def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[t
     ends = [i + 1 for i, token in enumerate(ids) if token == tag]
     if len(ends) != len(steps):
         raise RequestError(
-            f"a response of {len(steps)} steps has {len(ends)} step tags: its text holds the tag "
-            "itself"
+            f"a response of {len(steps)} steps has {len(ends)} step tags: "
+            "its text holds the tag itself"
         )
     return [tuple(ids[:end]) for end in ends]
 

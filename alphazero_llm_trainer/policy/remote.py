@@ -28,8 +28,8 @@ UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # that siblings have equal priors and a step not drawn yet has as much (`mcts.select.open_puct`).
 UNSURE = -20.0
 AGAIN = (
-    "Go on with your solution from exactly where it stops. Write only what comes next and repeat "
-    "nothing of it."
+    "Go on with your solution from exactly where it stops. "
+    "Write only what comes next and repeat nothing of it."
 )
 
 
@@ -111,8 +111,8 @@ class RemoteStudent:
         server, words = self.engine.server, []
         if server.known and not server.goes_on:
             words.append(
-                "begins a new message where it should go on from a prefix: the model is asked to "
-                "go on instead"
+                "begins a new message where it should go on from a prefix: "
+                "the model is asked to go on instead"
             )
         if server.known and not server.logprobs:
             words.append("tells no log-probabilities: siblings have equal priors")
@@ -168,8 +168,8 @@ def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:
     for key, used in refused.items():
         if used:
             raise ConfigError(
-                f"{key} is set and the model is behind --base-url, whose tokens are the server's: "
-                "unset it"
+                f"{key} is set and the model is behind --base-url, "
+                "whose tokens are the server's: unset it"
             )
     spec = config.models[name]
     server = ChatServer(config.engine.openai, spec.path)

@@ -324,8 +324,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     if not cuda and (spec.use_liger_kernel or flex):
         key, value = ("attn_implementation", "null") if flex else ("use_liger_kernel", "false")
         raise ConfigError(
-            f"models.{name}.{key} needs a CUDA device to train and there is none here: set it to "
-            f"{value}"
+            f"models.{name}.{key} needs a CUDA device to train and there is none here: "
+            f"set it to {value}"
         )
     if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
         return
@@ -335,8 +335,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     if not size or size > CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is "
-            "none here: use --model embedded, or take the CPU's slowness with --set "
-            f"models.{name}.cpu=true"
+            "none here: use --model embedded, "
+            f"or take the CPU's slowness with --set models.{name}.cpu=true"
         )
 
 
@@ -593,6 +593,6 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     )
     return (
         f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect "
-        f"once{licence}, run alphazero-llm-trainer fetch {name}, or name a downloaded folder with "
-        f"--set models.{name}.path=DIR{mirror}"
+        f"once{licence}, run alphazero-llm-trainer fetch {name}, "
+        f"or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
     )

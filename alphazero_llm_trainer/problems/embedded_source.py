@@ -69,8 +69,8 @@ class ScriptedTeacher:
         """
         if problem.source != embedded.SOURCE:
             raise TeacherError(
-                f"the scripted teacher knows embedded problems only, not {problem.id!r}: use "
-                "another tier"
+                "the scripted teacher knows embedded problems only, "
+                f"not {problem.id!r}: use another tier"
             )
         self.ledger.calls += 1
         following = follow_through(_solution(problem.id), steps)

@@ -143,8 +143,8 @@ def read_table(file: Path, separator: str) -> list[dict[str, Any]]:
     first = read("csv", file, nrows=1, **options)[0]
     if "__index_level_0__" in first:  # what pandas makes of a first row with more fields
         raise DataError(
-            f"{file} row 1 has more fields than the head has columns: put texts with commas in "
-            "quotes"
+            f"{file} row 1 has more fields than the head has columns: "
+            "put texts with commas in quotes"
         )
     return read("csv", file, features=Features(dict.fromkeys(first, Value("string"))), **options)
 
@@ -191,6 +191,6 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
     except (OSError, ValueError, httpx.HTTPError) as error:
         because = offline_because() or reason_of(error)
         raise DataError(
-            f"{name} can't be loaded from the hub ({because}): check the name and the network, or "
-            f"{fix}"
+            f"{name} can't be loaded from the hub ({because}): "
+            f"check the name and the network, or {fix}"
         ) from error

@@ -51,8 +51,8 @@ class ReasoningGym(Source):
         """See `Source.open`: the task's name is behind the colon."""
         if not rest:
             raise ConfigError(
-                f"problems.source is {problems.source!r} without a task: write reasoning-gym:NAME, "
-                "such as reasoning-gym:chain_sum"
+                f"problems.source is {problems.source!r} without a task: "
+                "write reasoning-gym:NAME, such as reasoning-gym:chain_sum"
             )
         return cls(rest)
 

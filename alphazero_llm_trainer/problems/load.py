@@ -52,8 +52,8 @@ def load_tasks(
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
     if count < 1 or start < 0:
         raise ConfigError(
-            f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or "
-            "later"
+            f"{count} tasks from number {start} on can't be loaded: "
+            "ask for 1 or more, from 0 or later"
         )
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
@@ -78,8 +78,8 @@ def checked(source: Source, tasks: Iterable[Task]) -> list[Task]:
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(
-                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: return a list "
-                "of tasks"
+                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: "
+                "return a list of tasks"
             )
     tasks = [renamed(task, source.name) for task in tasks]
     check_tasks(tasks, source.name)
@@ -173,8 +173,8 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
     if rewards.hre_weight > 0:
         raise ConfigError(
             f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task "
-            f"{missing.id!r} of source {missing.source} has none: set rewards.hre_weight=0 or "
-            "write the answer"
+            f"{missing.id!r} of source {missing.source} has none: "
+            "set rewards.hre_weight=0 or write the answer"
         )
 
 
@@ -200,6 +200,6 @@ def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = ""
     split = record.get("split", "train")
     if split != "train":
         raise DataError(
-            f"journal {path} has trees of the {split} split, which are not to train on: sample "
-            f"--split train{otherwise}"
+            f"journal {path} has trees of the {split} split, "
+            f"which are not to train on: sample --split train{otherwise}"
         )

@@ -35,8 +35,8 @@ class Math(RowSource):
         gold = text_of(row, "answer") if boxed is None else boxed
         if len(gold) > LONGEST_ANSWER:
             raise DataError(
-                f"{where} has an `answer` of {len(gold)} characters: write the final answer alone,"
-                f" {LONGEST_ANSWER} at most"
+                f"{where} has an `answer` of {len(gold)} characters: "
+                f"write the final answer alone, {LONGEST_ANSWER} at most"
             )
         unique_id = columns.get("unique_id") or f"{hub_split}/{number}"
         # 3 on the hub, "Level 3" in the files it was made from.

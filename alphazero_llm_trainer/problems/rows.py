@@ -347,8 +347,8 @@ def right_choice(
         letters[letter] = None
     if len(letters) > 1:
         raise DataError(
-            f"{where} has the right choices {' and '.join(letters)}: one answer is graded, so ask"
-            " for one"
+            f"{where} has the right choices {' and '.join(letters)}: "
+            "one answer is graded, so ask for one"
         )
     return list(letters)
 
@@ -584,8 +584,8 @@ def check_text(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or "
-            "remove it"
+            f"{where} has a text that is no valid Unicode at letter {error.start}: "
+            "mend it or remove it"
         ) from error
     if not text.strip():
         raise DataError(f"{where} is empty: write its text or remove it")

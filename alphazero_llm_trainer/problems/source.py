@@ -383,8 +383,8 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
         seen.add(task.problem.id)
         if is_no_answer(task.gold):
             raise DataError(
-                f"{where}, which asks {question!r}, has the gold answer {task.gold!r}: write it or "
-                "drop it"
+                f"{where}, which asks {question!r}, has the gold answer {task.gold!r}: "
+                "write it or drop it"
             )
 
 
@@ -455,8 +455,8 @@ def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
         if value is not None and not any(key in source.reads for source in sources):
             names = ", ".join(source.name for source in sources)
             raise ConfigError(
-                f"problems.{key} is {value!r}, which source {names} doesn't know: leave it out, or "
-                "name another source"
+                f"problems.{key} is {value!r}, which source {names} doesn't know: "
+                "leave it out, or name another source"
             )
 
 
@@ -542,8 +542,8 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
     address = problems.source
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise ConfigError(
-            f"source {address} is a {type(tasks).__name__}: give a list of tasks, or a function "
-            "that does"
+            f"source {address} is a {type(tasks).__name__}: "
+            "give a list of tasks, or a function that does"
         )
     tasks = list(tasks)
     if all(isinstance(task, Task) for task in tasks):
@@ -581,8 +581,8 @@ def hold(source: Source) -> str:
     """
     if not source.name or source.name in names():
         raise ConfigError(
-            f"a source of your own has the name {source.name!r}: give it one that no other source "
-            "has"
+            f"a source of your own has the name {source.name!r}: "
+            "give it one that no other source has"
         )
     _held[source.name] = register(source)
     _opened.cache_clear()

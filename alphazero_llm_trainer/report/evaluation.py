@@ -21,8 +21,8 @@ Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head fir
 # For a terminal.
 SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
 NOTE = (
-    "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for "
-    "its being picked."
+    "A budget is sampled plus scored tokens a problem. "
+    "The best one's interval doesn't allow for its being picked."
 )
 
 
@@ -127,8 +127,8 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
         lines = [{"": "pass@k"} | shown]
         temperature = results["config"]["search"]["temperature"]
         said = (
-            f"{row['samples']} samples at T = {temperature:g}, {row['sampled_tokens']:.1f} tokens "
-            "a problem"
+            f"{row['samples']} samples at T = {temperature:g}, "
+            f"{row['sampled_tokens']:.1f} tokens a problem"
         )
         tables.append((said, table_of(lines)))
     return tables
@@ -147,13 +147,13 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     if counts:
         lines.append(
             f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing "
-            "to check in some"
-            f" answers, which are unjudged, neither accepted nor rejected: {', '.join(counts)}"
+            "to check in some answers, which are unjudged, "
+            f"neither accepted nor rejected: {', '.join(counts)}"
         )
     if too_long:
         lines.append(
-            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, and count "
-            "as not right"
+            f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, "
+            "and count as not right"
         )
     return lines
 

@@ -259,8 +259,8 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     ]
     # Trees end early, and chains are drawn again, by what they find.
     below = (
-        "A hard question has more responses than an easy one, so that their mean reward may lie "
-        "below the accuracy."
+        "A hard question has more responses than an easy one, "
+        "so that their mean reward may lie below the accuracy."
     )
     return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
 

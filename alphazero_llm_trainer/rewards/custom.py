@@ -137,8 +137,8 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
         inspect.signature(function).bind(None, "", None)
     except TypeError as error:
         raise ConfigError(
-            f"{KEY} is {address!r}, which takes other arguments ({error}): write it as fn(problem, "
-            "response, task)"
+            f"{KEY} is {address!r}, which takes other arguments ({error}): "
+            "write it as fn(problem, response, task)"
         ) from None
     except ValueError:
         pass  # written in C: it shows when it is called

@@ -35,8 +35,8 @@ def load_models(
     remote = config.engine.backend == "openai"
     if remote and (prm or value):
         raise ConfigError(
-            "--prm and --value read the student's own tokens, and the model is behind --base-url: "
-            "leave them out"
+            "--prm and --value read the student's own tokens, "
+            "and the model is behind --base-url: leave them out"
         )
     if not (remote or verifier or prm or value or config.search.value):
         config, value = carried_value(config, path)

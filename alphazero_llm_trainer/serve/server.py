@@ -159,8 +159,8 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host} can't be listened on at --port {port} ({error}): name another, 0 for a free "
-            "one"
+            f"{host} can't be listened on at --port {port} ({error}): "
+            "name another, 0 for a free one"
         ) from error
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay is 40 ms an answer
     return bound

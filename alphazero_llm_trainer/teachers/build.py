@@ -49,8 +49,8 @@ def open_remote(config: Config) -> Endpoint:
             )
         if not all("!" <= character <= "~" for character in key):  # no header holds anything else
             raise ConfigError(
-                f"{tier.key_variable} has a space or another character that is in no key: copy the "
-                "key again"
+                f"{tier.key_variable} has a space or another character that is in no key: "
+                "copy the key again"
             )
     return Endpoint(tier.base_url, key, config.teachers)
 
@@ -90,8 +90,8 @@ def build_teachers(
     if tier.prompt == "continue":
         if not wanted.right:
             raise ConfigError(
-                "teachers.right is 0 and a teacher that continues is asked for no other step: give "
-                "1 or more"
+                "teachers.right is 0 and a teacher that continues is asked for no other step: "
+                "give 1 or more"
             )
         stops = config.search.step == "line"
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
@@ -107,8 +107,8 @@ async def check_teachers(config: Config) -> dict[str, str]:
     """
     if config.teachers.tier in ("none", "embedded"):
         raise ConfigError(
-            f"teachers.tier is {config.teachers.tier}, which calls nobody: name another by "
-            "--set teachers.tier=free"
+            f"teachers.tier is {config.teachers.tier}, which calls nobody: "
+            "name another by --set teachers.tier=free"
         )
     endpoint, tier = open_remote(config), _tier(config)
 

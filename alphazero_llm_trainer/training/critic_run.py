@@ -445,8 +445,8 @@ def train_critic(
     questions = read_questions(data, text_config(student.model).vocab_size)
     if kind == "value" and any(question.preferences for question in questions):
         raise DataError(
-            "--data has step preferences, and a value learns from outcomes: name trees, or train a "
-            "prm"
+            "--data has step preferences, and a value learns from outcomes: "
+            "name trees, or train a prm"
         )
     parts = dict(zip(PARTS, split_by_question(questions), strict=True))
     counts = {name: len(part) for name, part in parts.items()}
@@ -539,8 +539,8 @@ def trainer_of(
     for name, some in {**held_out, "training": training}.items():
         if not any(example.pairs for example in some):
             raise DataError(
-                f"no {name} question has a pair of steps: collect more trees, or lower "
-                "train.critic.margin"
+                f"no {name} question has a pair of steps: "
+                "collect more trees, or lower train.critic.margin"
             )
     pairs = [row for example in training for row in pair_rows(example)]
     tokens = max(sum(map(len, row.values())) for row in pairs)

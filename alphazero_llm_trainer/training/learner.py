@@ -261,8 +261,8 @@ class Learner:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(figures[name]):
                 raise TrainingError(
-                    f"{name} is {figures[name]} at update {self.updates + 1}: start again with a "
-                    "lower train.optimizer.learning_rate"
+                    f"{name} is {figures[name]} at update {self.updates + 1}: "
+                    "start again with a lower train.optimizer.learning_rate"
                 )
         return figures | {"learning_rate": self.schedule.get_last_lr()[0]}
 

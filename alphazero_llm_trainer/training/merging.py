@@ -133,9 +133,9 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
         except REFUSALS as error:
             fields = ", ".join(unusual(adapter)) or "LoRA"
             raise CheckpointError(
-                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged ({first_line(error)}): "
-                "name its own base with"
-                " --model, or train one that peft can merge"
+                f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged "
+                f"({first_line(error)}): name its own base with --model, "
+                "or train one that peft can merge"
             ) from error
     weights = (
         [model.get_input_embeddings().weight, model.get_output_embeddings().weight] if tied else []

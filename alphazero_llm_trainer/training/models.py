@@ -176,8 +176,8 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
         )
     if spec.dtype == "float16":
         raise ConfigError(
-            "train.adapter is 'full' but the student's dtype is float16, in which updates are "
-            "lost: use 'lora'"
+            "train.adapter is 'full' but the student's dtype is float16, "
+            "in which updates are lost: use 'lora'"
         )
     if layers(model):
         raise ConfigError(

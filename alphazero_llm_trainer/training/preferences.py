@@ -51,8 +51,8 @@ class Preference(BaseModel):
         better, worse = steps_of(self.chosen, student), steps_of(self.rejected, student)
         if better == worse:
             raise DataError(
-                f"the student has one reading of both responses to {self.prompt[:40]!r}: it lacks "
-                "their words"
+                f"the student has one reading of both responses to {self.prompt[:40]!r}: "
+                "it lacks their words"
             )
         shared = 0
         while shared < min(len(better), len(worse)) and better[shared] == worse[shared]:

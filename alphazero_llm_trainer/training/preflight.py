@@ -72,8 +72,8 @@ def check(config: Config, responses: int, right: int | None, unstated: int, toke
     """
     if not responses:
         raise TrainingError(
-            "pre-flight: no prompt fits into engine.max_context, which is "
-            f"{config.engine.context}: raise it"
+            "pre-flight: no prompt fits into engine.max_context, "
+            f"which is {config.engine.context}: raise it"
         )
     if right is None or right or config.rewards.own:
         return
@@ -87,6 +87,6 @@ def check(config: Config, responses: int, right: int | None, unstated: int, toke
     else:
         return
     raise TrainingError(
-        f"pre-flight: of {responses} responses none is right and {why}; or go on all the same with "
-        "train.preflight=0"
+        f"pre-flight: of {responses} responses none is right and {why}; "
+        "or go on all the same with train.preflight=0"
     )

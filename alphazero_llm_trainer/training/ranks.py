@@ -161,8 +161,8 @@ def check_ranks(config: Config, size: int) -> None:
         check_unpacked(config, config.models[resolve_name(config)])
         refuse(
             size == 1,
-            "FSDP cuts weights up between processes and there is one: start 2 or more, or launch "
-            "without it",
+            "FSDP cuts weights up between processes and there is one: "
+            "start 2 or more, or launch without it",
         )
         refuse(
             train.optimizer.name == "adamw_8bit",

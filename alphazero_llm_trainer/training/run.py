@@ -63,8 +63,8 @@ class RunFolder:
         if changed:
             raise ConfigError(
                 f"a run goes on with the configuration in its {self.card}, and "
-                f"{'; '.join(changed[:3])}: leave out what"
-                " differs, or train on from its student in another folder"
+                f"{'; '.join(changed[:3])}: leave out what differs, "
+                "or train on from its student in another folder"
             )
 
     # -- figures
@@ -166,8 +166,8 @@ def new_run(checkpoint_dir: Path) -> RunFolder:
         make_folder(folder, exist_ok=False)
     except OSError as error:
         raise ConfigError(
-            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): name a "
-            "writable folder"
+            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): "
+            "name a writable folder"
         ) from error
     return RunFolder(folder)
 

@@ -243,8 +243,8 @@ def packing(model: Any, wanted: str, device: torch.device) -> str:
         check_packs(model, "train.pack=on", "set it to auto")
         if attention not in (*DENSE, FLEX):
             raise ConfigError(
-                f"train.pack is on and {attention} takes no masks of packed rows: set it to auto, "
-                f"or make {free}"
+                f"train.pack is on and {attention} takes no masks of packed rows: "
+                f"set it to auto, or make {free}"
             )
         return wanted
     why = None

@@ -84,8 +84,8 @@ def prepare(config: Config) -> Prepared:
     if len(questions) < train.num_examples:
         raise ConfigError(
             f"train.num_examples is {train.num_examples:,} and source {config.problems.source} has "
-            f"{len(questions):,} training questions from number {start:,} on: ask for --num "
-            f"{len(questions)} or fewer"
+            f"{len(questions):,} training questions from number {start:,} on: "
+            f"ask for --num {len(questions)} or fewer"
         )
     held_out = []
     for split, key in (("test", "eval_size"), ("validation", "validation_size")):
@@ -163,14 +163,14 @@ def check_method(config: Config) -> None:
             flags = " or ".join(f"--use-{one}" for one in methods if one != "expert_iteration")
             flags = flags.replace("--use-alphazero", "--config alphazero")
             unread[f"train.{name}"] = (
-                f"and train.method is {train.method}, which doesn't read it: add {flags}, or leave "
-                "it out"
+                f"and train.method is {train.method}, which doesn't read it: "
+                f"add {flags}, or leave it out"
             )
     credits = CREDITS.get(train.method, (train.credit,))
     if train.credit not in credits:
         raise ConfigError(
-            f"train.credit is {train.credit} and train.method is {train.method}: set it to one of "
-            f"{', '.join(credits)}"
+            f"train.credit is {train.credit} and train.method is {train.method}: "
+            f"set it to one of {', '.join(credits)}"
         )
     if not train.process:
         unread |= dict.fromkeys(
@@ -203,8 +203,8 @@ def check_command(config: Config, command: str) -> None:
     unread["train.student"] = f"and `{command}` begins with --model: name it there"
     if command == "sft" and config.train.sft_steps is not None:
         unread["train.optimizer.epochs"] = (
-            f"and train.sft_steps is {config.train.sft_steps:,}: set that to null, or leave the "
-            "epochs out"
+            f"and train.sft_steps is {config.train.sft_steps:,}: "
+            "set that to null, or leave the epochs out"
         )
     if command != "sft" and config.train.critic.head:
         if command == "prm":

@@ -47,8 +47,8 @@ def check_tracker(kind: str) -> None:
     """Raises ConfigError where the library of the tracker `kind` is not installed."""
     if kind != "none" and find_spec(kind) is None:
         raise ConfigError(
-            f"train.track is {kind}, which is not installed: install alphazero-llm-trainer[track] "
-            "or set train.track=none"
+            f"train.track is {kind}, which is not installed: "
+            "install alphazero-llm-trainer[track] or set train.track=none"
         )
 
 
