@@ -180,3 +180,17 @@ def test_the_journal_page_names_every_column():
     text = (ROOT / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *Rollout.__slots__):
         assert re.search(rf"\b{name}\b", text), name
+
+
+def test_no_comment_hangs_behind_a_closing_bracket():
+    """The formatter puts it there where statement and comment don't fit in a line: it reads better
+    above the statement.
+    """
+    hanging = re.compile(r"\s*[])}]+[,:]?  # (?!fmt: skip|type: ignore|noqa)")
+    lines = []
+    for folder in ("alphazero_llm_trainer", "benchmarks", "scripts", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if hanging.match(line):
+                    lines.append(f"{path.relative_to(ROOT)}:{number}")
+    assert lines == [], "put these comments above their statements"
