@@ -275,8 +275,8 @@ _END_OF_NAME = (
     r"|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
 )
 _NAMED = re.compile(
-    # At the start of a statement: `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a
-    # dog`.
+    # At the start of a statement:
+    # `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
     r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"

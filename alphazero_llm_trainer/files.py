@@ -19,8 +19,7 @@ from .errors import ConfigError, DataError
 LOCK = ".lock"
 
 
-# -- writing
-# --------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -77,8 +76,7 @@ def sync_all(folder: Path) -> None:
     sync(folder.parent)
 
 
-# -- reading
-# --------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -109,8 +107,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} has a line that is no JSON object: remove that line") from error
 
 
-# -- one writer
-# --------------------------------------------------------------------------------------------------
+# -- one writer ------------------------------------------------------------------------------------
 
 
 class FolderLock:

@@ -420,8 +420,7 @@ def scripted_teacher(config: Config) -> Teacher:
     return teacher
 
 
-# -- answering by search
-# -----------------------------------------------------------------------------------------------
+# -- answering by search ---------------------------------------------------------------------------
 
 
 def answer_search(

@@ -54,8 +54,7 @@ UNREAD = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
 Tries = Iterator[str | None]
 
 
-# -- strangers
-# --------------------------------------------------------------------------------------------------
+# -- strangers -------------------------------------------------------------------------------------
 
 
 def teachers(rng: Random, folder: Path) -> Tries:
@@ -182,8 +181,7 @@ def clients(rng: Random, folder: Path) -> Tries:
     yield None if size < 100_000 else f"the log has {size:,} bytes"
 
 
-# -- all of it
-# --------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
     "hostile teachers": teachers,

@@ -261,8 +261,7 @@ def search_table(questions: int) -> dict[str, Any]:
     return row
 
 
-# -- a real model
-# --------------------------------------------------------------------------------------------------
+# -- a real model ----------------------------------------------------------------------------------
 
 WAYS = {
     "kernels, bfloat16": {"dtype": "bfloat16"},
@@ -402,8 +401,7 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     provenance.write(args.out or RESULTS / "real_engine.json", result)
 
 
-# -- a step search of a real model, over either engine
-# -----------------------------------------------------------------
+# -- a step search of a real model, over either engine ---------------------------------------------
 
 
 def cpu_seconds() -> float:

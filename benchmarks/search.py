@@ -75,8 +75,7 @@ class Arm:
     keep: int = 0
 
 
-# -- the plain way: a baseline, not part of the product
-# ----------------------------------------------------------------
+# -- the plain way: a baseline, not part of the product --------------------------------------------
 
 # {token: (visits, sum of rewards, children)}: what a search is compared by.
 Nested = dict[int, tuple[int, float, "Nested"]]
@@ -180,8 +179,7 @@ class PlainSearch:
         return whole
 
 
-# -- arms
-# --------------------------------------------------------------------------------------------------
+# -- arms ------------------------------------------------------------------------------------------
 
 
 class TokenIds:

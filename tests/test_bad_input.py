@@ -33,8 +33,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said
 
 
-# -- the command line
-# --------------------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------------------
 
 LINES: dict[str, tuple[list[str], str]] = {
     "a text for a number": (["info", "--set", "seed=x"], "seed is 'x'"),
@@ -75,8 +74,7 @@ def test_a_command_line_that_cannot_be(
     assert not list(tmp_path.iterdir()), "bad input left something behind"
 
 
-# -- rows and models
-# --------------------------------------------------------------------------------------------------
+# -- rows and models -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,8 +128,7 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "not finite" in refused(capsys, "search", "1 and 2?", "--model", str(folder))
 
 
-# -- journals and run folders
-# ------------------------------------------------------------------------------------------
+# -- journals and run folders ----------------------------------------------------------------------
 
 CHANGES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a text as tree": (("tree",), "tree"),

@@ -58,8 +58,7 @@ def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
     return len({ids[:i] for ids in sequences for i in range(1, len(ids) + 1)})
 
 
-# -- answering
-# --------------------------------------------------------------------------------------------------
+# -- answering -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,8 +167,7 @@ def test_a_reader_reads_each_token_once() -> None:
     assert [reader.unread(ids) for ids in [(1, 2, 4, 6), (1, 2, 4, 6), ()]] == [1, 1, 0]
 
 
-# -- training
-# --------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedTree]:

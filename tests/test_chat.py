@@ -172,8 +172,7 @@ def test_a_template_that_takes_no_question_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-# -- thinking
-# --------------------------------------------------------------------------------------------------
+# -- thinking --------------------------------------------------------------------------------------
 
 
 def test_thinking_is_switched_by_the_students_entry(student: Any) -> None:
@@ -345,8 +344,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-# -- what a folder is
-# --------------------------------------------------------------------------------------------------
+# -- what a folder is ------------------------------------------------------------------------------
 
 
 def test_a_folder_is_a_student_of_its_own(chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -427,8 +425,7 @@ def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
         find_model(str(folder), load_config())
 
 
-# -- limits
-# --------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def limits(*overrides: Any) -> tuple[int, int]:
@@ -474,8 +471,7 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
 
 
-# -- what a chat says before a question
-# --------------------------------------------------------------------------------
+# -- what a chat says before a question ------------------------------------------------------------
 
 
 ROWS = [

@@ -37,8 +37,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# -- help
-# --------------------------------------------------------------------------------------------------
+# -- help ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
@@ -76,8 +75,7 @@ def test_help_tells_defaults_those_of_the_configuration_too(
     assert "repeatable (default" not in out  # an empty list is no default to tell
 
 
-# -- names
-# --------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def test_a_flag_wins_over_set() -> None:
@@ -131,8 +129,7 @@ def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(
     assert resolve(parsed("search", "--model", "Qwen/Qwen3-0.6B")).student == "qwen3-0.6b"
 
 
-# -- info
-# --------------------------------------------------------------------------------------------------
+# -- info ------------------------------------------------------------------------------------------
 
 
 def test_info_is_yaml_with_the_configuration_for_config(
@@ -170,8 +167,7 @@ def test_info_as_json_is_json_alone(
     assert "secret" not in out and "configuration" not in facts
 
 
-# -- start-up
-# --------------------------------------------------------------------------------------------------
+# -- start-up --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,7 @@ def sampled(correct: list[list[bool]], tokens: int) -> Cell:
     return Cell("embedded", SAMPLES, 2, correct=correct, sampled_tokens=tokens)
 
 
-# -- cells
-# --------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,7 @@ def test_a_cell_adds_up(sampler: MethodContext) -> None:
     assert row["most_tokens"] == max(found.tokens)
 
 
-# -- figures
-# --------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_pairs_say_gain_loss_and_no_gain() -> None:
@@ -139,8 +137,7 @@ def test_the_tables_hold_every_row_the_best_first() -> None:
     assert "pass@k" in result_text(results)
 
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> None:

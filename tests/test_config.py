@@ -85,8 +85,7 @@ def refused(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
         assert word in text, (word, text)
 
 
-# -- numbers
-# --------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_every_float_may_be_written_with_an_exponent() -> None:
@@ -95,8 +94,7 @@ def test_every_float_may_be_written_with_an_exponent() -> None:
         assert type(value) is float and value == 0.02
 
 
-# -- shipped files
-# --------------------------------------------------------------------------------------------------
+# -- shipped files ---------------------------------------------------------------------------------
 
 
 def test_training_yaml_documents_every_key_and_no_other() -> None:
@@ -129,8 +127,7 @@ def test_what_a_recipe_or_the_student_says_is_nobody_s_own() -> None:
     validate(config.model_dump(mode="json")).refuse(unread)  # a run that goes on
 
 
-# -- order of precedence
-# -----------------------------------------------------------------------------------------------
+# -- order of precedence ---------------------------------------------------------------------------
 
 
 def test_later_settings_win(tmp_path: Path) -> None:
@@ -266,8 +263,7 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
         load_training(overrides=["train.method=grop"])
 
 
-# -- a user's edits of the shipped files
-# --------------------------------------------------------------------------------------------------
+# -- a user's edits of the shipped files -----------------------------------------------------------
 
 
 NO_RECIPES = ("training", "models", "teacher_models", "replaced", "grpo_correctness")  # by name
@@ -420,8 +416,7 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
     assert load_training(overrides=asked).teachers.tier == "none"
 
 
-# -- mistakes
-# --------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

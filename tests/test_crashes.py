@@ -40,8 +40,7 @@ from alphazero_llm_trainer.training.run import (
     write_manifest,
 )
 
-# -- a run's folder
-# --------------------------------------------------------------------------------------------------
+# -- a run's folder --------------------------------------------------------------------------------
 
 
 def sealed(run: Path, number: int) -> Path:
@@ -130,8 +129,7 @@ def test_metrics_survive_a_cut_and_a_step_back(tmp_path: Path) -> None:
     assert folder.read_metrics() == [*lines[:3], {"round": 2}]
 
 
-# -- power cuts
-# --------------------------------------------------------------------------------------------------
+# -- power cuts ------------------------------------------------------------------------------------
 
 
 class ForgetfulDisk:
@@ -332,8 +330,7 @@ def trees_of(folder: Path) -> dict[str, Any]:
     return {key: what_counts(record) for key, record in trees_in(folder).items()}
 
 
-# -- a disk that is full
-# -----------------------------------------------------------------------------------------------
+# -- a disk that is full ---------------------------------------------------------------------------
 
 
 def ended(work: Callable[[Any], int]) -> int:
@@ -425,8 +422,7 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
         load_tensors(path)
 
 
-# -- locks
-# --------------------------------------------------------------------------------------------------
+# -- locks -----------------------------------------------------------------------------------------
 
 
 def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:

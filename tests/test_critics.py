@@ -119,8 +119,7 @@ def embedded() -> Student:
     return load_student(load_config(overrides=["student=embedded"]))
 
 
-# -- states in rows
-# --------------------------------------------------------------------------------------------------
+# -- states in rows --------------------------------------------------------------------------------
 
 
 def an_example(
@@ -221,8 +220,7 @@ def test_extra_layers_change_nothing_until_they_are_trained() -> None:
     torch.testing.assert_close(deeper(rows), plain(rows))
 
 
-# -- losses and calibration
-# --------------------------------------------------------------------------------------------
+# -- losses and calibration ------------------------------------------------------------------------
 
 
 def test_the_losses_are_the_hand_written_sums() -> None:
@@ -249,8 +247,7 @@ def test_platt_reads_off_the_scale_and_shift_that_made_the_outcomes() -> None:
     assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)
 
 
-# -- figures
-# --------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def states_of(entries: list[tuple[float, int]], question: Any = None) -> metrics.States:
@@ -362,8 +359,7 @@ def test_the_blend_minimises_the_error_against_another_outcome() -> None:
     assert metrics.blend(np.full(3, 0.5), graded) == pytest.approx(1.0)
 
 
-# -- data
-# --------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def a_tree(rng: Random) -> Tree:
@@ -469,8 +465,7 @@ def test_trees_of_other_splits_are_not_learned_from(
     assert str(journal) in line and "validation split" in line
 
 
-# -- training and folders
-# ----------------------------------------------------------------------------------------------
+# -- training and folders --------------------------------------------------------------------------
 
 
 def trained(
@@ -699,8 +694,7 @@ def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
         trained("prm", student, config, tmp_path)
 
 
-# -- the commands
-# --------------------------------------------------------------------------------------------------
+# -- the commands ----------------------------------------------------------------------------------
 
 QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--set", "search.samples=6",
          "--set", "train.optimizer.epochs=1", "--set", "train.critic.least_outcomes=2",

@@ -86,8 +86,7 @@ def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
     return file
 
 
-# -- the function
-# --------------------------------------------------------------------------------------------------
+# -- the function ----------------------------------------------------------------------------------
 
 
 def test_sync_and_async_functions_see_problem_response_and_task() -> None:
@@ -168,8 +167,7 @@ def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path
         open_reward(RewardConfig(custom=address.format(file=file)))
 
 
-# -- weights
-# --------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,8 +196,7 @@ def test_a_reward_alone_needs_no_other_part() -> None:
         grpo_config([{"rewards": {**alone, "custom": "m:f", "custom_weight": 0}}])
 
 
-# -- trees
-# --------------------------------------------------------------------------------------------------
+# -- trees -----------------------------------------------------------------------------------------
 
 
 def graded_tree() -> Tree:
@@ -243,8 +240,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     assert (summary.responses, summary.right) == (4, 0)
 
 
-# -- runs
-# --------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def test_training_reports_the_reward_and_leaves_failed_questions_out(

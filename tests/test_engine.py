@@ -169,8 +169,7 @@ def random_requests(seed: int, count: int) -> list[GenerateRequest]:
     ]
 
 
-# -- the contract
-# --------------------------------------------------------------------------------------------------
+# -- the contract ----------------------------------------------------------------------------------
 
 
 def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
@@ -365,8 +364,7 @@ def test_an_engine_without_a_value_head_says_so(every: Engine) -> None:
             every.set_value(torch.zeros(1))
 
 
-# -- what is computed
-# -------------------------------------------------------------------------------------------------
+# -- what is computed ------------------------------------------------------------------------------
 
 
 def unique_prefixes(sequences: list[tuple[int, ...]]) -> int:
@@ -438,8 +436,7 @@ def test_eviction_changes_nothing() -> None:
     assert last.cached_tokens == 18 and first.cached_tokens == 0
 
 
-# -- weights
-# --------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessEngine) -> None:
@@ -471,8 +468,7 @@ def test_set_policy_forgets_and_changes_results() -> None:
     assert sequences(generate(engine, request)) == before
 
 
-# -- values
-# --------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -503,8 +499,7 @@ def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
     assert engine.stats.computed_tokens == computed + 1
 
 
-# -- samples that are none of `without`
-# --------------------------------------------------------------------------------
+# -- samples that are none of `without` ------------------------------------------------------------
 
 
 def at(temperature: float, *ids: int) -> torch.Tensor:
@@ -616,8 +611,7 @@ def test_where_nothing_is_left_samples_repeat() -> None:
     assert found.draw(table, 1.0, 0.5) is None
 
 
-# -- what breaks, ends early or is cancelled
-# ---------------------------------------------------------------------------
+# -- what breaks, ends early or is cancelled -------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["compute", "settle", "advance", "_emit", "child"])

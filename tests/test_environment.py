@@ -160,8 +160,7 @@ def remote(
     return asyncio.run(served(answer, use))
 
 
-# -- the plugin
-# --------------------------------------------------------------------------------------------------
+# -- the plugin ------------------------------------------------------------------------------------
 
 
 def test_a_split_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,8 +209,7 @@ def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path:
     assert len(tasks) > 50 and all(task.data.prompt_text.startswith("train: ") for task in tasks)
 
 
-# -- rewards
-# --------------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 def test_any_gold_answer_of_a_task_counts_in_the_environment() -> None:
@@ -374,8 +372,7 @@ def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(
     assert asyncio.run(item.correctness_reward(trace)) == float(right)
 
 
-# -- the harness
-# --------------------------------------------------------------------------------------------------
+# -- the harness -----------------------------------------------------------------------------------
 
 
 def test_a_failed_call_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,8 +583,7 @@ def test_a_limit_of_lines_ends_a_continuation() -> None:
         assert (len(continuation.steps), continuation.ended) == (min(lines, 9), False)
 
 
-# -- teachers
-# --------------------------------------------------------------------------------------------------
+# -- teachers --------------------------------------------------------------------------------------
 
 
 def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(

@@ -141,8 +141,7 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
     )
 
 
-# -- budgets and contexts
-# --------------------------------------------------------------------------------------------------
+# -- budgets and contexts --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

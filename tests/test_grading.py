@@ -47,8 +47,7 @@ def impatient():
     verifier.close()
 
 
-# -- embedded and gsm8k
-# ------------------------------------------------------------------------------------------------
+# -- embedded and gsm8k ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", ["embedded", "gsm8k", "user"])
@@ -75,8 +74,7 @@ def test_numbers(source, response, gold, loose, strict):
         assert found.f1 is None
 
 
-# -- math
-# --------------------------------------------------------------------------------------------------
+# -- math ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,8 +188,7 @@ def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
     assert verdict == "timed-out" and ticks > 10
 
 
-# -- hotpotqa
-# --------------------------------------------------------------------------------------------------
+# -- hotpotqa --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,8 +232,7 @@ def test_final_answers_and_votes():
     assert GRADERS["numbers"].vote_key("no answer") == ""
 
 
-# -- cases: responses as models write them
-# ------------------------------------------------------------------------------
+# -- cases: responses as models write them ---------------------------------------------------------
 
 GOLDEN = Path(__file__).parent / "golden"
 OWN = GOLDEN / "answers.jsonl"
@@ -292,8 +288,7 @@ def test_every_response_is_graded_as_it_was_read():
         assert grade.correct == row["right"], (row["id"], row["why"])
 
 
-# -- real rows
-# --------------------------------------------------------------------------------------------------
+# -- real rows -------------------------------------------------------------------------------------
 
 
 @pytest.mark.data

@@ -74,8 +74,7 @@ def searched(case: dict[str, Any], rule: Any, discount: float = 1.0) -> tuple[Tr
     return tree, order
 
 
-# -- (a) mctx
-# --------------------------------------------------------------------------------------------------
+# -- (a) mctx --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,12 +110,10 @@ def test_puct_over_scaled_q_is_mctx_s(case: dict[str, Any]) -> None:
     assert tree.q(ROOT) == pytest.approx(case["root_value"], abs=1e-9)
 
 
-# -- (b) the schedule
-# --------------------------------------------------------------------------------------------------
+# -- (b) the schedule ------------------------------------------------------------------------------
 
 
-# -- (c) formulas
-# --------------------------------------------------------------------------------------------------
+# -- (c) formulas ----------------------------------------------------------------------------------
 
 
 def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:
@@ -132,8 +129,7 @@ def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> Non
     assert math.exp(high - low) == pytest.approx(6.06, abs=0.01)
 
 
-# -- (d) in flight
-# --------------------------------------------------------------------------------------------------
+# -- (d) in flight ---------------------------------------------------------------------------------
 
 
 def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:

@@ -128,8 +128,7 @@ def test_a_float16_students_gradients_are_its_float32_twins() -> None:
         assert (ours[name] - value).norm() <= 0.02 * value.norm(), name
 
 
-# -- TRL's
-# --------------------------------------------------------------------------------------------------
+# -- TRL's -----------------------------------------------------------------------------------------
 
 
 def loss_and_gradients(trainer: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -202,8 +201,7 @@ def test_the_loss_and_gradient_of_supervised_training_are_trls(tmp_path: Path) -
     close(found, loss_and_gradients(trainer, inputs))
 
 
-# -- hand-written sums
-# -------------------------------------------------------------------------------------------------
+# -- hand-written sums -----------------------------------------------------------------------------
 
 
 def test_weights_of_tokens_are_shares_of_the_mean() -> None:
@@ -316,8 +314,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
 
-# -- the head
-# --------------------------------------------------------------------------------------------------
+# -- the head --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -357,8 +354,7 @@ def test_a_probability_of_zero_has_no_entropy() -> None:
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 
 
-# -- PPO
-# --------------------------------------------------------------------------------------------------
+# -- PPO -------------------------------------------------------------------------------------------
 
 
 def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> None:
@@ -431,8 +427,7 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
     assert "critic_loss" not in update(learner, rows[5:])
 
 
-# -- checkpoints
-# --------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])

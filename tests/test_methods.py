@@ -376,8 +376,7 @@ def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(
         assert sum(one.response is not None for one in found) == len(TASKS)
 
 
-# -- what the verifier could not check
-# ---------------------------------------------------------------------------------
+# -- what the verifier could not check -------------------------------------------------------------
 
 BARE, WORKED = ("#### 25",), ("5 * 5 = 25\n", "#### 25")
 

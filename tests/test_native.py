@@ -307,8 +307,7 @@ def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(k
     assert scores(engine, pairs) == scores(engine_of(copy.deepcopy(half).float()), pairs)
 
 
-# -- where it doesn't fit, and what it chooses
-# ------------------------------------------------------------------------
+# -- where it doesn't fit, and what it chooses -----------------------------------------------------
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
@@ -392,8 +391,7 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
         load_student(config)
 
 
-# -- draws
-# --------------------------------------------------------------------------------------------------
+# -- draws -----------------------------------------------------------------------------------------
 
 
 @needs_compiler
@@ -425,5 +423,4 @@ def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
         assert ours.uniforms(seed, index, count) == numpys.uniforms(seed, index, count)
 
 
-# -- under sanitizers (scripts/sanitize.sh)
-# -----------------------------------------------------------------------------
+# -- under sanitizers (scripts/sanitize.sh) --------------------------------------------------------

@@ -123,8 +123,7 @@ def storages(model: Any) -> set[int]:
     return {p.data_ptr() for name, p in model.named_parameters() if not adapters.is_adapted(name)}
 
 
-# -- 4 bits
-# --------------------------------------------------------------------------------------------------
+# -- 4 bits ----------------------------------------------------------------------------------------
 
 
 def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: Student) -> None:
@@ -239,8 +238,7 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
         load_student(config, path=tmp_path)
 
 
-# -- one base
-# --------------------------------------------------------------------------------------------------
+# -- one base --------------------------------------------------------------------------------------
 
 
 def test_policy_reference_value_and_critic_share_one_base(student: Student, config: Config) -> None:
@@ -330,8 +328,7 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Stud
         torch.testing.assert_close(gradient, again[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-# -- the whole path
-# --------------------------------------------------------------------------------------------------
+# -- the whole path --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -368,8 +365,7 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
     assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
-# -- what a user trips over
-# --------------------------------------------------------------------------------------------
+# -- what a user trips over ------------------------------------------------------------------------
 
 
 def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,8 +413,7 @@ def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
         assert word in message
 
 
-# -- merging and uploading
-# ---------------------------------------------------------------------------------------------
+# -- merging and uploading -------------------------------------------------------------------------
 
 
 class Hub:

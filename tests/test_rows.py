@@ -241,8 +241,7 @@ def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) ->
     assert {row.kind for row in rows} == {"policy", "padding"}
 
 
-# -- teachers' responses
-# -----------------------------------------------------------------------------------------------
+# -- teachers' responses ---------------------------------------------------------------------------
 
 TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limit=0"]
 

@@ -23,8 +23,7 @@ IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
@@ -50,8 +49,7 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
         SampleFolder(tmp_path, IDENTITY, tasks, resume=True)
 
 
-# -- whole runs
-# --------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +147,7 @@ def test_stopping_leaves_whole_trees_and_goes_on(
     }
 
 
-# -- the command
-# --------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
 

@@ -57,8 +57,7 @@ def search(
     return run(lambda: one.run(problem, seed, tree))
 
 
-# -- (a) the reference
-# -------------------------------------------------------------------------------------------------
+# -- (a) the reference -----------------------------------------------------------------------------
 
 
 class Node:
@@ -197,8 +196,7 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
     assert deepest >= 8 and widest >= 100 and revisited >= 100
 
 
-# -- (b) properties
-# --------------------------------------------------------------------------------------------------
+# -- (b) properties --------------------------------------------------------------------------------
 
 
 def check_invariants(tree: Tree) -> None:
@@ -291,8 +289,7 @@ def test_broken_saved_trees_are_data_errors(column: str, value: Any) -> None:
         Tree.from_dict({**raw, column: value})
 
 
-# -- (c) formulas, where the reference can't go
-# ------------------------------------------------------------------------
+# -- (c) formulas, where the reference can't go ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -310,8 +307,7 @@ def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
     assert mcts.tree.V[ROOT] == estimate and mcts.tree.V[1] is None
 
 
-# -- (d) golden trees
-# --------------------------------------------------------------------------------------------------
+# -- (d) golden trees ------------------------------------------------------------------------------
 
 
 def golden(select: str) -> dict[str, Any]:
@@ -347,8 +343,7 @@ def test_golden_trees(select: str) -> None:
     assert len(pinned["tree"]["parent"]) > 20
 
 
-# -- (e) depth
-# --------------------------------------------------------------------------------------------------
+# -- (e) depth -------------------------------------------------------------------------------------
 
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
@@ -365,8 +360,7 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
     assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
 
 
-# -- (f) budgets, verdicts, teachers
-# -----------------------------------------------------------------------------------
+# -- (f) budgets, verdicts, teachers ---------------------------------------------------------------
 
 
 def test_the_token_budget_is_never_exceeded() -> None:
@@ -478,8 +472,7 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
     assert all("w1" in tree.text[leaf] for leaf in checked)
 
 
-# -- (g) choosing
-# --------------------------------------------------------------------------------------------------
+# -- (g) choosing ----------------------------------------------------------------------------------
 
 
 def grown(*responses: tuple[tuple[str, ...], float, int]) -> Tree:
@@ -538,8 +531,7 @@ def test_a_rejected_step_is_no_response() -> None:
         assert choose(alone, rule) is None
 
 
-# -- (h) what counts as an answer
-# --------------------------------------------------------------------------------------
+# -- (h) what counts as an answer ------------------------------------------------------------------
 
 
 ENDS = [  # response, its verdict, whether it states an answer, whether that is 42

@@ -119,8 +119,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-# -- the openai client
-# -------------------------------------------------------------------------------------------------
+# -- the openai client -----------------------------------------------------------------------------
 
 
 def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> None:
@@ -212,8 +211,7 @@ def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
     assert f"{part}{rest}" == whole
 
 
-# -- completions
-# --------------------------------------------------------------------------------------------------
+# -- completions -----------------------------------------------------------------------------------
 
 
 def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) -> None:
@@ -309,8 +307,7 @@ def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: i
     assert answer.usage is not None and (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 
-# -- search
-# --------------------------------------------------------------------------------------------------
+# -- search ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -372,8 +369,7 @@ def test_vf_eval_answers_through_the_server(
     assert len(journal.read_text().splitlines()) == before + 3
 
 
-# -- clients that go, and what is refused
-# ------------------------------------------------------------------------------
+# -- clients that go, and what is refused ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -555,8 +551,7 @@ def test_a_silent_crowd_takes_nobodys_place(both: tuple[Served, Served]) -> None
     assert len((small.folder / "stderr").read_text()) < 5000
 
 
-# -- journals, command lines, the end
-# ----------------------------------------------------------------------------------
+# -- journals, command lines, the end --------------------------------------------------------------
 
 
 def test_served_trees_are_kept_for_export_and_hold_no_gold(served: Served, tmp_path: Path) -> None:

@@ -43,8 +43,7 @@ from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
 from tests.support import run
 
-# -- text
-# --------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def byte_decode(ids: Any) -> str:
@@ -83,8 +82,7 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(
     assert "".join(reader.pieces[: reader.kept()]).startswith(expected)
 
 
-# -- traces and models
-# -------------------------------------------------------------------------------------------------
+# -- traces and models -----------------------------------------------------------------------------
 
 
 def test_a_full_disk_costs_the_journal_and_no_answer(
@@ -125,12 +123,10 @@ def test_models_say_how_an_answer_is_made() -> None:
     assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
-# -- a watched engine
-# --------------------------------------------------------------------------------------------------
+# -- a watched engine ------------------------------------------------------------------------------
 
 
-# -- answering
-# --------------------------------------------------------------------------------------------------
+# -- answering -------------------------------------------------------------------------------------
 
 QUESTION = build("test", 1, 1).problem.question
 
@@ -314,8 +310,7 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
     run(main)
 
 
-# -- connections
-# --------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = HEAD.replace(b"GET", b"POST").replace(b"\r\n\r\n", b"\r\nContent-Length: 99\r\n\r\n{")

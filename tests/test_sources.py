@@ -65,8 +65,7 @@ def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
     return file
 
 
-# -- generated
-# --------------------------------------------------------------------------------------------------
+# -- generated -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["embedded", "numbers", "pancake"])
@@ -267,8 +266,7 @@ def test_reasoning_gym_grades_by_its_own_rule() -> None:
     assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
 
 
-# -- formats and splits
-# ------------------------------------------------------------------------------------------------
+# -- formats and splits ----------------------------------------------------------------------------
 
 LINES = "".join(json.dumps(row) + "\n" for row in PLAIN)
 TABLE = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in PLAIN)
@@ -458,8 +456,7 @@ def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path: 
             opened(tmp_path / address)
 
 
-# -- columns, choices, rules
-# -------------------------------------------------------------------------------------------
+# -- columns, choices, rules -----------------------------------------------------------------------
 
 USER = {"role": "user", "content": "1 + 1?"}
 BARKS = "Barks?\nA. cat\nB. dog"
@@ -802,8 +799,7 @@ def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:
         load_tasks(source, "train", 5)
 
 
-# -- code of one's own, and addresses
-# ----------------------------------------------------------------------------------
+# -- code of one's own, and addresses --------------------------------------------------------------
 
 CODE = """
 from alphazero_llm_trainer.problems.source import Source
@@ -918,8 +914,7 @@ def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
             open_source(load_config(overrides=[{"problems": {"source": source}}, setting]))
 
 
-# -- GSM8K, MATH and HotpotQA
-# ------------------------------------------------------------------------------------------
+# -- GSM8K, MATH and HotpotQA ----------------------------------------------------------------------
 
 
 def gsm8k(n: int = 1, **columns: Any) -> dict[str, Any]:
@@ -1124,12 +1119,10 @@ def test_every_real_row_loads(data_dir: Path) -> None:
     assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}
 
 
-# -- commands
-# --------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
-# -- in the environment
-# ------------------------------------------------------------------------------------------------
+# -- in the environment ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("search", ["none", "mcts"])

@@ -137,8 +137,7 @@ def test_a_run_has_the_size_that_its_settings_say(
     assert size.updates_per_round == updates
 
 
-# -- what a run begins with
-# --------------------------------------------------------------------------------------------
+# -- what a run begins with ------------------------------------------------------------------------
 
 
 def rows(folder: Path, count: int, gold: str = "4") -> str:
@@ -232,8 +231,7 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
 
 
-# -- the pre-flight
-# --------------------------------------------------------------------------------------------------
+# -- the pre-flight --------------------------------------------------------------------------------
 
 
 def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> None:

@@ -95,8 +95,7 @@ def test_its_tokenizer_is_the_generators_own():
     assert student.decode(student.prompt_ids(question)) == question + "\n"
 
 
-# -- chat models
-# --------------------------------------------------------------------------------------------------
+# -- chat models -----------------------------------------------------------------------------------
 
 
 def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
@@ -610,8 +609,7 @@ def test_four_bits_are_read_in_the_folder(folder: Path) -> None:
     assert entry["adapter"] == "lora"
 
 
-# -- the tokenizer
-# --------------------------------------------------------------------------------------------------
+# -- the tokenizer ---------------------------------------------------------------------------------
 
 
 def test_fetch_says_where_a_model_is_or_why_it_has_none(

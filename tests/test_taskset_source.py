@@ -59,8 +59,7 @@ def apple(source: VerifiersTaskset) -> Task:
     return next(task for task in tasks if task.problem.question.endswith(" apple?"))
 
 
-# -- found and loaded
-# --------------------------------------------------------------------------------------------------
+# -- found and loaded ------------------------------------------------------------------------------
 
 
 def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
@@ -180,12 +179,10 @@ def test_own_choices_of_a_split_are_taken(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(len(source.load(split, 99)) for split in SPLITS) == 40
 
 
-# -- graded
-# --------------------------------------------------------------------------------------------------
+# -- graded ----------------------------------------------------------------------------------------
 
-# The rewards of word_length.py for "apple": 0.5 / (1 + how far off) + 1.5 where it is right - 0.25
-# for shouting, which is
-# -0.25 at least and 2.0 at most.
+# The rewards of word_length.py for "apple", -0.25 to 2.0:
+# 0.5 / (1 + how far off) + 1.5 where it is right - 0.25 for shouting.
 REWARDS = {
     "It has 5": 2.0,
     "5!": 1.75,
@@ -317,8 +314,7 @@ def test_answers_know_of_partial_credit() -> None:
     assert (graded.partial, plain.partial) == (True, False)
 
 
-# -- refused
-# --------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 REFUSED = {
     "": "write verifiers:ENV_ID",
@@ -358,8 +354,7 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         VerifiersTaskset("talking")
 
 
-# -- trained
-# --------------------------------------------------------------------------------------------------
+# -- trained ---------------------------------------------------------------------------------------
 
 
 def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path) -> None:

@@ -67,8 +67,7 @@ def warm():
     play(always("ok"), complete)
 
 
-# -- a call
-# --------------------------------------------------------------------------------------------------
+# -- a call ----------------------------------------------------------------------------------------
 
 KINDS = {
     **{status: f"http {status}" for status in ("307", "400", "429", "500")},
@@ -235,8 +234,7 @@ def test_any_json_is_an_answer_or_a_failure(body):
         assert answer.usage is None and (answer.failure is not None or answer.text == "a")
 
 
-# -- the budget
-# --------------------------------------------------------------------------------------------------
+# -- the budget ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", ["dollars", "tokens", "calls"])
@@ -333,8 +331,7 @@ def ask(ensemble, seed=0):
     return asyncio.run(ensemble.propose(PROBLEM, [], seed))
 
 
-# -- what is asked
-# --------------------------------------------------------------------------------------------------
+# -- what is asked ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -454,8 +451,7 @@ def test_the_terminal_checker():
     assert checker.ledger.failures == {"unusable": 1, "http 400": 1} and checker.ledger.calls == 5
 
 
-# -- who is asked, and when
-# --------------------------------------------------------------------------------------------
+# -- who is asked, and when ------------------------------------------------------------------------
 
 
 def test_the_ensemble_asks_for_both_directions():
@@ -496,8 +492,7 @@ def test_where_one_fails_the_next_is_asked_and_it_is_said_once(caplog):
     assert ask(ensemble_of([bad])) == []
 
 
-# -- tiers
-# --------------------------------------------------------------------------------------------------
+# -- tiers -----------------------------------------------------------------------------------------
 
 
 def test_a_missing_key_is_one_sentence(monkeypatch):

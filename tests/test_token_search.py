@@ -55,8 +55,7 @@ def token_search(
     return run(lambda: one.run(a_problem() if problem is None else problem, seed))
 
 
-# -- (a) the reference
-# -------------------------------------------------------------------------------------------------
+# -- (a) the reference -----------------------------------------------------------------------------
 
 
 class Reference:
@@ -200,8 +199,7 @@ def golden() -> dict[str, Any]:
     return {**tree.to_dict(), "W": [round(w, 9) for w in tree.W]}
 
 
-# -- (b) virtual loss
-# --------------------------------------------------------------------------------------------------
+# -- (b) virtual loss ------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -268,8 +266,7 @@ def test_virtual_loss_by_hand() -> None:
                 assert rules[name].open(tree, ROOT, constant, [1, 2]) == goes_to, (name, flying)
 
 
-# -- (d) values and rollouts
-# -------------------------------------------------------------------------------------------
+# -- (d) values and rollouts -----------------------------------------------------------------------
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
@@ -311,8 +308,7 @@ def test_values_without_a_value_network_are_refused(change: dict[str, Any]) -> N
         token_search(ScriptedTokens(0), **change)
 
 
-# -- (e) data generation
-# -----------------------------------------------------------------------------------------------
+# -- (e) data generation ---------------------------------------------------------------------------
 
 
 async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
@@ -350,8 +346,7 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
     )
 
 
-# -- (f) budgets
-# --------------------------------------------------------------------------------------------------
+# -- (f) budgets -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
@@ -376,8 +371,7 @@ def test_a_response_never_outgrows_the_context() -> None:
         assert max(prompt + len(t.token_ids) for t in trajectories(tree)) == 32
 
 
-# -- (g) rollouts as data
-# ----------------------------------------------------------------------------------------------
+# -- (g) rollouts as data --------------------------------------------------------------------------
 
 
 def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
@@ -404,8 +398,7 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
     assert step_values(second, 0.0, tree.N, tree.W) == [(0.0, 0.75)]
 
 
-# -- (h) on a real engine
-# ----------------------------------------------------------------------------------------------
+# -- (h) on a real engine --------------------------------------------------------------------------
 
 
 class TinyStudent:

@@ -80,8 +80,7 @@ def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: objec
     return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
 
 
-# -- the rule
-# --------------------------------------------------------------------------------------------------
+# -- the rule --------------------------------------------------------------------------------------
 
 
 def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
@@ -110,8 +109,8 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
     assert open_puct(tree, ROOT, 2.0, [first]) == ROOT
     second = tree.attach(ROOT, step("b", 1e-9))
     tree.backup(second, 0.0)
-    # N = 3, mean 1/3: the first has 0.5 + c*0.577, the second 0 + c*0.866, a third step 0.333 +
-    # c*0.577.
+    # N = 3, mean 1/3: the first has 0.5 + c*0.577, the second 0 + c*0.866,
+    # a third step 0.333 + c*0.577.
     assert open_puct(tree, ROOT, 0.5, [first, second]) == first
     assert open_puct(tree, ROOT, 8.0, [first, second]) == second
 
@@ -129,8 +128,7 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
         Search(ScriptedPolicy(0), evaluate, SearchConfig.model_validate({"select": "restart"}))
 
 
-# -- repair
-# --------------------------------------------------------------------------------------------------
+# -- repair ----------------------------------------------------------------------------------------
 
 
 def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -> None:
@@ -169,8 +167,7 @@ def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chai
     assert redrawn > 5
 
 
-# -- golden trees
-# --------------------------------------------------------------------------------------------------
+# -- golden trees ----------------------------------------------------------------------------------
 
 GOLDEN = Path(__file__).parent / "golden" / "verified.json"
 
@@ -214,8 +211,7 @@ def test_the_golden_trees() -> None:
     }
 
 
-# -- whole searches
-# --------------------------------------------------------------------------------------------------
+# -- whole searches --------------------------------------------------------------------------------
 
 
 def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None:
@@ -304,8 +300,7 @@ def test_token_search_takes_no_verifier() -> None:
         search(Rule(lambda text: 1.0), mode="token")
 
 
-# -- a value
-# --------------------------------------------------------------------------------------------------
+# -- a value ---------------------------------------------------------------------------------------
 
 
 def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
@@ -411,8 +406,7 @@ def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there() -> No
     assert answered > 10
 
 
-# -- what the verifier could not check
-# ---------------------------------------------------------------------------------
+# -- what the verifier could not check -------------------------------------------------------------
 
 
 def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked() -> None:

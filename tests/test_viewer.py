@@ -126,8 +126,7 @@ class Data(HTMLParser):
         return json.loads(self.blocks[f"tree-{number}"])
 
 
-# -- the history
-# --------------------------------------------------------------------------------------------------
+# -- the history -----------------------------------------------------------------------------------
 
 
 def replay(tree: Tree, simulations: int | None = None) -> tuple[list[int], list[float]]:
@@ -158,8 +157,7 @@ def test_a_trees_history_replays_to_its_visits_and_values_exactly(mode: str, wid
         assert not any(visits[nodes:]) and leaf < nodes  # what isn't there yet isn't visited
 
 
-# -- pages
-# --------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------------------
 
 
 def test_a_page_needs_nothing_else_and_no_text_in_it_can_act() -> None:
@@ -234,8 +232,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch: pytest.Monkey
     assert facts["sums"]["nodes"] == 10 * row(next(iter(many(1)))).nodes + 20
 
 
-# -- the command
-# --------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -334,8 +331,7 @@ def test_mistakes_are_one_sentence(
         assert error.startswith("error: ") and error.count("\n") == 1 and said in error, error
 
 
-# -- in Chromium
-# --------------------------------------------------------------------------------------------------
+# -- in Chromium -----------------------------------------------------------------------------------
 
 
 def chromium() -> str | None:

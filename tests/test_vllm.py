@@ -217,8 +217,7 @@ def gap(a: list[float] | tuple[float, ...], b: list[float] | tuple[float, ...]) 
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-# -- the same numbers
-# --------------------------------------------------------------------------------------------------
+# -- the same numbers ------------------------------------------------------------------------------
 
 
 def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str, Student]) -> None:
@@ -301,8 +300,7 @@ def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
     note(name, "next-token top 5: log-probabilities (nats)", None, None, most)
 
 
-# -- draws and ends
-# --------------------------------------------------------------------------------------------------
+# -- draws and ends --------------------------------------------------------------------------------
 
 
 def test_samples_depend_on_seed_and_index_alone(
@@ -396,8 +394,7 @@ def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
     assert not engine.versions.root.exists()
 
 
-# -- weights
-# --------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def perturb(parameters: Any, scale: float, seed: int) -> None:
@@ -473,8 +470,7 @@ def test_adapters_are_swapped(
     note(where, "adapter of 2 versions against the merged model (nats)", None, None, most)
 
 
-# -- searches
-# --------------------------------------------------------------------------------------------------
+# -- searches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -523,8 +519,7 @@ def test_the_train_command(
     )
 
 
-# -- starts that fail
-# --------------------------------------------------------------------------------------------------
+# -- starts that fail ------------------------------------------------------------------------------
 
 
 def test_a_server_of_another_model_is_refused(served: str) -> None:

@@ -53,8 +53,7 @@ def test_the_thread_takes_no_interrupts() -> None:
     thread.close()
 
 
-# -- requests and answers
-# -------------------------------------------------------------------------------------------------
+# -- requests and answers --------------------------------------------------------------------------
 
 
 def test_the_request_says_everything_that_defaults_could_change() -> None:
@@ -130,8 +129,7 @@ def test_an_answer_is_read() -> None:
         parse(broken, Ask(PROMPT, 12, 1.0, 0))
 
 
-# -- weights
-# --------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def test_an_adapters_folder_is_pefts(tmp_path: Path) -> None:
@@ -163,8 +161,7 @@ def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
-# -- starts
-# --------------------------------------------------------------------------------------------------
+# -- starts ----------------------------------------------------------------------------------------
 
 
 def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") -> Launch:
@@ -277,8 +274,7 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
     assert set(server.students) == {"student"}
 
 
-# -- numerics
-# --------------------------------------------------------------------------------------------------
+# -- numerics --------------------------------------------------------------------------------------
 
 
 def test_numerics_are_measured_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

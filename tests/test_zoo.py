@@ -319,8 +319,7 @@ def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None
             assert (found - right).abs().mean() <= 2 * lost + 1e-3
 
 
-# -- that the start-up check sees what it is for
-# ------------------------------------------------------------------------
+# -- that the start-up check sees what it is for ---------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2", "gpt_oss"])

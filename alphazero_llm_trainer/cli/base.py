@@ -36,8 +36,7 @@ from ..policy.folders import check_critic, with_model
 EXIT_STOPPED = 130
 
 
-# -- the parser
-# --------------------------------------------------------------------------------------------------
+# -- the parser ------------------------------------------------------------------------------------
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -81,8 +80,8 @@ class Parser(argparse.ArgumentParser):
             ("verbose", "also what libraries say, and an error's traceback"),
         )
         for name, text in loud:
-            # Suppressed, so that a command's own default doesn't undo `alphazero-llm-trainer -q
-            # COMMAND`.
+            # Suppressed, so that a command's own default doesn't undo
+            # `alphazero-llm-trainer -q COMMAND`.
             flags = f"-{name[0]}", f"--{name}"
             self.common.add_argument(
                 *flags, action="store_true", default=argparse.SUPPRESS, help=text
@@ -105,8 +104,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(EXIT_USER_ERROR)
 
 
-# -- what many commands take
-# -------------------------------------------------------------------------------------------
+# -- what many commands take -----------------------------------------------------------------------
 
 
 def add_config_arguments(parser: Parser, **config: Any) -> None:
@@ -257,8 +255,7 @@ def resolve(
     return config
 
 
-# -- running a command
-# -------------------------------------------------------------------------------------------------
+# -- running a command -----------------------------------------------------------------------------
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:

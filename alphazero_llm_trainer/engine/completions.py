@@ -162,8 +162,7 @@ class CompletionEngine(Engine):
     async def _push(self) -> None:
         """Send the weights that `model` has now."""
 
-    # -- the protocol
-    # ----------------------------------------------------------------------------------------------
+    # -- the protocol ------------------------------------------------------------------------------
 
     async def _generate(
         self, requests: Sequence[GenerateRequest], watch: Watch | None
@@ -186,8 +185,7 @@ class CompletionEngine(Engine):
         self.thread.wait(self._swap())
         self.version = version
 
-    # -- on the thread's event loop
-    # ----------------------------------------------------------------------------------
+    # -- on the thread's event loop ----------------------------------------------------------------
 
     async def _run(self, works: list[Coroutine[Any, Any, T]]) -> list[T]:
         async def counted() -> list[T]:

@@ -126,8 +126,7 @@ class InProcessEngine(Engine):
 
         return LibraryForward(self.model, self.tree, self.settings.native == "auto")
 
-    # -- the protocol
-    # ----------------------------------------------------------------------------------------------
+    # -- the protocol ------------------------------------------------------------------------------
 
     async def _generate(
         self, requests: Sequence[GenerateRequest], watch: Watch | None
@@ -204,8 +203,7 @@ class InProcessEngine(Engine):
         """See `Engine.reset_prefix_cache`."""
         self.tree.clear()
 
-    # -- taking requests in
-    # ------------------------------------------------------------------------------------------
+    # -- taking requests in ------------------------------------------------------------------------
 
     async def _ask(
         self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]], most: Sequence[int] = ()
@@ -339,8 +337,7 @@ class InProcessEngine(Engine):
         row.scoring, row.scored = asyncio.get_running_loop().create_future(), wanted
         return row.scoring
 
-    # -- the loop
-    # ----------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _ensure_pump(self) -> None:
         """Have a task that steps the engine on this event loop. Call it before anything is

@@ -86,8 +86,7 @@ def load_kernels() -> Kernels:
     return Kernels(library, f"C, compiled by {compiler}, {place}")
 
 
-# -- compiling
-# --------------------------------------------------------------------------------------------------
+# -- compiling -------------------------------------------------------------------------------------
 
 
 def _compile_command() -> list[str]:

@@ -89,8 +89,7 @@ def is_plain(model: Any) -> bool:
     return uncovered({**model.config.to_dict(), "quantization_config": None}) is None
 
 
-# -- the small model
-# --------------------------------------------------------------------------------------------------
+# -- the small model -------------------------------------------------------------------------------
 
 
 def miniature(model: Any, context: float) -> Any:

@@ -82,8 +82,7 @@ class Schedule:
         self.coming.clear()
         return futures
 
-    # -- what is computed next
-    # ---------------------------------------------------------------------------------------
+    # -- what is computed next ---------------------------------------------------------------------
 
     def reserve(self, count: int) -> None:
         """Make room for `count` nodes, or raise EngineError."""
@@ -152,8 +151,7 @@ class Schedule:
         self.coming.difference_update(row.nodes)
         self.tree.unlock(row.nodes[-1])
 
-    # -- after a forward
-    # ---------------------------------------------------------------------------------------------
+    # -- after a forward ---------------------------------------------------------------------------
 
     def settle(self, computed: Computed) -> None:
         """Give everyone who waits for a live row what they wait for; rows that go on are live

@@ -131,8 +131,7 @@ class VllmEngine(CompletionEngine):
         """See `Engine.reset_prefix_cache`."""
         self.thread.wait(self._called(self.client.reset_prefix_cache()))
 
-    # -- on the thread's event loop
-    # ----------------------------------------------------------------------------------
+    # -- on the thread's event loop ----------------------------------------------------------------
 
     async def _awake(self) -> None:
         async with self._waking:

@@ -97,8 +97,7 @@ class ServerEngine(CompletionEngine):
         """Unload the adapter and close the connections; no call may follow. The server goes on."""
         self._end()
 
-    # -- on the thread's event loop
-    # ----------------------------------------------------------------------------------
+    # -- on the thread's event loop ----------------------------------------------------------------
 
     async def _greet(self, tokenizer: Any, eos_id: int) -> tuple[str, int, bool]:
         """The server's name for its model, that one's context in tokens, and whether it loads

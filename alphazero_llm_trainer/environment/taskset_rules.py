@@ -144,8 +144,7 @@ def needs_runtime(function: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-# -- scoring
-# --------------------------------------------------------------------------------------------------
+# -- scoring ---------------------------------------------------------------------------------------
 
 
 async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:

@@ -101,8 +101,7 @@ class VerifiersTaskset(Source):
             )
         return cls(rest, problems.system_prompt)
 
-    # -- tasks
-    # ----------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
@@ -168,8 +167,7 @@ class VerifiersTaskset(Source):
         gold = next((gold for gold in golds if isinstance(gold, str)), "")
         return Task(Problem(name, question, self.name), gold)
 
-    # -- responses
-    # ----------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         r"""The `####` line or `\boxed{}` where there is one; else, unless strict, all that the

@@ -43,8 +43,7 @@ async def answered(
     return Answered(response, ended_by, cost, unjudged)
 
 
-# -- whole responses
-# --------------------------------------------------------------------------------------------------
+# -- whole responses -------------------------------------------------------------------------------
 
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
@@ -138,8 +137,7 @@ async def last_resort(
     return None if best is None else best.text
 
 
-# -- step by step
-# --------------------------------------------------------------------------------------------------
+# -- step by step ----------------------------------------------------------------------------------
 
 
 async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:

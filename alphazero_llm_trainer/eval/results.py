@@ -93,8 +93,7 @@ def folder_in(directory: Path, resume: bool) -> Path:
     return directory / f"eval-{max(numbers, default=0) + (not resume):03d}"
 
 
-# -- figures
-# --------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def summary(cell: Cell) -> dict[str, Any]:

@@ -137,8 +137,7 @@ def stored_dtypes(model: Any) -> dict[str, torch.dtype]:
     return found
 
 
-# -- tensors in a file of their own
-# --------------------------------------------------------------------------------------
+# -- tensors in a file of their own ----------------------------------------------------------------
 
 
 def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:

@@ -151,8 +151,7 @@ class Source(ABC):
         """
         return self.load("train", count)
 
-    # -- responses
-    # ----------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     @property
     def reader(self) -> Grader:
@@ -201,8 +200,7 @@ class Source(ABC):
         """`grade` without holding up the event loop."""
         return (await self.grade_all([(response, task)], strict))[0]
 
-    # -- what some sources know
-    # --------------------------------------------------------------------------------------
+    # -- what some sources know --------------------------------------------------------------------
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | None:
         """Whether the last of `steps` is right as far as a rule can say without gold, None where it
@@ -414,8 +412,7 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
     return source
 
 
-# -- opening one
-# --------------------------------------------------------------------------------------------------
+# -- opening one -----------------------------------------------------------------------------------
 
 
 class UnknownSourceError(ConfigError):

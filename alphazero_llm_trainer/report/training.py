@@ -26,8 +26,7 @@ Line = Mapping[str, Any]
 Points = list[tuple[float, Interval]]
 
 
-# -- in words
-# --------------------------------------------------------------------------------------------------
+# -- in words --------------------------------------------------------------------------------------
 
 
 def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
@@ -140,8 +139,7 @@ def rewarded(part: Card) -> bool:
     return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
 
 
-# -- the page
-# --------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def training_parts(card: Card, metrics: Sequence[Line]) -> list[str]:

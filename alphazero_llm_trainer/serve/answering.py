@@ -84,8 +84,7 @@ class Answerer:
             outcome.tokens = [*await self.echoed(wanted, outcome.cost), *outcome.tokens]
         return outcome
 
-    # -- a plain sample
-    # ----------------------------------------------------------------------------------------------
+    # -- a plain sample ----------------------------------------------------------------------------
 
     async def sampled(self, wanted: Wanted, seed: int, due: float | None, tell: Tell) -> Outcome:
         """A response, of `search.max_tokens` where the request names no number; OpenAI's default
@@ -201,8 +200,7 @@ class Answerer:
         others = [(self.student.decode([other]), max(value, LEAST_LOGPROB)) for other, value in top]
         return Token(text, max(logprob, LEAST_LOGPROB), others)
 
-    # -- a search
-    # ----------------------------------------------------------------------------------------------
+    # -- a search ----------------------------------------------------------------------------------
 
     async def searched(
         self, wanted: Wanted, problem: Problem, seed: int, due: float | None

@@ -152,8 +152,7 @@ class Bounded:
             self.held -= size
 
 
-# -- an answer
-# --------------------------------------------------------------------------------------------------
+# -- an answer -------------------------------------------------------------------------------------
 
 
 async def answer(request: Request, service: Service, asked: list[Wanted]) -> Response:

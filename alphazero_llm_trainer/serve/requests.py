@@ -54,8 +54,7 @@ Count = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-# -- errors
-# --------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 class ApiError(HTTPException):
@@ -120,8 +119,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     }
 
 
-# -- models
-# --------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +172,7 @@ class Models:
         return self.methods[label] if label else self.default
 
 
-# -- bodies
-# --------------------------------------------------------------------------------------------------
+# -- bodies ----------------------------------------------------------------------------------------
 
 
 class Body(BaseModel):
@@ -289,8 +286,7 @@ class Wanted:
     messages: tuple[Mapping[str, str], ...] = ()
 
 
-# -- what is wanted
-# --------------------------------------------------------------------------------------------------
+# -- what is wanted --------------------------------------------------------------------------------
 
 
 def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:

@@ -25,8 +25,7 @@ from .preferences import Preference, has_preferences, read_preferences
 Ids = tuple[int, ...]
 
 
-# -- journals -> questions
-# ------------------------------------------------------------------------------------------------
+# -- journals -> questions -------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -101,8 +100,7 @@ def split_by_question(
     return parts
 
 
-# -- trees -> states and pairs
-# -----------------------------------------------------------------------------------------
+# -- trees -> states and pairs ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -191,8 +189,7 @@ def with_step_labels(example: Example, least: int) -> Example:
     return example
 
 
-# -- states -> rows
-# --------------------------------------------------------------------------------------------------
+# -- states -> rows --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ ROWS = 16  # of a forward that is only measured
 RIDGES = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where the one before ended
 
 
-# -- losses and calibration
-# --------------------------------------------------------------------------------------------
+# -- losses and calibration ------------------------------------------------------------------------
 
 
 def mean_cross_entropy(
@@ -150,8 +149,7 @@ def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
     return best
 
 
-# -- trainers
-# --------------------------------------------------------------------------------------------------
+# -- trainers --------------------------------------------------------------------------------------
 
 
 class ValueTrainer(Trainer):
@@ -280,8 +278,7 @@ def arguments_of(
     }
 
 
-# -- held-out questions
-# ------------------------------------------------------------------------------------------------
+# -- held-out questions ----------------------------------------------------------------------------
 
 
 class HeldOut:
@@ -404,8 +401,7 @@ class Watch(TrainerCallback):
             control.should_training_stop |= self.worse >= PATIENCE
 
 
-# -- training
-# --------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def new_critic(student: Student, config: Config, kind: Kind) -> Critic:

@@ -142,8 +142,7 @@ class Learner:
         self.accelerator.register_save_state_pre_hook(self.save_trained)
         self.accelerator.register_load_state_pre_hook(self.load_trained)
 
-    # -- rounds
-    # ----------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
         """Round `number` trains on these rows. Returns figures of them."""
@@ -167,8 +166,7 @@ class Learner:
         gaps = self.ranks.gather(self.gap)
         return {"engine_logprob_gap": max(gaps)} if self.objective.importance else {}
 
-    # -- updates
-    # ----------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def parts(self, minibatch: Sequence[TrainRow]) -> Iterator[Sequence[TrainRow]]:
         """This process's rows of a minibatch that all ranks have whole, by forward: an update
@@ -287,8 +285,7 @@ class Learner:
             if part.requires_grad:
                 own[name.removeprefix("model.")].copy_(part.full_tensor())
 
-    # -- checkpoints
-    # ----------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """What the next update depends on: trained weights, optimiser, schedule, random numbers.

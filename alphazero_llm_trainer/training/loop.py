@@ -66,8 +66,7 @@ class Run:
         self.ranks, self.stop = ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
 
-    # -- the loop
-    # ----------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def train(
         self, rounds: Rounds, builder: RowBuilder, learner: Learner, recorder: Recorder, start: int
@@ -128,8 +127,7 @@ class Run:
                 yield minibatch
                 self.progress.advance()
 
-    # -- what it needs
-    # ----------------------------------------------------------------------------------------------
+    # -- what it needs -----------------------------------------------------------------------------
 
     def load(self) -> None:
         """Load the models; what is wrong with them shows before a folder is made."""
@@ -212,8 +210,7 @@ class Run:
             "so expect no clear gain; --num-examples asks more questions"
         )
 
-    # -- the whole run
-    # ----------------------------------------------------------------------------------------------
+    # -- the whole run -----------------------------------------------------------------------------
 
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
         """Train and report in `folder`. Returns the run card, or None when the user stopped it

@@ -91,8 +91,7 @@ class Recorder:
         # The process, and what is counted as training next.
         self.began = self.since = time.perf_counter()
 
-    # -- before the rounds
-    # -------------------------------------------------------------------------------------------
+    # -- before the rounds -------------------------------------------------------------------------
 
     def begin(self, resume: bool) -> tuple[Path | None, int, int]:
         """Write the run's card and the results before training, where they are not there yet.
@@ -193,8 +192,7 @@ class Recorder:
             "engine": self.student.engine.facts,
         }
 
-    # -- round by round
-    # ----------------------------------------------------------------------------------------------
+    # -- round by round ----------------------------------------------------------------------------
 
     def tree(self, tree: GradedTree) -> None:
         """Show a tree that is in the journal now."""
@@ -261,8 +259,7 @@ class Recorder:
         done = (line["round"] + 1) * self.size.questions_per_round
         self.tracking.log(line, min(done, len(self.prepared.questions)))
 
-    # -- the student measured
-    # ------------------------------------------------------------------------------------------
+    # -- the student measured ----------------------------------------------------------------------
 
     def evaluate(self, tasks: Sequence[Task], doing: str = VALIDATION) -> Answers:
         """Greedy answers of the student as it is now; the problems are counted on `progress` as
@@ -321,8 +318,7 @@ class Recorder:
                 trained_state(self.student.model) | {**self.objective.extra()}, self.folder.best
             )
 
-    # -- after the rounds
-    # --------------------------------------------------------------------------------------------
+    # -- after the rounds --------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
         """Take the best weights, evaluate them on the test problems once, write everything. Returns

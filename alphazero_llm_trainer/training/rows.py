@@ -135,8 +135,7 @@ class RowBuilder:
         )
         return rows + [self.padding_row(trees)] * (self.size.rows_per_round - len(rows))
 
-    # -- expert iteration, rft and legacy
-    # ----------------------------------------------------------------------------------
+    # -- expert iteration, rft and legacy ----------------------------------------------------------
 
     def supervised(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
         """Replayed rows and own good ones of all rounds so far, `batch_size` an update.
@@ -199,8 +198,7 @@ class RowBuilder:
         right = [response for response in self.collector.counted(tree.responses) if response.right]
         return sorted(right, key=order)[:RESPONSES]
 
-    # -- PPO
-    # ----------------------------------------------------------------------------------------------
+    # -- PPO ---------------------------------------------------------------------------------------
 
     def sampled(self, number: int, trees: list[GradedTree]) -> list[TrainRow]:
         """PPO's rows: sampled responses, as often as each was sampled, with what they earned.
@@ -218,8 +216,7 @@ class RowBuilder:
                 ] * response.samples
         return rows
 
-    # -- GRPO
-    # ----------------------------------------------------------------------------------------------
+    # -- GRPO --------------------------------------------------------------------------------------
 
     def credited(self, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
@@ -323,8 +320,7 @@ class RowBuilder:
             for (_, responses), group in zip(groups, steps, strict=True)
         ]
 
-    # -- single rows
-    # ----------------------------------------------------------------------------------------------
+    # -- single rows -------------------------------------------------------------------------------
 
     def row(
         self,

@@ -67,8 +67,7 @@ class RunFolder:
                 "or train on from its student in another folder"
             )
 
-    # -- figures
-    # ----------------------------------------------------------------------------------------------
+    # -- figures -----------------------------------------------------------------------------------
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
@@ -83,8 +82,7 @@ class RunFolder:
         kept = (line for line in self.read_metrics() if line.get("round", -1) < number)
         write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
-    # -- checkpoints
-    # ----------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def checkpoint(self, updates: int) -> Path:
         """The folder of the checkpoint after so many updates."""

@@ -237,8 +237,7 @@ def load_run(
     return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
 
 
-# -- the student's shape
-# -----------------------------------------------------------------------------------------------
+# -- the student's shape ---------------------------------------------------------------------------
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -292,8 +291,7 @@ def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
     return spec.shape
 
 
-# -- memory
-# --------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int] | None:
@@ -332,8 +330,7 @@ def check_memory(config: Config, path: Path | None = None) -> None:
         log.warning(said, made.peak / GIB, device, free / GIB, LESS)
 
 
-# -- the machine
-# --------------------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 
 def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
