@@ -188,7 +188,7 @@ def test_no_comment_hangs_behind_a_closing_bracket():
     """
     hanging = re.compile(r"\s*[])}]+[,:]?  # (?!fmt: skip|type: ignore|noqa)")
     lines = []
-    for folder in ("alphazero_llm_trainer", "benchmarks", "scripts", "tests"):
+    for folder in ("alphazero_llm_trainer", "benchmarks", "examples", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if hanging.match(line):

@@ -148,12 +148,8 @@ def journal(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sharding"),
-    [
-        ("rft", "ddp"),
-        ("alphazero", "ddp"),
-        ("grpo", "ddp"),
-        ("grpo", "fsdp"),
-    ],  # a killed run is RFT's under FSDP
+    # A killed run is RFT's under FSDP.
+    [("rft", "ddp"), ("alphazero", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],
 )
 def test_two_processes_end_with_the_weights_of_one(
     method: str, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,9 +29,8 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     value = "" if auc is None else f"; AUC of the value {auc:.2f}"
     figures = (
         f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
-        "mean reward"
-        f" {line['mean_reward']:.3f}{value}; {line['updates']} updates on {line['rows']} "
-        f"responses{loss}"
+        f"mean reward {line['mean_reward']:.3f}{value}; {line['updates']} updates on "
+        f"{line['rows']} responses{loss}"
     )
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")
