@@ -6,6 +6,9 @@ import itertools
 import json
 import math
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +19,13 @@ from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.rollouts import check_collecting
+from alphazero_llm_trainer.rollouts import GradedTree, check_collecting
 from alphazero_llm_trainer.training.learner import Learner, Schedule
 from alphazero_llm_trainer.training.losses import cross_entropy
 from alphazero_llm_trainer.training.methods.alphazero import (
+    OFF_PATH,
     AlphaZero,
+    AlphaZeroRows,
     branches,
     choices,
     outcomes,
@@ -28,7 +33,7 @@ from alphazero_llm_trainer.training.methods.alphazero import (
 from alphazero_llm_trainer.training.models import MemoryOptions
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.start import check_method
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)
 
@@ -53,13 +58,13 @@ def a_tree() -> Tree:
 
 def test_a_state_is_worth_the_discount_to_the_nearest_right_end() -> None:
     tree = a_tree()
-    a, d, b, c = 1, 2, 3, 4
+    a, d, b, c, end = 1, 2, 3, 4, 6
     found = outcomes(tree, 0.5)
-    assert found == {ROOT: 0.125, a: 0.25, d: 0.0, b: 0.5, c: 0.0}
+    assert found == {ROOT: 0.125, a: 0.25, d: 0.0, b: 0.5, c: 0.0, end: 1.0}
     # A shorter way to a right end counts for the states before it.
     short = tree.attach(a, Step((9,), (0.0,), "short"))
     tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
-    assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5}
+    assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5, short: 1.0}
 
 
 def test_pi_is_the_way_or_the_searchs_shares_along_it() -> None:
@@ -83,10 +88,11 @@ def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none()
     targets = outcomes(tree, 0.5)
     rows = branches(tree, PROMPT, choices(tree, [1, 3, 6], "path"), targets, itertools.count())
     way, *others = rows
-    assert way.completion_ids == (10, 10, 11, 11, 14, 14) and way.advantages == (1.0,) * 6
-    # The states before the tokens: the prompt, after a, after b; each as much as the others.
-    assert way.targets == (0.125, 0.0, 0.25, 0.0, 0.5, 0.0)
-    assert way.value_weights == pytest.approx((1 / 3, 0.0, 1 / 3, 0.0, 1 / 3, 0.0))
+    assert way.completion_ids == (10, 10, 11, 11, 14, 14, 41)
+    assert way.advantages == (*[1.0] * 6, 0.0)
+    # The states before the tokens: the prompt, after a, b and the end; each as much as the others.
+    assert way.targets == (0.125, 0.0, 0.25, 0.0, 0.5, 0.0, 1.0)
+    assert way.value_weights == pytest.approx((0.25, 0.0, 0.25, 0.0, 0.25, 0.0, 0.25))
     # States off the way: a token that nothing learns from follows them.
     assert {row.completion_ids for row in others} == {(10, 10, 12, 12, 41), (13, 13, 41)}
     for row in others:
@@ -94,6 +100,35 @@ def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none()
         assert row.value_weights == (*[0.0] * (len(row.completion_ids) - 1), 1.0)
         assert row.targets[-1] == 0.0
     assert [row.index for row in rows] == [0, 1, 2]
+
+
+def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere() -> None:
+    tree = a_tree()
+    short = tree.attach(1, Step((9, 8), (-9.0, 0.0), "short"))
+    tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
+    for token in range(20, 20 + 2 * OFF_PATH):
+        tree.attach(ROOT, Step((token,), (-1.0,), f"open {token}"))
+    task = Task(Problem("p", "question", "numbers"), "1")
+    graded = GradedTree("0/p", task, tree, Cost(), "enough", False, 0)
+    source: Any = SimpleNamespace(
+        demonstrations=[], size=None, config=load_training(overrides=["train.method=alphazero"])
+    )
+    student: Any = SimpleNamespace(prompt_ids=lambda question: PROMPT)
+    collector: Any = SimpleNamespace(counted=list)
+    builder = AlphaZeroRows(source, student, collector)
+    [way] = builder.remember([graded])
+    assert way.completion_ids == (10, 10, 9, 8, 41) and way.advantages == (1.0,) * 4 + (0.0,)
+    lost = [
+        z
+        for row in builder.states
+        for z, w in zip(row.targets, row.value_weights, strict=True)
+        if w
+    ]
+    assert lost.count(0.0) == OFF_PATH and builder.own == [way]
+    drawn = builder.beside(Random(0), 40)
+    assert len(drawn) == 40 and {*drawn} <= {*builder.states}
+    # On the longer way, whose states lead to a right end too, nothing of the policy is learnt.
+    assert all(not any(row.advantages) for row in builder.states)
 
 
 def learner(model: torch.nn.Module, **settings: object) -> Learner:

@@ -21,7 +21,10 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement, Limits
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Product
+from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step
@@ -176,3 +179,19 @@ def test_best_first_needs_a_value_under_a_rule() -> None:
         Search(RandomPlay(), None, settings, verifier=Calculator())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"best-first.*verifier"):
         Search(RandomPlay(), None, settings)  # type: ignore[arg-type]
+
+
+def test_best_first_leaves_a_state_after_which_nothing_fits() -> None:
+    """A draw that gave no step counts as one: else that state would be asked for ever."""
+    tree = Tree()
+    near, far = (tree.attach(ROOT, Step((i,), (0.0,), f"{i}\n")) for i in range(2))
+    tree.V[ROOT], tree.V[near], tree.V[far] = 0.1, 0.9, 0.5
+    for node in (near, far):
+        tree.backup(node, tree.V[node])
+    mcts = Mcts(tree, BestFirst(Live(tree, 4)), 40)
+    asked = Counter[int]()
+    for _ in range(20):
+        [leaf] = mcts.ask()
+        asked[leaf.node] += 1
+        mcts.tell(leaf, Evaluation(value=0.0))
+    assert asked[near] > asked[far] > asked[ROOT]

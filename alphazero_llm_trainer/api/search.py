@@ -16,7 +16,7 @@ from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant
 from ..mcts.tree import Tree
-from ..policy.folders import carried_value
+from ..policy.folders import carried_value, with_discount
 from ..policy.remote import RemoteStudent, answering_student
 from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
@@ -215,7 +215,9 @@ def find(
     if config.search.value is not None:
         from ..policy.critic import load_value
 
-        value = load_value(Path(config.search.value), student, config)
+        folder = Path(config.search.value)
+        value = load_value(folder, student, config)
+        config = with_discount(config, folder)
     progress, tree = progress if progress is not None else Progress(quiet=True), Tree()
     with Stop(progress) as stop:
 

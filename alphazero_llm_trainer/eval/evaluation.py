@@ -18,7 +18,7 @@ from ..live import Progress, run_until
 from ..mcts.driver import check_settings
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
-from ..policy.folders import carried_value, check_critic
+from ..policy.folders import carried_value, check_critic, with_discount
 from ..problems.load import load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import open_reward
@@ -124,6 +124,8 @@ class Evaluation(BaseModel):
             StoppedError: the user asked to stop; finished cells are kept.
         """
         config, work = self.with_own_value(config, path, student, progress)
+        if work.value is not None:
+            config = with_discount(config, work.value)
         return work.measured(config, path, student, out, resume, progress, stop)
 
     def with_own_value(
@@ -171,7 +173,8 @@ class Evaluation(BaseModel):
         judged = self.guide is None and (self.judge != "none" or config.search.mode == "step")
         if judged:
             check_judged(self.judge, config)
-        check_settings(config.search, self.guide is not None)
+        valued = self.value is not None and (self.guide is not None or config.search.mode == "step")
+        check_settings(config.search, valued)
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
         benchmarks = {

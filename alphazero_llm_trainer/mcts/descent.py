@@ -63,8 +63,8 @@ class BestFirst:
     """The rule of best-first search: down to the open node with the largest `V / (1 + k / DRAWS)`,
     k draws from it so far, the earliest on ties.
 
-    A state is asked for one step at a time, and gives way as it was asked. The root, which has no V
-    of its own, stands at the mean of what was backed up.
+    A state is asked for one step at a time, and gives way as it was asked. A root whose V the
+    budget didn't pay for stands at the mean of what was backed up.
     """
 
     DRAWS = 3

@@ -195,6 +195,8 @@ class Mcts:
             self._graft(node, playout, evaluation)
         if evaluation.value is not None:
             tree.backup(node, evaluation.value)
+        # A draw that gave nothing is one all the same.
+        tree.drawn[node] += not (evaluation.playouts or evaluation.steps)
         tree.expanded[node] = True
         tree.simulated(node)
 

@@ -158,7 +158,8 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     if own and card["base"] != fingerprint(student.model):
         raise CheckpointError(
             f"{NAMES[kind]} {folder} reads the states of the student that it was trained on, and "
-            f"student {student.name} has other weights: name that student's folder with --model"
+            f"student {student.name} has other weights: name that student's folder with --model, or "
+            f"remove {folder} where its student was changed"
         )
     engine: Engine = student.engine
     if not own:

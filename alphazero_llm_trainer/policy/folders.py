@@ -228,8 +228,8 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
 
 
 def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | None]:
-    """The folder of the value that a student's own folder carries, None where it has none; and the
-    configuration with the discount that it was learnt under, unless that is the user's own.
+    """The configuration for a search under the value that a student's own folder carries (see
+    `with_discount`), and the value's folder, None where there is none.
     `folder` is where the weights are from, None for the named student's.
     """
     place = (Path(config.models[resolve_name(config)].path) if folder is None else folder) / VALUE
@@ -239,10 +239,17 @@ def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | N
     if config.engine.backend != "inprocess":
         log.warning("%s is left out: the in-process engine alone reads it", place)
         return config, None
-    search = config.search
-    if search.discount == config.plain.search.discount:
+    return with_discount(config, place), place
+
+
+def with_discount(config: Config, value: Path) -> Config:
+    """`config` with the discount that the value in this folder was learnt under, where
+    `search.discount` is 1.
+    """
+    search, card = config.search, read_note(value, "critic.json")
+    if search.discount == 1.0:
         search = search.model_copy(update={"discount": card.get("discount", 1.0)})
-    return config.model_copy(update={"search": search}), place
+    return config.model_copy(update={"search": search})
 
 
 def check_folder(folder: Path) -> None:

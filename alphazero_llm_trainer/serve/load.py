@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
 from ..policy.critic import load_value
-from ..policy.folders import carried_value
+from ..policy.folders import carried_value, with_discount
 from ..policy.remote import answering_student
 from ..problems.load import opening, with_context
 from .answering import Answerer
@@ -47,7 +47,9 @@ def load_models(
         check_judged(named, config)
     models = Models("student", search or (MCTS if remote else SAMPLE), judged)
     guide = value or config.search.value
-    check_settings(config.search, guide is not None and not judged)
+    check_settings(config.search, value is not None or (guide is not None and not judged))
+    if guide is not None:
+        config = with_discount(config, Path(guide))
     config = with_context(config)
     student = answering_student(config, path, opening(config), (prm or guide) is None)
     if judged:

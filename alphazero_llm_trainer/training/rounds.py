@@ -165,7 +165,7 @@ class Rounds:
         began = time.perf_counter()
         student = self.student
         student.engine.set_policy(None, number)
-        if self.value is not None and (number or self.value.weight.any()):
+        if self.value is not None and self.value.weight.any():
             self.collector.guide(self.value)
         if number:
             check_update(student.engine, student.model, student.prompt_ids(QUESTION))

@@ -173,7 +173,9 @@ class RowBuilder:
         """
         if self.config.train.method != "legacy":
             return [
-                self.row(tree, response, 1.0) for tree in trees for response in self.right(tree)
+                self.row(tree, response, 1.0)
+                for tree in trees
+                for response in self.right(tree)[:RESPONSES]
             ]
         rows = []
         for tree in trees:
@@ -186,8 +188,8 @@ class RowBuilder:
         return rows
 
     def right(self, tree: GradedTree) -> list[Trajectory]:
-        """A question's right responses that are learnt from, all different. Under a rule those that
-        it could judge come first.
+        """A question's right responses, all different, those sampled most often first. Under a rule
+        those that it could judge come before.
         """
 
         def order(response: Trajectory) -> tuple[bool, int]:
@@ -196,7 +198,7 @@ class RowBuilder:
             ), -response.samples
 
         right = [response for response in self.collector.counted(tree.responses) if response.right]
-        return sorted(right, key=order)[:RESPONSES]
+        return sorted(right, key=order)
 
     # -- PPO ---------------------------------------------------------------------------------------
 

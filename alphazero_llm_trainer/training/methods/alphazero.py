@@ -29,6 +29,7 @@ import torch
 
 from ...config.train import TrainConfig
 from ...eval.critic_figures import States, auc
+from ...mcts.extract import OUTSIDE
 from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
 from ...mcts.tree import REJECTED, ROOT, Tree
@@ -122,7 +123,7 @@ class AlphaZeroRows(RowBuilder):
         """The nodes of the right response with the fewest steps, the likeliest of several; none
         where nothing was right.
         """
-        right = [one for one in self.right(graded) if len(one.nodes) == len(set(one.nodes))]
+        right = [one for one in self.right(graded) if OUTSIDE not in one.nodes]
         if not right:
             return []
         best = min(right, key=lambda one: (len(one.nodes), -math.fsum(one.logprobs)))
@@ -136,7 +137,7 @@ class AlphaZeroRows(RowBuilder):
         for number, graded in enumerate(trees):
             for node, z in outcomes(graded.tree, self.config.search.discount).items():
                 value = graded.tree.V[node]
-                if value is not None:
+                if value is not None and graded.tree.verdict[node] is None:
                     values.append(value)
                     ends.append(z)
                     questions.append(number)
@@ -150,8 +151,8 @@ class AlphaZeroRows(RowBuilder):
 
 
 def outcomes(tree: Tree, discount: float) -> dict[int, float]:
-    """z of each state of a tree: `discount` to the power of the fewest steps from it to a right
-    end, 0 where none was found. Rejected steps and ends are no states.
+    """z of each state of a tree, ends included: `discount` to the power of the fewest steps from it
+    to a right end, 0 where none was found. Rejected steps are no states.
     """
     steps: dict[int, int] = {}  # to the nearest right end
     for end in tree.leaves():
@@ -163,7 +164,7 @@ def outcomes(tree: Tree, discount: float) -> dict[int, float]:
     return {
         node: discount ** steps[node] if node in steps else 0.0
         for node in range(len(tree))
-        if tree.verdict[node] is None
+        if tree.verdict[node] != REJECTED
     }
 
 
