@@ -317,15 +317,17 @@ def system(name: str) -> str:
 
 def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
     """The accuracy of each temperature that was tried for each way, on validation problems."""
-    student = student_of(seed, run, seed.args.rounds)
+    args, student = seed.args, student_of(seed, run, seed.args.rounds)
+    rows = ("validation", *args.choosing)
+    tried = ways(name)[1:] if name in (AZ, RFT) else [system(name)]
+    # At once, in one process.
+    answers(seed, student, rows, [(way, BUDGET, one) for way in tried for one in args.temperatures])
 
     def reached(way: str, warmth: float) -> float:
-        rows = ("validation", *seed.args.choosing)
         [cell] = answers(seed, student, rows, [(way, BUDGET, warmth)])
         return fmean(cell.right)
 
-    tried = ways(name)[1:] if name in (AZ, RFT) else [system(name)]
-    return {way: by_rate(partial(reached, way), seed.args.temperatures) for way in tried}
+    return {way: by_rate(partial(reached, way), args.temperatures) for way in tried}
 
 
 # -- both
