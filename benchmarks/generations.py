@@ -65,9 +65,8 @@ from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 AZ, RFT = "alphazero", "adaptive RFT"
-UPDATES, QUESTION = 120, 720  # of a round; tokens of a question at most
 SAME = "train.requeue_limit=0 rewards.step_penalty=0 search.simulations=1000"
-SAME += f" search.budget_tokens={QUESTION}"
+SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
 # no test problem: they set the tuning runs' questions alone.
 ARMS = {
@@ -238,16 +237,14 @@ def sibling(problem: Problem, texts: Sequence[str]) -> str:
     """The next sibling of the last step, among the flips that don't end the game, in an order that
     the row before it draws; the step itself where it is none of these.
     """
-    row, goal = play(read_question(problem.question)[0], texts[:-1]), ""
-    count, _, after = texts[-1].strip().partition(":")
-    if row is not None:
-        goal = in_order(row)
-    if row is None or not count.isdigit() or after != flip(row, int(count)) or after == goal:
+    begun, step = read_question(problem.question)[0], texts[-1].strip()
+    row, after, goal = play(begun, texts[:-1]), play(begun, texts), in_order(begun)
+    if row is None or after in (None, goal):
         return texts[-1]
-    open_ones = [k for k in range(2, len(row) + 1) if flip(row, k) != goal]
-    order = Random(f"{problem.id} {row}").sample(open_ones, len(open_ones))
-    other = order[(order.index(int(count)) + 1) % len(order)]
-    return texts[-1].replace(texts[-1].strip(), f"{other}:{flip(row, other)}")
+    others = [k for k in range(2, len(row) + 1) if flip(row, k) != goal]
+    Random(f"{problem.id} {row}").shuffle(others)
+    count = others[(others.index(int(step[0])) + 1) % len(others)]
+    return texts[-1].replace(step, f"{count}:{flip(row, count)}")
 
 
 def judge(value: str, student: Student, critic: Critic | None, discount: float) -> Verifier:
@@ -367,12 +364,11 @@ def told(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def figures(
-    name: str, runs: Sequence[Path], cells: Sequence[Cells]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """An arm's rows by generation, and by way of answering."""
-    by_round, answering = [], []
-    lines = [rounds_of(run) for run in runs]
+def by_generation(name: str, runs: Sequence[Path], cells: Sequence[Cells]) -> list[dict[str, Any]]:
+    """An arm's generations: what they took, what the trees of their round came out as, and what
+    they answer. `value_auc` is of the value of the generation before on these trees.
+    """
+    by_round, lines = [], [rounds_of(run) for run in runs]
     for generation, of_round in enumerate(zip(*lines, strict=True), 1):
         row: dict[str, Any] = {"generation": generation}
         row["tokens"] = [sum(map(spent, one[:generation])) for one in lines]
@@ -380,12 +376,9 @@ def figures(
         row["solved"] = [line["solved"] / line["questions"] for line in of_round]
         row["value_auc"] = [line["value_auc"] for line in of_round]
         for kind, way in (("greedy", "greedy"), ("system", system(name))):
-            row[kind] = told([one[generation, way, BUDGET] for one in cells])
+            row[kind] = told([one[generation, way, BUDGET] for one in cells])["accuracy"]
         by_round.append(row)
-    for generation, way, budget in cells[0]:
-        facts = {"arm": name, "generation": generation, "way": way, "budget": budget}
-        answering.append(facts | told([one[generation, way, budget] for one in cells]))
-    return by_round, answering
+    return by_round
 
 
 def difference(one: Sequence[Cell], other: Sequence[Cell]) -> list[float]:
@@ -396,8 +389,8 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     """Each arm by generation and way, and what is compared."""
     args, jobs = seeds[0].args, [(seed, name) for seed in seeds for name in chosen]
     rows = (args.split, args.first, args.num)
-    asked = [("greedy", BUDGET, 1.0), (ADAPTIVE, BUDGET, 1.0)]
-    start = answers(seeds[0], args.model, rows, asked)
+    names = ("greedy", ADAPTIVE)
+    start = answers(seeds[0], args.model, rows, [(way, BUDGET, 1.0) for way in names])
 
     def one(job: tuple[Seed, str]) -> tuple[Path, Cells]:
         seed, name = job
@@ -411,11 +404,12 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     arms, answering, cells = [], list[dict[str, Any]](), {}
     for name, choice in chosen.items():
         runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
-        by_round, of_ways = figures(name, runs, cells[name])
-        arms.append({"arm": name, **choice, "generations": by_round})
-        answering += of_ways
-        last = by_round[-1]
-        print(f"{name:20} greedy {last['greedy']['accuracy']} system {last['system']['accuracy']}")
+        rounds = by_generation(name, runs, cells[name])
+        arms.append({"arm": name, **choice, "generations": rounds})
+        for generation, way, budget in cells[name][0]:
+            row = {"arm": name, "generation": generation, "way": way, "budget": budget}
+            answering.append(row | told([of[generation, way, budget] for of in cells[name]]))
+        print(f"{name:20} greedy {rounds[-1]['greedy']} system {rounds[-1]['system']}", flush=True)
 
     def at(name: str, way: str) -> list[Cell]:
         return [one[args.rounds, way, BUDGET] for one in cells[name]]
@@ -427,15 +421,9 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     if AZ in chosen:
         compared["learned_less_permuted"] = difference(at(AZ, PUCT), at(AZ, PERMUTED))
     print(compared, flush=True)
-    names = ("greedy", ADAPTIVE)
     begun = {way: told([cell]) for way, cell in zip(names, start, strict=True)}
-    return {
-        "distinct": start[0].distinct,
-        "start": begun,
-        **compared,
-        "arms": arms,
-        "answering": answering,
-    }
+    facts = {"distinct": start[0].distinct, "start": begun, **compared}
+    return facts | {"arms": arms, "answering": answering}
 
 
 def choices(seed: Seed) -> dict[str, Any]:
@@ -457,9 +445,8 @@ def choices(seed: Seed) -> dict[str, Any]:
                 break
             questions = questions_of(args, run)
             run = trained(seed, name, best(rates), questions)
-        temperatures = warmths(seed, name, run)
         found = {"rate": best(rates), "rates": rates, "questions": questions}
-        return found | {"temperatures": temperatures}
+        return found | {"temperatures": warmths(seed, name, run)}
 
     with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(args.arms, pool.map(of, args.arms), strict=True))
@@ -478,7 +465,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
     parser.add_argument("--tokens", type=int, default=900_000, help="that an arm's run takes")
     parser.add_argument("--rounds", type=int, default=8, help="of an arm: its generations")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="of a round")
+    parser.add_argument("--updates", type=int, default=120, help="of a round")
     parser.add_argument("--validation", type=int, default=500, help="problems that choose a rate")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="of an answer")
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
@@ -496,14 +483,9 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda job: final(*job, chosen[job[1]]), jobs))
         return
-    facts = {"seeds": args.seeds, "split": args.split, "first": args.first, "problems": args.num}
-    facts |= {
-        "budgets": args.budgets,
-        "budget": BUDGET,
-        "rounds": args.rounds,
-        "tokens": args.tokens,
-    }
-    provenance.write(args.out, facts | table(seeds, chosen))
+    told_of = ("seeds", "split", "first", "num", "rounds", "tokens", "updates", "budgets")
+    facts = {name: getattr(args, name) for name in told_of}
+    provenance.write(args.out, facts | {"budget": BUDGET} | table(seeds, chosen))
 
 
 if __name__ == "__main__":
