@@ -83,14 +83,15 @@ ARMS = {
     ),
 }
 BUDGETS, BUDGET = (240, 480, 960, 1920), 480  # of an answer; what systems are compared at
-PUCT, ADAPTIVE, PERMUTED = "puct", "adaptive-best-of-n", "puct, permuted"
+PUCT, PERMUTED = "puct", "puct, permuted"
+ADAPTIVE, STEPWISE = "adaptive-best-of-n", "step-rejection"
 VALUES = ("learned", "permuted", "exact", "constant")
 FIRST = "search.select=best-first"
 # Ways of answering: the method, whose value judges beside the rule ("": none), and settings.
 WAYS: dict[str, tuple[str, ...]] = {
     "greedy": ("greedy", ""),
     ADAPTIVE: (ADAPTIVE, ""),
-    "step-rejection": ("step-rejection", ""),
+    STEPWISE: (STEPWISE, ""),
     "beam": ("beam", "learned"),
     PUCT: ("mcts", "learned"),
     **{f"puct, {value}": ("mcts", value) for value in VALUES[1:]},
@@ -418,6 +419,7 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     if {AZ, RFT} <= chosen.keys():
         compared["primary"] = difference(at(AZ, "greedy"), at(RFT, "greedy"))
         compared["second"] = difference(at(AZ, PUCT), at(RFT, ADAPTIVE))
+        compared["less_step_rejection"] = difference(at(AZ, PUCT), at(RFT, STEPWISE))
     if AZ in chosen:
         compared["learned_less_permuted"] = difference(at(AZ, PUCT), at(AZ, PERMUTED))
     print(compared, flush=True)
