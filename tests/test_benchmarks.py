@@ -12,6 +12,9 @@ from support import tiny_llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from alphazero_llm_trainer.problems.pancake import flip
+from alphazero_llm_trainer.types import Problem
+from benchmarks.generations import sibling
 from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
@@ -60,3 +63,17 @@ def test_forwards_inside_generate_are_counted() -> None:
     assert work.computed_tokens == 3 + 3 + (response - 1)
     search.run((5, 6, 7))
     assert watched.work.forwards == work.forwards
+
+
+def test_each_flip_has_one_other_flip_of_its_row_as_sibling() -> None:
+    row, before = "32145", "4:41235\n"
+    problem = Problem("one", f"8 flips: {flip('41235', 4)}", "pancake", 1)
+    after = {k: f"{k}:{flip('41235', k)}\n" for k in range(2, 6)}
+    others = {k: sibling(problem, [before, text]) for k, text in after.items()}
+    assert sorted(others.values()) == sorted(after.values())
+    assert all(others[k] != after[k] for k in after)
+    # What isn't the flip that it says, and what ends the game, is its own.
+    assert sibling(problem, [before, "3:12345\n"]) == "3:12345\n"
+    ending = Problem("two", f"8 flips: {row}", "pancake", 1)
+    assert sibling(ending, ["3:12345\n"]) == "3:12345\n"
+    assert {sibling(ending, [f"{k}:{flip(row, k)}\n"])[0] for k in (2, 4, 5)} == set("245")

@@ -1,0 +1,494 @@
+"""AlphaZero's loop on pancake sorting, generation by generation, and what each way of answering
+makes of its students.
+
+    uv run alphazero-llm-trainer sft --model small --source pancake --out checkpoints/pancake
+    uv run python benchmarks/generations.py --model checkpoints/pancake
+
+Training: every arm goes on from the same student, in as many rounds and updates, and a round has as
+many questions as take the same sampled and scored tokens (GRPO passes once over its rows):
+
+- alphazero: `train --config alphazero`, policy and value on the trees that both searched;
+- alphazero, Gumbel: Gumbel's improved policy is learnt, of trees that go on to their budget;
+- adaptive RFT: chains from the root until one is right, within the same tokens a question;
+- step rejection: the same, but a rejected step alone is drawn again, and a chain that ends is the end;
+- RFT of eight: the right ones of eight samples; GRPO: those eight, by correctness.
+
+Answering: the tree under the value that was learnt, the same one permuted among siblings, the exact
+one and a constant, against step rejection, adaptive best-of-n and beam search. Rates, temperatures
+and questions a round are chosen on validation problems with the first seed. Every stage is a command
+of the package, or a cell of answers; one that is there is not made again. PROTOCOL.md says what is
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from arms import Arm, Seed, best, by_rate, less, metrics, options, read  # noqa: E402
+from improvement import EIGHT, flags  # noqa: E402
+
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import Judgement, Verifier  # noqa: E402
+from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
+from alphazero_llm_trainer.files import write_json  # noqa: E402
+from alphazero_llm_trainer.live import Progress  # noqa: E402
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value  # noqa: E402
+from alphazero_llm_trainer.policy.folders import carried_value  # noqa: E402
+from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
+from alphazero_llm_trainer.policy.verifiers import Product  # noqa: E402
+from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
+from alphazero_llm_trainer.problems.pancake import (  # noqa: E402
+    exact_value,
+    flip,
+    in_order,
+    play,
+    read_question,
+)
+from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
+from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
+from benchmarks import provenance  # noqa: E402
+
+AZ, RFT = "alphazero", "adaptive RFT"
+SAME = "train.requeue_limit=0 rewards.step_penalty=0 search.simulations=1000"
+SAME += " search.budget_tokens=720"  # as alphazero's recipe
+# A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
+# no test problem: they set the tuning runs' questions alone.
+ARMS = {
+    AZ: Arm("alphazero", "", 5e-4, 480),
+    "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
+    RFT: Arm("expert_iteration", f"{SAME} search.select=restart", 5e-4, 520),
+    "step rejection": Arm("expert_iteration", f"{SAME} search.enough_finished=1", 5e-4, 155),
+    "RFT of eight": Arm("rft", "", 5e-4, 1240),
+    "GRPO": Arm(
+        "grpo",
+        f"{EIGHT.replace('rows_per_round=128', 'rows_per_round=640')} train.negative_weight=1",
+        2.5e-4,
+        1240,
+    ),
+}
+BUDGETS, BUDGET = (240, 480, 960, 1920), 480  # of an answer; what systems are compared at
+PUCT, PERMUTED = "puct", "puct, permuted"
+ADAPTIVE, STEPWISE = "adaptive-best-of-n", "step-rejection"
+VALUES = ("learned", "permuted", "exact", "constant")
+FIRST = "search.select=best-first"
+# Ways of answering: the method, whose value judges beside the rule ("": none), and settings.
+WAYS: dict[str, tuple[str, ...]] = {
+    "greedy": ("greedy", ""),
+    ADAPTIVE: (ADAPTIVE, ""),
+    STEPWISE: (STEPWISE, ""),
+    "beam": ("beam", "learned"),
+    PUCT: ("mcts", "learned"),
+    **{f"puct, {value}": ("mcts", value) for value in VALUES[1:]},
+    "best-first": ("mcts", "learned", FIRST),
+    **{f"best-first, {value}": ("mcts", value, FIRST) for value in VALUES[1:]},
+}
+PACED, NEAR = 4, 0.05  # runs that look for an arm's questions a round, and how near is enough
+CHOOSING = (1000, 200)  # validation problems that choose a temperature: the first one, and how many
+TEMPERATURES = (1.0, 0.7, 1.4)
+
+
+# -- training
+# --------------------------------------------------------------------------------------------------
+
+
+def trained(seed: Seed, name: str, rate: float, questions: int = 0) -> Path:
+    """The folder of one arm's run at one learning rate. `questions`: of a round; while it isn't
+    known how many take a round's tokens, the run ends with its tokens.
+    """
+    arm, args, label = ARMS[name], seed.args, f"{name} {rate:g} {questions or 'tuning'}"
+    run = seed.folder(label) / "run-001"
+    words = ["train", "--out", str(run.parent)]
+    begun = (run / "run.json").is_file()
+    if begun:
+        words += ["--resume", str(run)]
+    else:
+        of_round = questions or round(args.tokens / args.rounds / arm.responses)
+        count = args.rounds * of_round
+        words += ["--config", arm.method, "--model", str(args.model), "--source", "pancake"]
+        words += ["-n", str(count)] if questions else ["-n", str(2 * count)]
+        words += [] if questions else ["--tokens", str(args.tokens)]
+        settings = [*arm.settings.split(), f"train.validation_size={args.validation}"]
+        settings += [f"train.optimizer.learning_rate={rate:g}", "train.keep_best=false"]
+        settings += [f"train.questions_per_round={of_round}", f"train.save_every={of_round}"]
+        settings += ["train.keep_checkpoints=null"]
+        if arm.method != "grpo":
+            settings += [f"train.updates_per_round={args.updates}", "train.optimizer.epochs=1000"]
+        words += ["--eval-size", "0", *flags(*settings)]
+    seed.stage(label, words, run / "report.html", configured=not begun)
+    return run
+
+
+def student_of(seed: Seed, run: Path, generation: int) -> Path:
+    """The folder of a run's student after so many rounds: a copy of the run that has no more
+    questions, and goes on from that round's checkpoint to its end.
+    """
+    copy = run.with_name(f"generation-{generation}")
+    if not (copy / "run.json").is_file():
+        [checkpoint] = [
+            folder
+            for folder in run.glob("checkpoint-*")
+            if read(folder / "alphazero.json")["rounds_done"] == generation
+        ]
+        shutil.copytree(checkpoint, copy / checkpoint.name, dirs_exist_ok=True)
+        shutil.copy(run / "metrics.jsonl", copy)
+        card = read(run / "run.json")
+        train = card["config"]["train"]
+        train |= {"tokens": None, "num_examples": generation * train["questions_per_round"]}
+        for later in ("after", "rows"):  # the rows are those of all rounds
+            card.pop(later)
+        write_json(copy / "run.json", card)
+    label = f"{run.parent.name} {copy.name}"
+    words = ["train", "--out", str(copy.parent), "--resume", str(copy)]
+    seed.stage(label, words, copy / "report.html", configured=False)
+    return copy / "student"
+
+
+def final(seed: Seed, name: str, chosen: dict[str, Any]) -> Path:
+    """The folder of an arm's run as validation problems chose it."""
+    return trained(seed, name, chosen["rate"], chosen["questions"])
+
+
+def spent(line: dict[str, Any]) -> int:
+    """Sampled and scored tokens of a round."""
+    total: int = line["cost"]["sampled_tokens"] + line["cost"]["scored_tokens"]
+    return total
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics(run) if "cost" in line]
+
+
+def last_accuracy(run: Path) -> float:
+    """Greedy, on validation problems, after the last round."""
+    accuracy: float = [
+        line["validation_accuracy"] for line in metrics(run) if "validation_accuracy" in line
+    ][-1]
+    return accuracy
+
+
+def questions_of(args: argparse.Namespace, run: Path) -> int:
+    """How many questions take a round's tokens, as this run took them."""
+    lines = rounds_of(run)
+    a_question = sum(map(spent, lines)) / sum(line["questions"] for line in lines)
+    return round(args.tokens / args.rounds / a_question)
+
+
+# -- answering
+# --------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """`Verifier`: a value that nothing learnt."""
+
+    name, checks, guides, computes, scored_tokens = "value", False, True, False, 0
+
+    def __init__(self, value: Callable[[Problem, Sequence[str]], float]) -> None:
+        self.value = value
+
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        texts = [step.text for step in steps]
+        first = 1 if steps else 0
+        states = [texts[:count] for count in range(first, len(texts) + 1)]
+        values = tuple(self.value(problem, state) for state in states)
+        return Judgement(values[: len(steps)], values[-1], frozenset(range(len(steps))), values)
+
+
+class Permuted(CriticVerifier):
+    """V of each state's next sibling, in an order that is its parent's alone: what V says of a
+    parent's children is kept, and of which child it says it is not.
+    """
+
+    def __init__(self, critic: Critic, student: Student) -> None:
+        super().__init__(critic, "value")
+        self.tokenizer = student.tokenizer
+
+    async def __call__(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> Judgement:
+        if not steps:
+            return await super().__call__(problem, prompt_ids, steps)
+        states = []
+        for count in range(1, len(steps) + 1):
+            text = sibling(problem, [step.text for step in steps[:count]])
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            states.append((*prompt_ids, *ids_of(steps[: count - 1]), *ids))
+        values = tuple(await self.critic.values(states))
+        return Judgement(values, values[-1], frozenset(range(len(steps))), values)
+
+
+def sibling(problem: Problem, texts: Sequence[str]) -> str:
+    """The next sibling of the last step, among the flips that don't end the game, in an order that
+    the row before it draws; the step itself where it is none of these.
+    """
+    begun, step = read_question(problem.question)[0], texts[-1].strip()
+    row, after, goal = play(begun, texts[:-1]), play(begun, texts), in_order(begun)
+    if row is None or after in (None, goal):
+        return texts[-1]
+    others = [k for k in range(2, len(row) + 1) if flip(row, k) != goal]
+    Random(f"{problem.id} {row}").shuffle(others)
+    count = others[(others.index(int(step[0])) + 1) % len(others)]
+    return texts[-1].replace(step, f"{count}:{flip(row, count)}")
+
+
+def judge(value: str, student: Student, critic: Critic | None, discount: float) -> Verifier:
+    """The rule, and beside it a value ("": none)."""
+    rule = Calculator()
+    if value == "constant":
+        return Product([rule, Told(lambda *_: 0.5)])
+    if value == "exact":
+        return Product([rule, Told(lambda *state: exact_value(*state, discount))])
+    if critic is None:
+        return rule
+    if value == "permuted":
+        return Product([rule, Permuted(critic, student)])
+    return Product([rule, CriticVerifier(critic, "value")]) if value else rule
+
+
+def answer(args: argparse.Namespace) -> None:
+    """A student's cells, each written to its file as it ends."""
+    base = [*args.set, f"seed={args.seed}", "problems.source=pancake"]
+    config, place = carried_value(load_config(overrides=base), args.model)
+    student = load_student(config, path=args.model, opening=opening(config))
+    critic = None if place is None else load_value(place, student, config)
+    benchmark = Benchmark(args.split, tasks_of(config, args.split, args.num, args.first))
+    for file, way, budget, temperature in json.loads(args.cells):
+        method, value, *settings = WAYS[way]
+        own = [*base, *settings, f"search.temperature={temperature}"]
+        own += [f"search.discount={config.search.discount}"]
+        verifier = judge(value, student, critic, config.search.discount)
+        context = MethodContext(student, verifier, load_config(overrides=own))
+        cell = asyncio.run(run_cell(context, benchmark, method, budget, Progress(quiet=True)))
+        write_json(Path(file), asdict(cell))
+
+
+def answers(
+    seed: Seed, student: Path, rows: tuple[str, int, int], asked: Sequence[tuple[str, int, float]]
+) -> list[Cell]:
+    """Cells of a student on problems `rows` (split, first, how many): of each way, budget and
+    temperature that is `asked`.
+    """
+    split, first, num = rows
+    run = student.parent
+    label = "start" if student == seed.args.model else f"{run.parent.name} {run.name}"
+    out = seed.folder(f"answers {label}") / f"{split} {first} {num}"
+    files = [out / f"{way} {budget} {warmth:g}.json" for way, budget, warmth in asked]
+    left = [
+        (str(file), *cell) for file, cell in zip(files, asked, strict=True) if not file.exists()
+    ]
+    if left:
+        out.mkdir(parents=True, exist_ok=True)
+        words = ["answer", "--model", str(student), "--split", split, "--first", str(first)]
+        words += ["--num", str(num), "--cells", json.dumps(left)]
+        seed.stage(f"answers {label}", words, Path(left[-1][0]), script=Path(__file__).resolve())
+    return [Cell(**read(file)) for file in files]
+
+
+def ways(name: str) -> list[str]:
+    """The ways in which an arm's students answer: without a value of their own, those that need
+    none.
+    """
+    return [way for way, (_, value, *_) in WAYS.items() if name == AZ or not value]
+
+
+def system(name: str) -> str:
+    """How an arm's students answer best, by what they have."""
+    return PUCT if ARMS[name].method == "alphazero" else ADAPTIVE
+
+
+def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
+    """The accuracy of each temperature that was tried for each way, on validation problems."""
+    args, student = seed.args, student_of(seed, run, seed.args.rounds)
+    rows = ("validation", *args.choosing)
+    tried = ways(name)[1:] if name in (AZ, RFT) else [system(name)]
+    # At once, in one process.
+    answers(seed, student, rows, [(way, BUDGET, one) for way in tried for one in args.temperatures])
+
+    def reached(way: str, warmth: float) -> float:
+        [cell] = answers(seed, student, rows, [(way, BUDGET, warmth)])
+        return fmean(cell.right)
+
+    return {way: by_rate(partial(reached, way), args.temperatures) for way in tried}
+
+
+# -- both
+# --------------------------------------------------------------------------------------------------
+
+Cells = dict[tuple[int, str, int], Cell]  # by generation, way and budget
+
+
+def measured(seed: Seed, name: str, run: Path, chosen: dict[str, dict[float, float]]) -> Cells:
+    """A run's students on the test problems: each generation greedily and as a system, the first
+    and the last one of the two that are compared in every way.
+    """
+    args, cells = seed.args, {}
+    for generation in range(1, args.rounds + 1):
+        asked = [("greedy", BUDGET), (system(name), BUDGET)]
+        if name in (AZ, RFT) and generation in (1, args.rounds):
+            asked += [(way, budget) for way in ways(name)[1:] for budget in args.budgets]
+        asked = list(dict.fromkeys(asked))
+        full = [(way, budget, best(chosen.get(way, {1.0: 0.0}))) for way, budget in asked]
+        student = student_of(seed, run, generation)
+        rows = (args.split, args.first, args.num)
+        found = answers(seed, student, rows, full)
+        cells |= {(generation, *one): cell for one, cell in zip(asked, found, strict=True)}
+    return cells
+
+
+def told(cells: Sequence[Cell]) -> dict[str, Any]:
+    """A way's accuracy and tokens over seeds, and each problem's."""
+    right, same = [cell.right for cell in cells], cells[0].groups
+    return {
+        "accuracy": less(right, [[0.0] * len(same)], same),
+        "by_seed": [fmean(one) for one in right],
+        "sampled_tokens": fmean(cell.sampled_tokens / len(same) for cell in cells),
+        "scored_tokens": fmean(cell.scored_tokens / len(same) for cell in cells),
+        "outcomes": [cell.outcomes for cell in cells],
+        "tokens": [" ".join(map(str, cell.tokens)) for cell in cells],
+    }
+
+
+def by_generation(name: str, runs: Sequence[Path], cells: Sequence[Cells]) -> list[dict[str, Any]]:
+    """An arm's generations: what they took, what the trees of their round came out as, and what
+    they answer. `value_auc` is of the value of the generation before on these trees.
+    """
+    by_round, lines = [], [rounds_of(run) for run in runs]
+    for generation, of_round in enumerate(zip(*lines, strict=True), 1):
+        row: dict[str, Any] = {"generation": generation}
+        row["tokens"] = [sum(map(spent, one[:generation])) for one in lines]
+        row["updates"] = [sum(line["updates"] for line in one[:generation]) for one in lines]
+        row["solved"] = [line["solved"] / line["questions"] for line in of_round]
+        row["value_auc"] = [line["value_auc"] for line in of_round]
+        for kind, way in (("greedy", "greedy"), ("system", system(name))):
+            row[kind] = told([one[generation, way, BUDGET] for one in cells])["accuracy"]
+        by_round.append(row)
+    return by_round
+
+
+def difference(one: Sequence[Cell], other: Sequence[Cell]) -> list[float]:
+    return less([cell.right for cell in one], [cell.right for cell in other], one[0].groups)
+
+
+def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Each arm by generation and way, and what is compared."""
+    args, jobs = seeds[0].args, [(seed, name) for seed in seeds for name in chosen]
+    rows = (args.split, args.first, args.num)
+    names = ("greedy", ADAPTIVE)
+    start = answers(seeds[0], args.model, rows, [(way, BUDGET, 1.0) for way in names])
+
+    def one(job: tuple[Seed, str]) -> tuple[Path, Cells]:
+        seed, name = job
+        run = final(seed, name, chosen[name])
+        return run, measured(seed, name, run, chosen[name]["temperatures"])
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        made = dict(
+            zip(((name, seed.seed) for seed, name in jobs), pool.map(one, jobs), strict=True)
+        )
+    arms, answering, cells = [], list[dict[str, Any]](), {}
+    for name, choice in chosen.items():
+        runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
+        rounds = by_generation(name, runs, cells[name])
+        arms.append({"arm": name, **choice, "generations": rounds})
+        for generation, way, budget in cells[name][0]:
+            row = {"arm": name, "generation": generation, "way": way, "budget": budget}
+            answering.append(row | told([of[generation, way, budget] for of in cells[name]]))
+        print(f"{name:20} greedy {rounds[-1]['greedy']} system {rounds[-1]['system']}", flush=True)
+
+    def at(name: str, way: str) -> list[Cell]:
+        return [one[args.rounds, way, BUDGET] for one in cells[name]]
+
+    compared = {}
+    if {AZ, RFT} <= chosen.keys():
+        compared["primary"] = difference(at(AZ, "greedy"), at(RFT, "greedy"))
+        compared["second"] = difference(at(AZ, PUCT), at(RFT, ADAPTIVE))
+        compared["less_step_rejection"] = difference(at(AZ, PUCT), at(RFT, STEPWISE))
+    if AZ in chosen:
+        compared["learned_less_permuted"] = difference(at(AZ, PUCT), at(AZ, PERMUTED))
+    print(compared, flush=True)
+    begun = {way: told([cell]) for way, cell in zip(names, start, strict=True)}
+    facts = {"distinct": start[0].distinct, "start": begun, **compared}
+    return facts | {"arms": arms, "answering": answering}
+
+
+def choices(seed: Seed) -> dict[str, Any]:
+    """What validation problems choose for each arm, with the first seed: its rate, its questions a
+    round and its ways' temperatures, with all that were tried.
+    """
+    args = seed.args
+
+    def of(name: str) -> dict[str, Any]:
+        middle = ARMS[name].rate
+        assert middle is not None
+        rates = by_rate(
+            lambda rate: last_accuracy(trained(seed, name, rate)),
+            [factor * middle for factor in args.factors],
+        )
+        run, questions = trained(seed, name, best(rates)), 0
+        for _ in range(PACED):
+            if abs(questions_of(args, run) - questions) <= NEAR * questions:
+                break
+            questions = questions_of(args, run)
+            run = trained(seed, name, best(rates), questions)
+        found = {"rate": best(rates), "rates": rates, "questions": questions}
+        return found | {"temperatures": warmths(seed, name, run)}
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        return dict(zip(args.arms, pool.map(of, args.arms), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", nargs="?", choices=["answer"], help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cells", help=argparse.SUPPRESS)
+    options(parser, "generations", first=20_000, num=500)
+    parser.add_argument("--model", type=Path, required=True, help="the student that all go on from")
+    parser.add_argument("--split", default="test", help="of the problems that are answered")
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
+    parser.add_argument("--tokens", type=int, default=900_000, help="that an arm's run takes")
+    parser.add_argument("--rounds", type=int, default=8, help="of an arm: its generations")
+    parser.add_argument("--updates", type=int, default=120, help="of a round")
+    parser.add_argument("--validation", type=int, default=500, help="problems that choose a rate")
+    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="of an answer")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--choosing", type=int, nargs=2, default=CHOOSING, help="a temperature")
+    args = parser.parse_args()
+    args.work, args.model = args.work.resolve(), args.model.resolve()
+    if args.stage:
+        answer(args)
+        return
+    seeds = [Seed(seed, args) for seed in args.seeds]
+    chosen = choices(seeds[0])
+    print(json.dumps(chosen), flush=True)
+    if args.train_only:
+        jobs = [(seed, name) for seed in seeds for name in args.arms]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda job: final(*job, chosen[job[1]]), jobs))
+        return
+    told_of = ("seeds", "split", "first", "num", "rounds", "tokens", "updates", "budgets")
+    facts = {name: getattr(args, name) for name in told_of}
+    provenance.write(args.out, facts | {"budget": BUDGET} | table(seeds, chosen))
+
+
+if __name__ == "__main__":
+    main()
