@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +64,7 @@ from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 AZ, RFT = "alphazero", "adaptive RFT"
-SAME = "train.requeue_limit=0 rewards.step_penalty=0 search.simulations=1000"
+SAME = "rewards.step_penalty=0 search.simulations=1000"
 SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
 # no test problem: they set the tuning runs' questions alone.
@@ -99,7 +98,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     **{f"best-first, {value}": ("mcts", value, FIRST) for value in VALUES[1:]},
 }
 PACED, NEAR = 4, 0.05  # runs that look for an arm's questions a round, and how near is enough
-CHOOSING = (1000, 200)  # validation problems that choose a temperature: the first one, and how many
+CHOOSING = (1000, 100)  # validation problems that choose a temperature: the first one, and how many
 TEMPERATURES = (1.0, 0.7, 1.4)
 
 
@@ -107,56 +106,25 @@ TEMPERATURES = (1.0, 0.7, 1.4)
 # --------------------------------------------------------------------------------------------------
 
 
-def trained(seed: Seed, name: str, rate: float, questions: int = 0) -> Path:
-    """The folder of one arm's run at one learning rate. `questions`: of a round; while it isn't
-    known how many take a round's tokens, the run ends with its tokens.
-    """
-    arm, args, label = ARMS[name], seed.args, f"{name} {rate:g} {questions or 'tuning'}"
+def trained(seed: Seed, name: str, rate: float, questions: int) -> Path:
+    """The folder of one arm's run at one learning rate, of so many questions a round."""
+    arm, args, label = ARMS[name], seed.args, f"{name} {rate:g} {questions}"
     run = seed.folder(label) / "run-001"
     words = ["train", "--out", str(run.parent)]
     begun = (run / "run.json").is_file()
     if begun:
         words += ["--resume", str(run)]
     else:
-        of_round = questions or round(args.tokens / args.rounds / arm.responses)
-        count = args.rounds * of_round
         words += ["--config", arm.method, "--model", str(args.model), "--source", "pancake"]
-        words += ["-n", str(count)] if questions else ["-n", str(2 * count)]
-        words += [] if questions else ["--tokens", str(args.tokens)]
+        words += ["-n", str(args.rounds * questions), "--eval-size", "0"]
         settings = [*arm.settings.split(), f"train.validation_size={args.validation}"]
         settings += [f"train.optimizer.learning_rate={rate:g}", "train.keep_best=false"]
-        settings += [f"train.questions_per_round={of_round}", f"train.save_every={of_round}"]
-        settings += ["train.keep_checkpoints=null"]
+        settings += [f"train.questions_per_round={questions}", f"train.save_every={questions}"]
         if arm.method != "grpo":
             settings += [f"train.updates_per_round={args.updates}", "train.optimizer.epochs=1000"]
-        words += ["--eval-size", "0", *flags(*settings)]
+        words += flags(*settings)
     seed.stage(label, words, run / "report.html", configured=not begun)
     return run
-
-
-def student_of(seed: Seed, run: Path, generation: int) -> Path:
-    """The folder of a run's student after so many rounds: a copy of the run that has no more
-    questions, and goes on from that round's checkpoint to its end.
-    """
-    copy = run.with_name(f"generation-{generation}")
-    if not (copy / "run.json").is_file():
-        [checkpoint] = [
-            folder
-            for folder in run.glob("checkpoint-*")
-            if read(folder / "alphazero.json")["rounds_done"] == generation
-        ]
-        shutil.copytree(checkpoint, copy / checkpoint.name, dirs_exist_ok=True)
-        shutil.copy(run / "metrics.jsonl", copy)
-        card = read(run / "run.json")
-        train = card["config"]["train"]
-        train |= {"tokens": None, "num_examples": generation * train["questions_per_round"]}
-        for later in ("after", "rows"):  # the rows are those of all rounds
-            card.pop(later)
-        write_json(copy / "run.json", card)
-    label = f"{run.parent.name} {copy.name}"
-    words = ["train", "--out", str(copy.parent), "--resume", str(copy)]
-    seed.stage(label, words, copy / "report.html", configured=False)
-    return copy / "student"
 
 
 def final(seed: Seed, name: str, chosen: dict[str, Any]) -> Path:
@@ -174,12 +142,10 @@ def rounds_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics(run) if "cost" in line]
 
 
-def last_accuracy(run: Path) -> float:
-    """Greedy, on validation problems, after the last round."""
-    accuracy: float = [
-        line["validation_accuracy"] for line in metrics(run) if "validation_accuracy" in line
-    ][-1]
-    return accuracy
+def by_round(run: Path) -> list[float]:
+    """Greedy accuracy on validation problems after each round."""
+    lines = metrics(run)
+    return [line["validation_accuracy"] for line in lines if "validation_accuracy" in line]
 
 
 def questions_of(args: argparse.Namespace, run: Path) -> int:
@@ -286,8 +252,7 @@ def answers(
     temperature that is `asked`.
     """
     split, first, num = rows
-    run = student.parent
-    label = "start" if student == seed.args.model else f"{run.parent.name} {run.name}"
+    label = "start" if student == seed.args.model else student.parent.parent.name
     out = seed.folder(f"answers {label}") / f"{split} {first} {num}"
     files = [out / f"{way} {budget} {warmth:g}.json" for way, budget, warmth in asked]
     left = [
@@ -315,7 +280,7 @@ def system(name: str) -> str:
 
 def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
     """The accuracy of each temperature that was tried for each way, on validation problems."""
-    args, student = seed.args, student_of(seed, run, seed.args.rounds)
+    args, student = seed.args, run / "student"
     rows = ("validation", *args.choosing)
     tried = ways(name)[1:] if name in (AZ, RFT) else [system(name)]
     # At once, in one process.
@@ -331,25 +296,22 @@ def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
 # -- both
 # --------------------------------------------------------------------------------------------------
 
-Cells = dict[tuple[int, str, int], Cell]  # by generation, way and budget
+Cells = dict[tuple[str, int], Cell]  # by way and budget
+COMPARED = {AZ: (PUCT, PERMUTED), RFT: (ADAPTIVE, STEPWISE)}  # with every seed
 
 
 def measured(seed: Seed, name: str, run: Path, chosen: dict[str, dict[float, float]]) -> Cells:
-    """A run's students on the test problems: each generation greedily and as a system, the first
-    and the last one of the two that are compared in every way.
+    """A run's student on the test problems: greedily and as a system; with the first seed the two
+    that are compared answer in every way.
     """
-    args, cells = seed.args, {}
-    for generation in range(1, args.rounds + 1):
-        asked = [("greedy", BUDGET), (system(name), BUDGET)]
-        if name in (AZ, RFT) and generation in (1, args.rounds):
-            asked += [(way, budget) for way in ways(name)[1:] for budget in args.budgets]
-        asked = list(dict.fromkeys(asked))
-        full = [(way, budget, best(chosen.get(way, {1.0: 0.0}))) for way, budget in asked]
-        student = student_of(seed, run, generation)
-        rows = (args.split, args.first, args.num)
-        found = answers(seed, student, rows, full)
-        cells |= {(generation, *one): cell for one, cell in zip(asked, found, strict=True)}
-    return cells
+    args = seed.args
+    asked = [("greedy", BUDGET), *((way, BUDGET) for way in COMPARED.get(name, (system(name),)))]
+    if name in COMPARED and seed.seed == args.seeds[0]:
+        asked += [(way, budget) for way in ways(name)[1:] for budget in args.budgets]
+    asked = list(dict.fromkeys(asked))
+    full = [(way, budget, best(chosen.get(way, {1.0: 0.0}))) for way, budget in asked]
+    found = answers(seed, run / "student", (args.split, args.first, args.num), full)
+    return dict(zip(asked, found, strict=True))
 
 
 def told(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -365,21 +327,22 @@ def told(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def by_generation(name: str, runs: Sequence[Path], cells: Sequence[Cells]) -> list[dict[str, Any]]:
-    """An arm's generations: what they took, what the trees of their round came out as, and what
-    they answer. `value_auc` is of the value of the generation before on these trees.
+def by_generation(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """An arm's generations, each seed's: what they took, what the trees of their round came out as,
+    and greedy accuracy on validation problems. `value_auc` is of the value of the generation before
+    on these trees.
     """
-    by_round, lines = [], [rounds_of(run) for run in runs]
+    rows, lines = [], [rounds_of(run) for run in runs]
+    greedy = [by_round(run) for run in runs]
     for generation, of_round in enumerate(zip(*lines, strict=True), 1):
         row: dict[str, Any] = {"generation": generation}
         row["tokens"] = [sum(map(spent, one[:generation])) for one in lines]
         row["updates"] = [sum(line["updates"] for line in one[:generation]) for one in lines]
         row["solved"] = [line["solved"] / line["questions"] for line in of_round]
         row["value_auc"] = [line["value_auc"] for line in of_round]
-        for kind, way in (("greedy", "greedy"), ("system", system(name))):
-            row[kind] = told([one[generation, way, BUDGET] for one in cells])["accuracy"]
-        by_round.append(row)
-    return by_round
+        row["validation"] = [one[generation - 1] for one in greedy]
+        rows.append(row)
+    return rows
 
 
 def difference(one: Sequence[Cell], other: Sequence[Cell]) -> list[float]:
@@ -405,15 +368,14 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     arms, answering, cells = [], list[dict[str, Any]](), {}
     for name, choice in chosen.items():
         runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
-        rounds = by_generation(name, runs, cells[name])
-        arms.append({"arm": name, **choice, "generations": rounds})
-        for generation, way, budget in cells[name][0]:
-            row = {"arm": name, "generation": generation, "way": way, "budget": budget}
-            answering.append(row | told([of[generation, way, budget] for of in cells[name]]))
-        print(f"{name:20} greedy {rounds[-1]['greedy']} system {rounds[-1]['system']}", flush=True)
+        arms.append({"arm": name, **choice, "generations": by_generation(runs)})
+        for way, budget in cells[name][0]:
+            of_seeds = [of[way, budget] for of in cells[name] if (way, budget) in of]
+            answering.append({"arm": name, "way": way, "budget": budget, **told(of_seeds)})
+            print(f"{name:20} {way:22} {budget:5} {answering[-1]['accuracy']}", flush=True)
 
     def at(name: str, way: str) -> list[Cell]:
-        return [one[args.rounds, way, BUDGET] for one in cells[name]]
+        return [of[way, BUDGET] for of in cells[name]]
 
     compared = {}
     if {AZ, RFT} <= chosen.keys():
@@ -437,16 +399,17 @@ def choices(seed: Seed) -> dict[str, Any]:
     def of(name: str) -> dict[str, Any]:
         middle = ARMS[name].rate
         assert middle is not None
+        questions = round(args.tokens / args.rounds / ARMS[name].responses)
         rates = by_rate(
-            lambda rate: last_accuracy(trained(seed, name, rate)),
+            lambda rate: by_round(trained(seed, name, rate, questions))[-1],
             [factor * middle for factor in args.factors],
         )
-        run, questions = trained(seed, name, best(rates)), 0
         for _ in range(PACED):
-            if abs(questions_of(args, run) - questions) <= NEAR * questions:
-                break
-            questions = questions_of(args, run)
             run = trained(seed, name, best(rates), questions)
+            taken = questions_of(args, run)
+            if abs(taken - questions) <= NEAR * questions:
+                break
+            questions = taken
         found = {"rate": best(rates), "rates": rates, "questions": questions}
         return found | {"temperatures": warmths(seed, name, run)}
 
@@ -465,8 +428,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the student that all go on from")
     parser.add_argument("--split", default="test", help="of the problems that are answered")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
-    parser.add_argument("--tokens", type=int, default=900_000, help="that an arm's run takes")
-    parser.add_argument("--rounds", type=int, default=8, help="of an arm: its generations")
+    parser.add_argument("--tokens", type=int, default=480_000, help="that an arm's run takes")
+    parser.add_argument("--rounds", type=int, default=6, help="of an arm: its generations")
     parser.add_argument("--updates", type=int, default=120, help="of a round")
     parser.add_argument("--validation", type=int, default=500, help="problems that choose a rate")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="of an answer")

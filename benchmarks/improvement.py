@@ -305,12 +305,19 @@ def figure_curve(students: Sequence[Path], tokens: float) -> list[dict[str, Any]
 
 
 def table(
-    seeds: Sequence[Seed], tried: dict[str, dict[float, float]], greedy: Greedy
+    seeds: Sequence[Seed],
+    tried: dict[str, dict[float, float]],
+    greedy: Greedy,
+    known: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """Each arm over problems and seeds, its gain, and `tree` less it."""
+    """Each arm over problems and seeds, its gain, and `tree` less it; `known` arms as they are."""
     args, config = seeds[0].args, seeds[0].loaded()
     test = tasks_of(config, "test", args.num, args.first)
-    same, outcomes, students = repeats(test), {}, {}
+    same, students = repeats(test), {}
+    outcomes = {
+        name: [[float(right) for right in of_seed] for of_seed in row["outcomes"]]
+        for name, row in known.items()
+    }
     start = [list(map(float, greedy("start", STUDENT, test)))]
     for name in args.arms:
         rate = best(tried[name])
@@ -328,8 +335,9 @@ def table(
             strict=True,
         )
     )
-    tokens = fmean(spent_by(student)["tokens"] for student in students[TREE])
-    summary = []
+    trees = students.get(TREE, [])
+    tokens = fmean(spent_by(tree)["tokens"] for tree in trees) if trees else known[TREE]["tokens"]
+    summary = list(known.values())
     for name in args.arms:
         costs = [spent_by(student) for student in students[name]]
         right = outcomes[name]
@@ -349,6 +357,7 @@ def table(
         row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in right]
         summary.append(row)
         print(f"{name:26} {row['greedy'][0]:.3f} {row.get('tree_less_it', '')}", flush=True)
+    summary.sort(key=lambda row: list(ARMS).index(row["arm"]))
     compared = {row["arm"]: row.get("tree_less_it") for row in summary}
     return {
         "distinct": len(set(same)),
@@ -408,10 +417,9 @@ def main() -> None:
         nargs="+",
         choices=ARMS,
         default=list(ARMS),
-        help="beside tree and step rejection; rows are split where replay is one",
+        help="that are run; the others stay as --out has them; rows are split where replay is one",
     )
     args = parser.parse_args()
-    args.arms = [name for name in ARMS if name in (TREE, STEP, *args.arms)]
     args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
     seeds = [Seed(seed, args) for seed in args.seeds]
     tried = rates(seeds[0])
@@ -433,8 +441,12 @@ def main() -> None:
         "validation": args.validation,
     }
     facts["levels"] = sorted({task.problem.level for task in tasks_of(config, "train", 16)})
-    greedy = Greedy(args.work, args.set)
-    figures = facts | table(seeds, tried, greedy)
+    greedy, known = Greedy(args.work, args.set), {}
+    if args.out.exists() and facts.items() <= (before := read(args.out)).items():
+        for row in before["summary"]:
+            if row["arm"] not in args.arms:
+                known[row["arm"]] = {"commit": before["commit"], **row}
+    figures = facts | table(seeds, tried, greedy, known)
     if REPLAY in args.arms:
         figures["explanation"] = explanation(seeds, best(tried[REPLAY]), greedy)
     provenance.write(args.out, figures)
