@@ -81,7 +81,7 @@ ARMS = {
         1240,
     ),
 }
-BUDGETS, BUDGET = (240, 480, 960, 1920), 480  # of an answer; what systems are compared at
+BUDGETS, BUDGET = (240, 480, 960), 480  # of an answer; what systems are compared at
 PUCT, PERMUTED = "puct", "puct, permuted"
 ADAPTIVE, STEPWISE = "adaptive-best-of-n", "step-rejection"
 VALUES = ("learned", "permuted", "exact", "constant")
@@ -424,14 +424,14 @@ def main() -> None:
     parser.add_argument("stage", nargs="?", choices=["answer"], help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)
-    options(parser, "generations", first=20_000, num=500)
+    options(parser, "generations", first=20_000, num=300)
     parser.add_argument("--model", type=Path, required=True, help="the student that all go on from")
     parser.add_argument("--split", default="test", help="of the problems that are answered")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
-    parser.add_argument("--tokens", type=int, default=480_000, help="that an arm's run takes")
-    parser.add_argument("--rounds", type=int, default=6, help="of an arm: its generations")
-    parser.add_argument("--updates", type=int, default=120, help="of a round")
-    parser.add_argument("--validation", type=int, default=500, help="problems that choose a rate")
+    parser.add_argument("--tokens", type=int, default=400_000, help="that an arm's run takes")
+    parser.add_argument("--rounds", type=int, default=4, help="of an arm: its generations")
+    parser.add_argument("--updates", type=int, default=100, help="of a round")
+    parser.add_argument("--validation", type=int, default=300, help="problems that choose a rate")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="of an answer")
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--choosing", type=int, nargs=2, default=CHOOSING, help="a temperature")
