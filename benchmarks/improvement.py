@@ -271,7 +271,7 @@ def rates(seed: Seed) -> dict[str, dict[float, float]]:
         assert middle is not None
         return by_rate(
             lambda rate: on_validation(trained(seed, name, rate)),
-            [factor * middle for factor in seed.args.factors],
+            [seed.args.rate or factor * middle for factor in seed.args.factors],
         )
 
     with ThreadPoolExecutor(seed.args.jobs) as pool:
@@ -335,6 +335,8 @@ def table(
             strict=True,
         )
     )
+    runs = [one.parent for of_arm in students.values() for one in of_arm if one.name == "student"]
+    before = read(runs[0] / "run.json")["validation_before"] if runs else None
     trees = students.get(TREE, [])
     tokens = fmean(spent_by(tree)["tokens"] for tree in trees) if trees else known[TREE]["tokens"]
     summary = list(known.values())
@@ -361,7 +363,7 @@ def table(
     compared = {row["arm"]: row.get("tree_less_it") for row in summary}
     return {
         "distinct": len(set(same)),
-        "start": {"greedy": less(start, [[0.0] * args.num], same)},
+        "start": {"greedy": less(start, [[0.0] * args.num], same), "validation": before},
         "summary": summary,
         **{
             test: {"against": arm, "difference": compared[arm]}
@@ -412,6 +414,7 @@ def main() -> None:
     parser.add_argument(
         "--explained", type=int, default=4800, help="questions whose trees are split into rows"
     )
+    parser.add_argument("--rate", type=float, help="of every arm, untuned: docs/arms.svg's curves")
     parser.add_argument(
         "--arms",
         nargs="+",

@@ -1,109 +1,216 @@
-"""README's figure: held-out accuracy over sampled tokens, from the JSON of
-benchmarks/improvement.py.
+"""The figures of README and the results' pages, light and dark, from JSON files of
+benchmarks/results.
 
     uv run --group docs python scripts/figure.py
+    uv run --group docs python scripts/figure.py --run checkpoints/run-001
 
-The tree is blue and everything that it is compared with is grey. Each arm's name stands at the end
-of its line, and around a line lies its band. The line of an arm that samples nothing is dashed:
-there the tokens stand for its share of the updates.
+- first-run: the curve of the run that README's command makes, beside a tree that taught it;
+- arms: held-out accuracy over sampled tokens, the line of each arm from the start on;
+- generations: accuracy by generation, and by tokens of an answer, on pancake sorting.
+
+`--run` writes first_run.json from a run's folder before. A figure whose JSON isn't there is left.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "benchmarks" / "results" / "improvement.json"
-BLUE, GREY, TEXT = "#1558b0", "#8a8f98", "#3c4149"
-STYLE = {
-    "font.size": 11,
-    "svg.hashsalt": "arms",  # the same figures make the same file
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": TEXT,
-    "text.color": TEXT,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-}
-ROOM = 0.052  # between two names, as a share of the axis
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from arms import metrics, read  # noqa: E402
+
+from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
+from alphazero_llm_trainer.mcts.tree import REJECTED  # noqa: E402
+from benchmarks import provenance  # noqa: E402
+
+DATA = ROOT / "benchmarks" / "results"
+# Text, lines of axes, wrong steps, and the colours of lines (Okabe and Ito), by theme.
+LIGHT = ("#24292f", "#8a8f98", "#c04a00", ("#0060a8", "#c04a00", "#00795a", "#8a5a9e"))
+DARK = ("#e6edf3", "#7d8590", "#ff9d57", ("#58a6ff", "#ff9d57", "#3fc99a", "#d2a8ff"))
+LARGEST = 9  # nodes of the tree that is shown
+EQUATIONS = r"(\d+( [-+*/] \d+)+ = \d+\n)+#### \d+"  # of its right answer
 
 
-def apart(heights: Sequence[float], room: float) -> list[float]:
-    """Heights near `heights`, in their order, with at least `room` between them.
-
-    Names that would overlap share a block around the middle of their lines' ends.
-    """
-    blocks: list[tuple[float, list[int]]] = []  # the middle of a block, its names
-    for name in sorted(range(len(heights)), key=lambda name: heights[name]):
-        middle, names = heights[name], [name]
-        while blocks and middle - blocks[-1][0] < room * (len(names) + len(blocks[-1][1])) / 2:
-            names = blocks.pop()[1] + names
-            middle = sum(heights[each] for each in names) / len(names)
-        blocks.append((middle, names))
-    placed = dict.fromkeys(range(len(heights)), 0.0)
-    for middle, names in blocks:
-        for at, name in enumerate(names):
-            placed[name] = middle + room * (at - (len(names) - 1) / 2)
-    return list(placed.values())
+def style(theme: tuple[Any, ...]) -> dict[str, Any]:
+    text, grey, _, colours = theme
+    coloured = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+    return {
+        **dict.fromkeys(coloured, text),
+        "font.size": 11,
+        "svg.hashsalt": "figure",  # the same figures make the same file
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": grey,
+        "axes.prop_cycle": mpl.cycler(color=colours),
+        "legend.frameon": False,
+        "savefig.transparent": True,
+    }
 
 
-@mpl.rc_context(STYLE)
-def draw(data: dict[str, Any], out: Path) -> None:
-    """The figure as a file."""
-    figure, axes = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
-    arms = data["summary"]
-    most = max(point["tokens"] for arm in arms for point in arm["curve"]) / 1000
-    for arm in arms:
-        tree = arm["arm"] == "tree"
-        colour, width, order = (BLUE, 2.6, 3) if tree else (GREY, 1.2, 2)
+def lines(axes: Axes, curves: Sequence[tuple[str, Any, Any, Any]]) -> None:
+    """Curves with their bands: each one's name, x, its accuracy, and low and high or None."""
+    for name, x, middle, band in curves:
+        [line] = axes.plot(x, middle, linewidth=2, marker="o", markersize=3, label=name)
+        if band is not None:
+            axes.fill_between(x, *band, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.yaxis.set_major_formatter("{x:.2f}")
+    if len(curves) > 1:
+        axes.legend(loc="best")
+
+
+def start_line(axes: Axes, accuracy: float, grey: str) -> None:
+    axes.axhline(accuracy, color=grey, linewidth=1, linestyle=(0, (4, 3)))
+    place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+    axes.annotate("start", (1, accuracy), **place)
+
+
+# -- the first run
+# --------------------------------------------------------------------------------------------------
+
+
+def shown(trees: Sequence[SavedTree]) -> SavedTree:
+    """The last small tree with a right answer whose wrong steps stand in two places or more."""
+
+    def wrong(saved: SavedTree) -> int:
+        tree = saved.tree
+        return len({tree.parent[n] for n in range(len(tree)) if tree.verdict[n] == REJECTED})
+
+    def right(saved: SavedTree) -> bool:
+        """Whether a right answer stands behind equations alone."""
+        return any(p.right and re.fullmatch(EQUATIONS, p.text.strip()) for p in saved.paths)
+
+    return [t for t in trees if wrong(t) > 1 and right(t) and len(t.tree) <= LARGEST][-1]
+
+
+def first_run(run: Path) -> dict[str, Any]:
+    """What the figure of a run shows: accuracy by sampled tokens, and a tree that taught it."""
+    card, tokens, curve = read(run / "run.json"), 0, []
+    for line in metrics(run):
+        tokens += line["cost"]["sampled_tokens"] if "cost" in line else 0
+        if "validation_accuracy" in line:
+            curve.append([tokens, line["validation_accuracy"]])
+    saved = shown(list(read_trees(run)))
+    tree = saved.tree
+    chosen = {node for path in saved.paths if path.right for node in path.nodes}
+    rows, left = [], [(0, -1, 0)]  # a node, its parent's row, its depth
+    while left:
+        node, above, depth = left.pop()
+        wrong = tree.verdict[node] == REJECTED
+        text = tree.text[node].strip()
+        rows.append([text, above, depth, wrong, node in chosen])
+        below = [(child, len(rows) - 1, depth + 1) for child in tree.children[node]]
+        left += reversed(below)
+    shares = {name: card[name]["accuracy"]["value"] for name in ("before", "after")}
+    facts = {"question": saved.problem.question, "tree": rows, "start": card["validation_before"]}
+    return {"command": "uv run vf-eval alphazero-llm-trainer -s", **shares, "curve": curve, **facts}
+
+
+def draw_first_run(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
+    text, grey, orange, colours = theme
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    points = [[0, data["start"]], *data["curve"]]
+    lines(left, [("", [t / 1000 for t, _ in points], [a for _, a in points], None)])
+    start_line(left, data["start"], grey)
+    left.set_xlabel("sampled tokens, thousands")
+    left.set_title("accuracy on validation problems", loc="left", fontsize=11)
+    right.set_title(textwrap.fill(data["question"], 52), loc="left", fontsize=10)
+    for row, (step, above, depth, wrong, chosen) in enumerate(data["tree"]):
+        if above >= 0:
+            x = depth - 0.65  # of the line down from the parent
+            right.plot([x, x, depth - 0.1], [above + 0.3, row, row], color=grey, linewidth=1)
+            colour = orange if wrong else colours[0] if chosen else text
+            weight = "bold" if chosen else "normal"
+            right.text(depth, row, step, va="center", color=colour, weight=weight)
+        if wrong:
+            right.text(depth - 0.05, row, "✗", ha="right", va="center", color=orange)
+    right.set_xlim(0.2, max(row[2] for row in data["tree"]) + 3)
+    right.set_ylim(len(data["tree"]) - 0.4, 0.1)
+    right.axis("off")
+
+
+# -- benchmarks
+# --------------------------------------------------------------------------------------------------
+
+
+def draw_arms(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
+    axes, curves = figure.subplots(), []
+    for arm in data["summary"]:
         tokens = [point["tokens"] / 1000 for point in arm["curve"]]
         middle, low, high = zip(*(point["accuracy"] for point in arm["curve"]), strict=True)
-        band = {"alpha": 0.2 if tree else 0.07, "linewidth": 0, "zorder": order - 1}
-        axes.fill_between(tokens, low, high, color=colour, **band)
-        dashes = (0, ()) if arm["tokens"] else (0, (4, 3))
-        axes.plot(tokens, middle, color=colour, linewidth=width, linestyle=dashes, zorder=order)
-    bottom, top = axes.get_ylim()
-    ends = [arm["curve"][-1]["accuracy"][0] for arm in arms]
-    for arm, end, height in zip(arms, ends, apart(ends, ROOM * (top - bottom)), strict=True):
-        tree = arm["arm"] == "tree"
-        last = arm["curve"][-1]["tokens"] / 1000
-        line = {"arrowstyle": "-", "color": BLUE if tree else GREY, "linewidth": 0.7, "shrinkB": 0}
-        axes.annotate(
-            arm["arm"],
-            xy=(last, end),
-            xytext=(most * 1.06, height),
-            va="center",
-            color=BLUE if tree else TEXT,
-            weight="bold" if tree else "normal",
-            annotation_clip=False,
-            arrowprops=line,
-        )
-    axes.set_xlim(0, most)
+        curves.append((arm["arm"], tokens, middle, (low, high)))
+    lines(axes, curves)
+    start_line(axes, data["start"]["validation"], theme[1])
     axes.set_xlabel("sampled tokens, thousands")
-    axes.set_title("accuracy on held-out problems", loc="left", fontsize=11)
-    axes.yaxis.set_major_formatter("{x:.2f}")
-    figure.savefig(out, metadata={"Date": None})
-    plt.close(figure)
+    axes.set_title("accuracy on validation problems", loc="left", fontsize=11)
+
+
+def draw_generations(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
+    left, right = figure.subplots(1, 2)
+    curves = []
+    for arm in data["arms"]:
+        by_seed = [row["validation"] for row in arm["generations"]]
+        middle = [sum(row) / len(row) for row in by_seed]
+        band = ([min(row) for row in by_seed], [max(row) for row in by_seed])
+        curves.append((arm["arm"], [row["generation"] for row in arm["generations"]], middle, band))
+    lines(left, curves)
+    left.set_xlabel("generation")
+    left.set_title("greedy accuracy on validation problems", loc="left", fontsize=11)
+    ways = {}
+    for row in data["answering"]:
+        if (row["arm"], row["way"]) in SHOWN:
+            ways.setdefault(SHOWN[row["arm"], row["way"]], []).append(row)
+    curves = []
+    for name, rows in ways.items():
+        rows.sort(key=lambda row: row["budget"])
+        at = [row["by_seed"][0] for row in rows]
+        curves.append((name, [row["budget"] for row in rows], at, None))
+    lines(right, curves)
+    right.set_xlabel("sampled and scored tokens of an answer")
+    right.set_title("accuracy on test problems", loc="left", fontsize=11)
+
+
+SHOWN = {
+    ("alphazero", "puct"): "PUCT, learned value",
+    ("alphazero", "puct, permuted"): "PUCT, value permuted",
+    ("adaptive RFT", "adaptive-best-of-n"): "adaptive best-of-n (RFT)",
+    ("adaptive RFT", "step-rejection"): "step rejection (RFT)",
+}
+FIGURES: dict[str, tuple[str, tuple[float, float], Callable[..., None]]] = {
+    "first-run": ("first_run", (8.6, 3.4), draw_first_run),
+    "arms": ("arms", (6.4, 4.2), draw_arms),
+    "generations": ("generations", (8.6, 3.8), draw_generations),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=DATA, help="default: %(default)s")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs" / "arms.svg", help="default: %(default)s"
-    )
+    parser.add_argument("--run", type=Path, help="the folder of README's run")
     args = parser.parse_args()
-    draw(json.loads(args.data.read_text(encoding="utf-8")), args.out)
+    if args.run:
+        provenance.write(DATA / "first_run.json", first_run(args.run))
+    for name, (stem, size, draw) in FIGURES.items():
+        if (DATA / f"{stem}.json").exists():
+            for theme, ending in ((LIGHT, ""), (DARK, "-dark")):
+                with mpl.rc_context(style(theme)):
+                    figure = plt.figure(figsize=size, layout="constrained")
+                    draw(read(DATA / f"{stem}.json"), figure, theme)
+                    out = ROOT / "docs" / f"{name}{ending}.svg"
+                    figure.savefig(out, metadata={"Date": None})
+                    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def shell_lines(text: str) -> list[str]:
 
 
 def test_readme_is_short_and_has_the_contract_lines_as_written():
-    assert len(README.splitlines()) < 175
-    assert len(README.encode()) <= 10_000
+    assert len(README.splitlines()) <= 150
+    assert len(README.encode()) <= 9_216
     for line in CONTRACT:
         assert line in shell_lines(README)
 
