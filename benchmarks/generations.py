@@ -69,7 +69,7 @@ SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
 # no test problem: they set the tuning runs' questions alone.
 ARMS = {
-    AZ: Arm("alphazero", "", 5e-4, 480),
+    AZ: Arm("alphazero", "", 5e-4, 410),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
     RFT: Arm("expert_iteration", f"{SAME} search.select=restart", 5e-4, 520),
     "step rejection": Arm("expert_iteration", f"{SAME} search.enough_finished=1", 5e-4, 155),

@@ -145,7 +145,7 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
     return node if best == len(arms) else arms[best]
 
 
-GUIDED = 0.25  # PUCT's constant where a value guides
+GUIDED = 0.5  # PUCT's constant where a value guides
 
 
 def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
