@@ -377,6 +377,13 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     def at(name: str, way: str) -> list[Cell]:
         return [of[way, BUDGET] for of in cells[name]]
 
+    for row in arms:
+        name = row["arm"]
+        row["greedy"] = told(at(name, "greedy"))["accuracy"]
+        row["system"] = told(at(name, system(name)))["accuracy"]
+        if AZ in chosen and name != AZ:
+            row["alphazero_less_it"] = difference(at(AZ, "greedy"), at(name, "greedy"))
+            row["puct_less_it"] = difference(at(AZ, PUCT), at(name, system(name)))
     compared = {}
     if {AZ, RFT} <= chosen.keys():
         compared["primary"] = difference(at(AZ, "greedy"), at(RFT, "greedy"))
