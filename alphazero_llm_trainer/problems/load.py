@@ -61,7 +61,7 @@ def load_tasks(
     if not tasks:
         raise DataError(
             f"source {source.name} has no {split} problems from number {start} on: start earlier, "
-            "or name a source with more"
+            "name another split or a source with more, or give the rows a column `split`"
         )
     check_gold(tasks, rewards)
     return tasks
