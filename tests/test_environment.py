@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, re
 from alphazero_llm_trainer.environment.rollouts import TRACES, summarise
 from alphazero_llm_trainer.environment.taskset import (
     ENDLESS,
+    TRAINERS,
     AlphaZeroData,
     AlphaZeroTask,
     AlphaZeroTaskConfig,
@@ -75,6 +78,21 @@ def chat_student(tmp_path_factory: pytest.TempPathFactory) -> Student:
     found, _ = find_model(str(folder), load_config())
     config = load_config(overrides=[found, "engine.max_context=1024"])
     return load_student(config)
+
+
+@pytest.fixture(scope="module")
+def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 70 questions a split, each of which begins with the split's name."""
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / "gsm8k").mkdir()
+    for split in ("train", "test"):
+        rows = [
+            {"question": f"{split}: What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
+            for i in range(70)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "gsm8k" / f"{split}.jsonl").write_text(text)
+    return folder
 
 
 def environment(
@@ -163,12 +181,48 @@ def remote(
 # -- the plugin ------------------------------------------------------------------------------------
 
 
-def test_a_split_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    for own, said in (({}, 1), ({"split": "train"}, 0), ({"split": "test"}, 0)):
-        caplog.clear()
-        config = AlphaZeroTasksetConfig(source="embedded", **own)
-        next(iter(AlphaZeroTaskset(config).load()))
-        assert caplog.text.count("split isn't named, so these are train problems") == said
+def test_a_split_that_nobody_named_is_test_where_nothing_trains(
+    gsm8k: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks, and it stands in what is saved: in the configuration and in each trace."""
+    for name in TRAINERS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    raw = {"taskset": {"id": OUR_ID, "path": str(gsm8k)}}
+    config = vf.resolve_env_config(raw)  # as an environment server's, or prime-rl's `uv run eval`
+    saved = json.loads(config.model_dump_json())["taskset"]
+    assert (saved["source"], saved["split"]) == ("gsm8k", "test")
+    again = vf.resolve_env_config(json.loads(config.model_dump_json()))
+    for tasks in (list(vf.load_environment(again).taskset), list(vf.load_taskset(config.taskset))):
+        assert len(tasks) == 20
+        assert all(task.data.prompt_text.startswith("test: ") for task in tasks)
+        assert {(task.data.source, task.data.split) for task in tasks} == {("gsm8k", "test")}
+
+
+def test_prime_rls_evaluation_file_has_a_taskset_of_ours() -> None:
+    """Its own keys are tried by nobody here: `uv run eval` is younger than what can be installed."""
+    file = Path(__file__).parents[1] / "examples" / "prime_rl_eval.toml"
+    [source] = tomllib.loads(file.read_text("utf-8"))["source"]
+    config = vf.resolve_env_config(source["env"])
+    assert isinstance(config, AlphaZeroEnvConfig) and config.taskset.split == "test"
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_where_a_trainer_runs_the_split_has_to_be_named(
+    name: str, gsm8k: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads the same taskset for its data set and for its evaluation, and says which to none."""
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    def tasks(**own: str) -> list[vf.Task]:
+        config = vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(gsm8k), **own)
+        return list(vf.load_taskset(config))
+
+    with pytest.raises(ConfigError, match=f"split isn't named, and {name.partition('.')[0]} may"):
+        tasks()
+    for split, least in (("train", 50), ("test", 20)):  # train gives validation a few
+        rows = tasks(split=split)
+        assert len(rows) >= least
+        assert all(task.data.prompt_text.startswith(f"{split}: ") for task in rows)
 
 
 def test_the_taskset_sizes_splits_and_keys() -> None:
@@ -192,21 +246,6 @@ def test_the_default_harness_is_named_where_it_is_set() -> None:
     """
     default = AlphaZeroEnvConfig.model_fields["agent"].default
     assert default.model_dump(exclude_unset=True)["harness"]["id"] == OUR_ID
-
-
-def test_a_trainer_that_names_nothing_gets_all_of_gsm8ks_training_rows(tmp_path: Path) -> None:
-    rows = [
-        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
-        for i in range(70)
-    ]
-    (tmp_path / "gsm8k").mkdir()
-    for split in ("train", "test"):
-        text = "".join(
-            json.dumps(row | {"question": f"{split}: {row['question']}"}) + "\n" for row in rows
-        )
-        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(text)
-    tasks = list(vf.load_taskset(vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(tmp_path))))
-    assert len(tasks) > 50 and all(task.data.prompt_text.startswith("train: ") for task in tasks)
 
 
 # -- rewards ---------------------------------------------------------------------------------------

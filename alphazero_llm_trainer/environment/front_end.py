@@ -241,7 +241,7 @@ def fill(config: EvalConfig) -> None:
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
     sized = taskset.model_fields_set & {"train_size", "eval_size"}
     check_file(env)
-    if taskset.source is None:
+    if "source" not in taskset.model_fields_set:
         taskset.source = taskset.source_of_file or ("embedded" if embedded else "gsm8k")
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded

@@ -5,17 +5,17 @@ as metrics.
 from __future__ import annotations
 
 import copy
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..config.load import load_config, user_layers
 from ..config.sections import RewardConfig
+from ..errors import ConfigError
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
 from ..problems.source import check_reads, gradable, open_problems, source_of
@@ -25,9 +25,15 @@ from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
 
-log = logging.getLogger(__name__)
-
-TRAINERS_SOURCE = "gsm8k"  # where none is named: `vf-eval` names one always
+DEFAULT_SOURCE = "gsm8k"  # `vf-eval` has another one for the embedded student
+# Modules of processes that train, or optimise prompts, on a taskset's rows.
+TRAINERS = (
+    "prime_rl.configs.rl",
+    "prime_rl.entrypoints.orchestrator",
+    "prime_rl.orchestrator.train_sink",
+    "trl",
+    "verifiers.v1.gepa.runner",
+)
 ENDLESS = 1000  # problems of an endless source where all are asked for
 
 
@@ -60,6 +66,7 @@ class AlphaZeroData(vf.TaskData):
     id: str | None = None  # verifiers' own from 0.4 on; the one that prime-rl pins has none
     gold: str
     source: str = "embedded"
+    split: str = "test"
     level: int = 0
     others: tuple[str, ...] = ()
 
@@ -189,12 +196,12 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
-    """Which problems: a name, a file, or another address. Unset: gsm8k (embedded under `vf-eval`
-    with the embedded student).
+    """Which problems: a name, a file, or another address. Unset: `problems.source` of
+    `config_file`, else gsm8k (embedded under `vf-eval` with the embedded student).
     """
     split: Literal["train", "validation", "arena", "test"] | None = None
-    """Which split (math has test alone, unless `path` has a train.jsonl). Unset: train, as a
-    trainer that loads the taskset needs it (test under `vf-eval`).
+    """Which split (math has test alone, unless `path` has a train.jsonl). Unset: test; where a
+    trainer runs it has to be named.
     """
     train_size: Annotated[int, Field(ge=1)] | None = None
     """Problems of the train split. Unset: all of them, and 1,000 of an endless source (50 under
@@ -221,6 +228,15 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     is set here wins.
     """
 
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        """Source and split stand in every saved configuration, as if they had been named."""
+        unnamed = {"source": self.source_of_file or DEFAULT_SOURCE} if self.source is None else {}
+        if self.split is None and trainer() is None:
+            unnamed["split"] = "test"
+        self.__dict__ |= unnamed  # past `model_fields_set`, which says what the user named
+        return self
+
     @property
     def source_of_file(self) -> str | None:
         """`problems.source` of the YAML file, None where it names none."""
@@ -239,7 +255,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     @property
     def size(self) -> int | None:
         """How many problems the split gives, None for all of them."""
-        return self.train_size if self.split in (None, "train") else self.eval_size
+        return self.train_size if self.split == "train" else self.eval_size
 
 
 class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
@@ -253,24 +269,22 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        own = {"source": chosen.source_of_file or TRAINERS_SOURCE} | chosen.model_dump(
-            include={"source", "levels", "path"}, exclude_none=True
-        )
+        if chosen.split is None:
+            raise ConfigError(
+                f"split isn't named, and {trainer()} may train on these rows or evaluate on them: "
+                'name split = "train" for training, split = "test" for an evaluation'
+            )
+        own = chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)
         source = open_problems(problems)
         check_reads(problems, [source])
         task_config = scoring(chosen, config.rewards)
-        if chosen.split is None:
-            log.warning(
-                "split isn't named, so these are train problems, as a trainer needs them: name "
-                "split = test to evaluate (--env.taskset.split test)"
-            )
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size
         if size is None:
             size = ENDLESS if source.endless else sys.maxsize
-        for row in load_tasks(source, chosen.split or "train", size, rewards=task_config.needs):
-            task = AlphaZeroTask(task_data(row), task_config)
+        for row in load_tasks(source, chosen.split, size, rewards=task_config.needs):
+            task = AlphaZeroTask(task_data(row, chosen.split), task_config)
             yield (
                 task
                 if task_config.use_student_model is None
@@ -297,7 +311,15 @@ def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroT
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 
-def task_data(row: ProblemTask) -> AlphaZeroData:
+def trainer() -> str | None:
+    """The trainer that runs in this process, None where nothing trains. A taskset isn't told what
+    it is loaded for.
+    """
+    running = next((name for name in TRAINERS if name in sys.modules), None)
+    return None if running is None else running.partition(".")[0]
+
+
+def task_data(row: ProblemTask, split: str = "test") -> AlphaZeroData:
     """A task of this package as verifiers' wire data."""
     problem = row.problem
     return AlphaZeroData(
@@ -308,5 +330,6 @@ def task_data(row: ProblemTask) -> AlphaZeroData:
         gold=row.gold,
         others=row.others,
         source=problem.source,
+        split=split,
         level=problem.level,
     )
