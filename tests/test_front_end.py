@@ -7,8 +7,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,56 @@ def by_verifiers_own_script(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+WITHOUT = """
+import sys
+from alphazero_llm_trainer.environment.front_end import run, verifiers_has_one
+assert not verifiers_has_one()
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def without_verifiers_own(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A `vf-eval` beside a verifiers that has no evaluation command, in a process of its own."""
+    lesser = folder / "lesser"
+    if not lesser.exists():
+        whole = Path(str(find_spec("verifiers").submodule_search_locations[0]))  # type: ignore
+        shutil.copytree(whole, lesser / "verifiers")
+        for name in ("cli/eval", "cli/dashboard"):
+            shutil.rmtree(lesser / "verifiers" / "v1" / name)
+        (lesser / "verifiers" / "v1" / "configs" / "cli" / "eval.py").unlink()
+    paths = {"PYTHONPATH": f"{lesser}:{Path(__file__).parents[1]}", "HOME": str(lesser)}
+    keys = ("PRIME_API_KEY", "OPENROUTER_API_KEY")
+    environment = {name: own for name, own in os.environ.items() if name not in keys}
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments], cwd=folder, env=environment | paths,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_four_lines_outlive_verifiers_own_command(tmp_path: Path) -> None:
+    """Its modules are deleted, not hidden."""
+    done = without_verifiers_own(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run")
+    assert done.returncode == 0, done.stderr
+    check_evaluation(done.stdout, tmp_path)
+    done = without_verifiers_own(
+        tmp_path, OUR_ID, "-n", "1", "--tier", "free", "--use-student-model"
+    )
+    assert done.returncode == 0 and "tier free takes no part" in done.stdout, done.stderr
+    train = ["--num-examples", "4", "--checkpoint-dir", "./checkpoints", "--save-every", "2"]
+    for options in ([], ["--", *train, "--use-grpo"]):
+        more = ["--dry-run"] if options else ["--", "--dry-run"]
+        done = without_verifiers_own(tmp_path, OUR_ID, "-s", *options, *more)
+        assert done.returncode == 0, done.stderr
+    done = without_verifiers_own(tmp_path, "gsm8k", "-n", "1")
+    assert done.returncode == EXIT_USER_ERROR and "vf-eval: " in done.stderr
+
+
+def test_vf_eval_is_installed_by_somebody() -> None:
+    """Where verifiers' own script is gone, `[project.scripts]` needs ours."""
+    assert entry_points(group="console_scripts", name="vf-eval")
+
+
 @pytest.mark.slow
 def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path: Path) -> None:
     check_evaluation(
@@ -73,6 +126,32 @@ def test_the_embedded_evaluation(
     check_evaluation(capsys.readouterr().out, tmp_path)
     replay([str(tmp_path / "out" / "run"), "--output-dir", "again", "--no-rich"])
     assert rewards(tmp_path / "again") == rewards(tmp_path / "out" / "run")
+
+
+def test_the_evaluation_without_verifiers_own_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(front_end, "verifiers_has_one", lambda: False)
+    named = [OUR_ID, "-o", "out", "--run.name", "run", "-n", "2"]
+    assert run(named) == 0
+    check_evaluation(capsys.readouterr().out, tmp_path)
+    assert run(named) == EXIT_USER_ERROR  # over its results
+    folder = tmp_path / "out" / "run"
+    before = rewards(folder)
+    first, second = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
+    assert first["run"]["name"] == "run"
+    second["ok"] = second["traces"][0]["ok"] = False
+    (folder / "traces.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    assert run([*named, "-r", "2", "--resume"]) == EXIT_USER_ERROR
+    assert "num_rollouts" in capsys.readouterr().err
+    assert run(["@", str(folder / "configs" / "resolved" / "eval.json"), "--resume"]) == 0
+    again = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    assert rewards(folder) == before and again[0] == first and second["id"] != again[1]["id"]
+    assert run([*named, "--clean", "-n", "1", "-r", "2"]) == 0
+    assert len((folder / "traces.jsonl").read_text().splitlines()) == 2
+    assert run([*named, "--run.name", "..", "--clean"]) == EXIT_USER_ERROR and folder.exists()
+    assert run(["someone-elses-taskset", "-m", "x"]) == EXIT_USER_ERROR
 
 
 def rewards(folder: Path) -> dict[str, tuple[Any, Any]]:

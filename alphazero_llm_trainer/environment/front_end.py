@@ -9,6 +9,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -127,11 +128,36 @@ def dispatch(argv: list[str]) -> int:
 
 
 def verifiers_own(argv: list[str]) -> int:
-    """verifiers' `vf-eval`."""
-    from verifiers.v1.cli.eval.main import main
+    """verifiers' `vf-eval`, or this package's where verifiers has none.
 
-    main(argv)
+    Raises:
+        ConfigError: there it is asked for another taskset.
+    """
+    if verifiers_has_one():
+        from verifiers.v1.cli.eval.main import main
+
+        main(argv)
+        return 0
+    from .evaluation import evaluate as play
+
+    config = parse(argv)
+    if not is_our_id(config.env.taskset.id):
+        raise ConfigError(
+            f"verifiers has no vf-eval any more, and this one evaluates {OUR_ID} alone: "
+            "prime-rl's `uv run eval` evaluates other tasksets"
+        )
+    play(config)
     return 0
+
+
+def verifiers_has_one() -> bool:
+    """Whether the installed verifiers has an evaluation command; later ones leave that to
+    prime-rl.
+    """
+    try:
+        return all(map(find_spec, ("verifiers.v1.cli.eval.main", "verifiers.v1.configs.cli.eval")))
+    except ModuleNotFoundError:
+        return False
 
 
 def evaluate(argv: list[str]) -> int:
@@ -142,8 +168,6 @@ def evaluate(argv: list[str]) -> int:
     """
     if "verifiers" not in sys.modules:
         print("loading verifiers", file=sys.stderr, flush=True)
-    from verifiers.v1.cli.output import output_path
-
     from . import rollouts
 
     config = parse(argv)
@@ -156,8 +180,8 @@ def evaluate(argv: list[str]) -> int:
         for name in ("dry_run", "clean", "resume")
         if getattr(config, name)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "eval.json"
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
         # Warnings are printed when verifiers' dashboard has left the screen.
         kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
@@ -172,11 +196,12 @@ def evaluate(argv: list[str]) -> int:
             kept.flush()
     if config.dry_run:
         return 0
-    summary = rollouts.summarise(output_path(config))
+    folder = config.output_dir / str(config.run.dir)
+    summary = rollouts.summarise(folder)
     about = left_out(config)
     if tier_of(config) != "none" and not about:
         about = [f"teachers took part: {summary.taught} steps"]
-    print("\n".join(["", rollouts.text(summary, output_path(config)), *about]))
+    print("\n".join(["", rollouts.text(summary, folder), *about]))
     if summary.failed and summary.failed == summary.total:
         why = summary.first_error
         print(f"vf-eval: every rollout failed, the first one with: {why}", file=sys.stderr)
@@ -188,17 +213,21 @@ def parse(argv: list[str]) -> EvalConfig:
     """verifiers' typed configuration of a command line, or ConfigError with one sentence."""
     from pydantic_config import ConfigFileError, cli
     from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
-    from verifiers.v1.configs.cli.eval import EvalConfig
 
+    model = import_module(
+        "verifiers.v1.configs.cli.eval" if verifiers_has_one() else f"{__package__}.evaluation"
+    ).EvalConfig
     argv = with_positional_taskset(argv)
     try:
         with plugin_errors():
-            return cli(narrow_config(EvalConfig, argv), args=argv)
+            return cli(narrow_config(model, argv), args=argv)
     except ConfigFileError as error:
         # "Failed to validate config: ...", then a flag, then what is wrong with it
         lines = [line.strip() for line in error.message.splitlines() if line.strip()]
         raise ConfigError(": ".join(lines[1:3] if len(lines) > 2 else lines)) from error
     except SystemExit as stop:
+        if not stop.code:  # `--help`
+            raise
         raise ConfigError(str(stop.code)) from stop
 
 
@@ -219,7 +248,7 @@ def fill(config: EvalConfig) -> None:
     from .frozen import EMBEDDED_URL
     from .harness import AlphaZeroHarnessConfig
 
-    if "push" not in config.model_fields_set and config.run.attach is None:
+    if "push" not in config.model_fields_set and getattr(config.run, "attach", None) is None:
         config.push = False
     env = own_env(config)
     if env is None:
@@ -274,7 +303,6 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
     Raises:
         ConfigError: one of them is.
     """
-    from verifiers.v1.configs.cli.eval import default_run_name
     from verifiers.v1.configs.client import EvalClientConfig, resolve_api_key
 
     from .frozen import EMBEDDED_MODEL, EMBEDDED_URL
@@ -288,10 +316,12 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
                 "the embedded student needs torch, which isn't installed: install "
                 "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or add -m MODEL --client.base-url URL"
             )
+        if "run" not in config.model_fields_set:  # its name has the model's in it
+            default = config.model.replace("/", "--").lower()
+            name = str(config.run.name).replace(default, EMBEDDED_MODEL)
+            config.run.name = config.run.dir = name
         config.model = EMBEDDED_MODEL
         config.client = config.client.model_copy(update={"base_url": EMBEDDED_URL})
-        if "run" not in config.model_fields_set:  # its name has the model's in it
-            config.run.name = config.run.dir = default_run_name(config.env, config.model)
     elif not named and config.client.base_url != EMBEDDED_URL:
         raise ConfigError("--client.base-url names an endpoint but no model: add -m MODEL")
     elif not reached and resolve_api_key(config.client) == "EMPTY":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..files import read_lines
 
-TRACES = "traces.jsonl"
+CONFIG, TRACES = "configs/resolved/eval.json", "traces.jsonl"  # of a run, in its folder
 
 
 @dataclass(slots=True)
