@@ -16,7 +16,8 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
   `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
   words after the official normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018),
-  but for punctuation that means something; right means EM, and F1 is the score.
+  but for punctuation that means something; right means EM, and F1 is the score. Where gold is yes,
+  no, true or false, an answer may explain it behind a comma ("No, it isn't").
 * **exact**: as words; right means the same text but for white space.
 * **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response
   without one the last line that names one.
@@ -211,6 +212,11 @@ class MathGrader(Grader):
         return grades
 
 
+# An answer that begins with one of these and a comma: the words behind explain it.
+OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_BEGUN = re.compile(r"(\w+)(?:[,;:]\s|\s+[-–—]\s)(.+)", re.DOTALL)
+
+
 class ExactGrader(Grader):
     """Any text: the same but for white space."""
 
@@ -242,6 +248,9 @@ class WordsGrader(ExactGrader):
         """See `Grader.compare`; F1 is its partial credit."""
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
+        opposite, begun = OPPOSITE.get(normalize_words(gold)), _BEGUN.match(answer)
+        if opposite and begun and opposite not in normalize_words(begun[2]).split():
+            answer = begun[1]
         f1 = word_f1(answer, gold)
         return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
