@@ -291,13 +291,23 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_edits_are_told_by_the_values_that_recipes_replace() -> None:
     came = dict(flat(read_yaml(shipped("replaced.yaml"))))
-    now = dict(flat(read_yaml(shipped("training.yaml"))))
-    assert {key: now[key] for key in came} == came, "replaced.yaml has training.yaml's own values"
+    files = read_yaml(shipped("training.yaml")) | {"models": read_yaml(shipped("models.yaml"))}
+    now = dict(flat(files))
+    assert {key: now[key] for key in came} == came, "replaced.yaml has the files' own values"
     files = shipped("training.yaml").parent.glob("*.yaml")
     recipes = [file for file in files if file.stem not in NO_RECIPES and "gpu" not in file.stem]
     layers = [*map(read_yaml, recipes), load.GUIDED]
-    replaced = {key for layer in layers for key, _ in flat(layer) if "models." not in key}
+    replaced = {key for layer in layers for key, _ in flat(layer)}
     assert replaced - {"train.method"} == set(came), "replaced.yaml has the keys of all recipes"
+
+
+def test_an_edited_shape_wins_over_a_recipe_as_a_whole(edited: Any) -> None:
+    recipe = load_config(recipe="sft_pancake.yaml").models["small"].shape
+    own = load_config().models["small"].shape
+    assert recipe != own is not None
+    edited("  shape: *tiny", f"  shape: {own.model_dump() | {'hidden': 128}}", "models.yaml")
+    again = load_config(recipe="sft_pancake.yaml").models["small"].shape
+    assert again == own.model_copy(update={"hidden": 128})
 
 
 def test_an_edit_of_training_yaml_wins_over_a_recipe(

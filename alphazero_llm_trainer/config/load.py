@@ -197,13 +197,20 @@ def load_config(
 
 
 def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
-    """`merged` with a recipe's values, but for those keys of training.yaml that don't have the
-    value they came with: that is the user's, and stays.
+    """`merged` with a recipe's values, but for those keys of training.yaml and models.yaml that
+    don't have the value they came with: that is the user's, and stays. A shape is the user's as a
+    whole.
     """
-    came, now = dict(flat(read_yaml(shipped("replaced.yaml")))), dict(flat(merged))
+
+    def whole(key: str) -> str:
+        return key.partition(".shape.")[0]
+
+    now = dict(flat(merged))
+    came = flat(read_yaml(shipped("replaced.yaml")))
+    edited = {whole(key) for key, value in came if now.get(key) != value}
     result = dict(merged)
     for key, value in flat(recipe):
-        if key not in came or now.get(key) == came[key]:
+        if whole(key) not in edited:
             result = merge(result, nested(key, value))
     return result
 
