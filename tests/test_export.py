@@ -139,7 +139,9 @@ def check_trace(trace: Any, record: dict[str, Any], tree: Tree) -> None:
     credit = [0.0] * len(trace.nodes)
     for response, said in zip(responses, trace.info["responses"], strict=True):
         branch, count = by_ids[(*prompt, *response.token_ids)], len(response.token_ids)
-        assert branch.sampled_mask == [False] * len(prompt) + [True] * count and branch.trainable
+        # a list, or later an array
+        assert list(branch.sampled_mask) == [False] * len(prompt) + [True] * count
+        assert branch.trainable
         assert branch.logprobs == [0.0] * len(prompt) + list(response.logprobs)  # to the last bit
         assert "".join(node.message.content or "" for node in branch.nodes[1:]) == response.text
         assert (said["outcome"], said["samples"]) == (response.outcome, response.samples)
