@@ -6,7 +6,6 @@ first asked for. Three classes are what verifiers looks for.
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +44,7 @@ _HOMES = {
     "search": "api.search",
     "train": "api.train",
 }
+FRONT_END = f"{__name__}.environment.front_end"  # of `vf-eval`
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
     "Task", "TaskList", "TrainingRun", "collect", "evaluate", "load", "read_trees", "search", "train",
@@ -56,6 +56,7 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("alphazero-llm-trainer")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    take_over_vf_eval()
     # verifiers asks for the harness while env.py is still loading; getattr then answers
     # AttributeError, as it expects.
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
@@ -66,13 +67,12 @@ def __dir__() -> list[str]:
 
 
 def take_over_vf_eval() -> None:
-    """Restart verifiers' own `vf-eval` process as our front end when it was called for this
-    package.
+    """End verifiers' own `vf-eval` as our front end when it was called for this package.
 
-    Its `main` imports this package before it reads its flags, some of which (`-s`, `--`, `--tier`)
-    it doesn't know.
+    Its `main` asks for this package's classes before it reads its flags, some of which (`-s`, `--`,
+    `--tier`) it doesn't know.
     """
-    if "verifiers.v1.cli.eval.main" not in sys.modules:
+    if "verifiers.v1.cli.eval.main" not in sys.modules or FRONT_END in sys.modules:
         return
     at = next(
         (i for i, argument in enumerate(sys.orig_argv[1:3], 1) if Path(argument).stem == "vf-eval"),
@@ -84,11 +84,4 @@ def take_over_vf_eval() -> None:
 
     argv = sys.orig_argv[at + 1 :]
     if names_us(argv):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # A fresh process, not a call: this import holds the module lock that the front end's own
-        # imports need.
-        os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer.environment", *argv])  # noqa: S606 - itself, without a shell
-
-
-take_over_vf_eval()
+        raise SystemExit(import_module(FRONT_END).run(argv))

@@ -197,6 +197,17 @@ def test_what_needs_no_model_loads_no_library_of_models(
     assert result.returncode == 0, result.stderr
 
 
+def test_a_search_loads_no_library_that_it_does_not_use() -> None:
+    """transformers' models bring accelerate and compilers along (`torch._dynamo`)."""
+    unused = {"bitsandbytes", "datasets", "matplotlib", "peft", "trl", "verifiers"}
+    result = run(
+        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
+        "code = main(['search', 'What is 2 + 3?', '--set', 'search.simulations=2'])\n"
+        f"loaded = {unused} & set(sys.modules)\nassert not code and not loaded, (code, loaded)"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_verbose_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
     for words, lines in (([], False), (["-v"], True)):
         assert main(["search", "--simulations", "0", *words]) == 2

@@ -13,16 +13,19 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from verifiers.v1.cli.replay import main as replay
 
+import alphazero_llm_trainer as az
+from alphazero_llm_trainer import environment
 from alphazero_llm_trainer.environment import front_end
 from alphazero_llm_trainer.environment import rollouts as report
 from alphazero_llm_trainer.environment.argv import OUR_ID, names_us
 from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, parse, run
-from alphazero_llm_trainer.errors import EXIT_USER_ERROR
+from alphazero_llm_trainer.errors import EXIT_USER_ERROR, AlphaZeroError
 
 # verifiers' own `vf-eval`
 SCRIPT = "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n"
@@ -100,6 +103,22 @@ def test_the_four_lines_outlive_verifiers_own_command(tmp_path: Path) -> None:
 def test_vf_eval_is_installed_by_somebody() -> None:
     """Where verifiers' own script is gone, `[project.scripts]` needs ours."""
     assert entry_points(group="console_scripts", name="vf-eval")
+
+
+def test_verifiers_own_script_becomes_ours_in_its_own_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its `main` asks for this package's classes."""
+    name = "verifiers.v1.cli.eval.main"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(environment, "front_end", front_end)  # put back, as the next line does
+    monkeypatch.delitem(sys.modules, front_end.__name__)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/vf-eval", "gsm8k"])
+    assert az.AlphaZeroError is AlphaZeroError
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/vf-eval", OUR_ID, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        _ = az.AlphaZeroEnv
+    assert stop.value.code == 0 and capsys.readouterr().out == front_end.USAGE
 
 
 @pytest.mark.slow
