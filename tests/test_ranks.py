@@ -116,7 +116,7 @@ def train(count: int, out: Path, *flags: str) -> list[tuple[int, str, str]]:
 def kill_after_a_checkpoint(out: Path, flags: list[str]) -> None:
     """Start two processes, and kill both once their first checkpoint is sealed."""
     processes = start(2, [[*SMALL, "--out", str(out), *flags]] * 2)
-    sealed = out / "run-001" / "checkpoint-3" / "alphazero.json"
+    sealed = out / "run-001" / "checkpoint-8" / "alphazero.json"
     while not sealed.exists():
         assert all(process.poll() is None for process in processes), finish(processes)
         time.sleep(0.02)

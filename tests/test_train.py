@@ -224,7 +224,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         assert torch.allclose(tensor, weights(resumed)[name], atol=1e-4), name
     if method == "ppo":
         critics = [
-            load_file(path / "checkpoint-12" / "model.safetensors") for path in (run, resumed)
+            load_file(path / "checkpoint-24" / "model.safetensors") for path in (run, resumed)
         ]
         assert any(
             tensor.abs().max() > 0
@@ -431,7 +431,7 @@ def test_a_run_whose_base_changed_is_not_gone_on_with(tmp_path, capsys):
     flags = [*SMALL, *METHODS["grpo"], "--set", "train.adapter=lora", "--set", "train.preflight=0"]
     flags += ["--set", f"models.embedded.path={base}", "--set", "train.keep_checkpoints=1"]
     assert train_main([*flags, "--checkpoint-dir", str(run.parent), "-q"]) == 0
-    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-12"]
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-24"]
     card = card_of(run)
     del card["after"]  # as where it ended before its end
     (run / "run.json").write_text(json.dumps(card))
@@ -588,7 +588,7 @@ def test_what_a_disk_broke_is_made_again(whole_run, tmp_path, capsys):
     """
     run, _ = whole_run
     copy = unfinished(run, tmp_path / "run-001")
-    broken = copy / "checkpoint-12" / "model.safetensors"
+    broken = copy / "checkpoint-24" / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:-100])
     assert train_main(["--resume", str(copy)]) == 0
     assert "going on from the one before it" in capsys.readouterr().err

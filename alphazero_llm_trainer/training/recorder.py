@@ -223,7 +223,7 @@ class Recorder:
         """
         if rounds_done % self.size.save_every_rounds and share < 1:
             return
-        folder = self.folder.checkpoint(learner.updates)
+        folder = self.folder.checkpoint(self.asked(rounds_done))
         if self.ranks.first:
             accuracy = self.validate(rounds_done)
             if accuracy is not None:
@@ -256,8 +256,11 @@ class Recorder:
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and the tracker."""
         self.folder.append_metrics(line)
-        done = (line["round"] + 1) * self.size.questions_per_round
-        self.tracking.log(line, min(done, len(self.prepared.questions)))
+        self.tracking.log(line, self.asked(line["round"] + 1))
+
+    def asked(self, rounds: int) -> int:
+        """How many questions so many rounds ask."""
+        return min(rounds * self.size.questions_per_round, len(self.prepared.questions))
 
     # -- the student measured ----------------------------------------------------------------------
 

@@ -84,9 +84,9 @@ class RunFolder:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def checkpoint(self, updates: int) -> Path:
-        """The folder of the checkpoint after so many updates."""
-        return self.path / f"checkpoint-{updates}"
+    def checkpoint(self, done: int) -> Path:
+        """The folder of the checkpoint after so many questions; of `sft`, updates."""
+        return self.path / f"checkpoint-{done}"
 
     def newest_checkpoint(self, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
         """The newest checkpoint whose files are what its manifest says, and its facts; (None, {})
