@@ -20,7 +20,7 @@ from support import grpo_config
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_answering
+from alphazero_llm_trainer.config.load import load_answering, load_training
 from alphazero_llm_trainer.engine.protocol import TeacherLedger
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
@@ -500,11 +500,26 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
     assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
 
 
-@pytest.mark.parametrize(("questions", "few"), [(100, True), (4800, False)])
-def test_a_run_too_short_to_gain_anything_says_so(questions: int, few: bool) -> None:
-    run = Run(prepare(grpo_config(["student=embedded", f"train.num_examples={questions}"])))
-    assert ("updates are few" in run.few_updates()) is few
-    assert not few or f"{run.size.updates} updates" in run.few_updates()
+@pytest.mark.parametrize(
+    ("method", "student", "questions", "enough"),
+    [
+        ("grpo", "embedded", 100, 1250),
+        ("grpo", "embedded", 200, 1250),
+        ("legacy", "embedded", 200, 715),
+        ("grpo", "embedded", 4800, None),
+        ("grpo", "smollm2-135m", 100, None),  # real models gained from far fewer
+    ],
+)
+def test_a_run_too_short_to_gain_anything_says_so(
+    method: str, student: str, questions: int, enough: int | None
+) -> None:
+    """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
+    own = [f"train.method={method}", f"student={student}", f"train.num_examples={questions}"]
+    short = [] if questions == 4800 else ["train.save_every=25"]
+    run = Run(prepare(load_training(overrides=[*own, *short, "problems.source=embedded"])))
+    said = run.few_updates()
+    assert bool(said) is (enough is not None)
+    assert enough is None or said.endswith(f"--num-examples {enough:,}")
 
 
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):

@@ -8,6 +8,7 @@ and what the run leaves behind in `recorder.py`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from transformers import set_seed
 
+from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
@@ -41,7 +43,7 @@ from .rows import Minibatches, RowBuilder, TrainRow
 from .run import RunFolder
 from .start import Prepared
 
-FEW_UPDATES = 100  # below which no run that was measured gained anything
+FEW_UPDATES = 400  # below which no run of a small student was measured to gain anything
 
 
 class Run:
@@ -201,13 +203,15 @@ class Run:
         )
 
     def few_updates(self) -> str:
-        """A line where the run is so short that no gain is to be expected of it."""
-        updates = self.size.updates
-        if self.config.train.tokens is not None or updates >= FEW_UPDATES:
+        """A line where a small student's run is so short that no gain is to be expected of it."""
+        updates, count = self.size.updates, self.config.train.num_examples
+        small = self.config.models[resolve_name(self.config)].path in SMALL
+        if not small or self.config.train.tokens is not None or updates >= FEW_UPDATES:
             return ""
+        enough = math.ceil(count * FEW_UPDATES / updates)
         return (
-            f"\n{updates:,} updates are few: the runs in docs/results/training.md made 400 or more, "
-            "so expect no clear gain; --num-examples asks more questions"
+            f"\n{updates:,} updates are few, so expect no clear gain: the runs that were measured "
+            f"(docs/results/training.md) made {FEW_UPDATES} or more, here --num-examples {enough:,}"
         )
 
     # -- the whole run -----------------------------------------------------------------------------
