@@ -21,29 +21,31 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-# Rooms of docs/design.md with their budgets in code tokens; files at the package's root are the
-# room "root".
+# Rooms with their budgets in code tokens, after the plan's table; files at the package's root are
+# the room "root", and what will be `grading`, `chat`, `learning` and `runs` counts where it is.
 BUDGET = {
-    "root": 6_000,
-    "config": 4_000,
+    "root": 8_000,
+    "config": 6_000,
     "viewer": 3_000,
-    "engine": 22_000,
-    "policy": 9_000,
-    "teachers": 3_500,
-    "mcts": 18_000,
-    "problems": 14_000,
+    "engine": 32_000,
+    "policy": 14_500,
+    "teachers": 3_000,
+    "mcts": 19_000,
+    "problems": 18_000,
     "rewards": 2_300,
-    "rollouts.py": 3_000,
-    "scale": 2_500,
-    "training": 28_000,
-    "eval": 9_000,
+    "rollouts.py": 2_700,
+    "scale": 3_000,
+    "training": 35_000,
+    "eval": 10_500,
     "environment": 8_500,
-    "serve": 7_000,
+    "serve": 9_000,
     "report": 5_000,
-    "api": 3_500,
-    "cli": 9_000,
+    "api": 4_500,
+    "cli": 8_000,
 }
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
+# Python 3.12 cuts an f-string into tokens of its own: it counts as one, as it does before.
+BEGIN, END = (getattr(tokenize, f"FSTRING_{name}", None) for name in ("START", "END"))
 
 
 def tracked(*places: str) -> list[Path]:
@@ -74,8 +76,12 @@ def tokens(paths: list[Path]) -> int:
     for path in paths:
         text = path.read_text(encoding="utf-8")
         skipped = docstrings(ast.parse(text))
+        inside = 0  # of so many f-strings
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            count += token.type in COUNTED and token.start not in skipped
+            inside -= token.type == END
+            counts = token.type in (*COUNTED, BEGIN) and token.start not in skipped
+            count += counts and not inside
+            inside += token.type == BEGIN
     return count
 
 
@@ -101,14 +107,14 @@ def main() -> None:
     for room in [*BUDGET, *sorted(sizes.keys() - BUDGET.keys())]:
         print(f"{room:14}{sizes[room]:8,}{BUDGET.get(room, 0):8,}")
     for name, count, aim in (
-        ("package", sum(sizes.values()), 155_000),
-        ("tests", tokens(tracked("tests/*.py")), 120_000),
-        ("benchmarks and scripts", tokens(tracked("benchmarks/*.py", "scripts/*.py")), 30_000),
+        ("package", sum(sizes.values()), 192_000),
+        ("tests", tokens(tracked("tests/*.py")), 130_000),
+        ("benchmarks and scripts", tokens(tracked("benchmarks/*.py", "scripts/*.py")), 36_000),
         ("benchmarks", len([path for path in tracked("benchmarks") if path.suffix == ".py"]), 14),
         (
             "keys of training.yaml",
             keys(yaml.safe_load((ROOT / "config/training.yaml").read_text("utf-8"))),
-            130,
+            140,
         ),
         ("result pages", len(tracked("docs/results/*.md")), 8),
     ):
