@@ -1,15 +1,12 @@
 """R2 of PROTOCOL.md: the game of numbers, searched under a value that was learned.
 
-    uv run python benchmarks/real_numbers.py sft trees value head test page
-    ../shared/models/qwen-coder-0.5b.sh runs/qwen
-    uv run python benchmarks/real_numbers.py sft trees head test page --model runs/qwen
+    uv run python benchmarks/real_numbers.py sft trees value test page
     uv run python benchmarks/real_numbers.py rounds
 
 Stages: `sft` plays legally after random games, `trees` samples games, `value` learns a network of
-its own from them and `head` a layer over the policy's states, `test` answers games in each way at
-each cap, `page` writes `results/NAME.json`; `rounds` trains the `sft` student on what each way
-finds, and writes `results/numbers_rounds.json`. Each goes on where it stopped. On a GPU see
-`real_rft.py`.
+its own from them, `test` answers games in each way at each cap, `page` writes `results/NAME.json`;
+`rounds` trains the `sft` student on what each way finds, and writes `results/numbers_rounds.json`.
+Each goes on where it stopped. On a GPU see `real_rft.py`.
 """
 
 from __future__ import annotations
@@ -58,11 +55,10 @@ SEED, SPLIT = 7, "test"
 LEVEL = ("problems.levels=[2]", "search.temperature=1", "search.verify.first_temperature=1")
 # Ways of answering: the method, what judges (a value's stage, None: the rules alone), and settings.
 WAYS: dict[str, tuple[str, ...]] = {
-    "puct": ("mcts", "head"),
-    "gumbel": ("mcts", "head", "search.select=gumbel"),
-    "permuted": ("mcts", "head"),
-    "exact": ("mcts", "head"),
-    "network": ("mcts", "value"),
+    "puct": ("mcts", "value"),
+    "gumbel": ("mcts", "value", "search.select=gumbel"),
+    "permuted": ("mcts", "value"),
+    "exact": ("mcts", "value"),
     "step-rejection": ("step-rejection", ""),
     "restarts": ("mcts", "", "search.select=restart"),
     "adaptive-best-of-n": ("adaptive-best-of-n", ""),
@@ -147,8 +143,6 @@ class Run(Seed):
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "began.json").write_text(json.dumps(provenance.BEGAN))
         for way, (method, value, *settings) in WAYS.items():
-            if value and not (self.folder(value) / "critic.json").is_file():
-                continue  # a real model's network takes a GPU
             out = self.folder(f"test, {way}")
             script = Path(__file__) if way in OTHER_VALUES else None
             words = [
@@ -262,11 +256,8 @@ class Run(Seed):
 
     def page(self) -> None:
         """The figures there are."""
-        values = {}
-        for name in ("value", "head"):
-            if (self.folder(name) / "critic.json").is_file():
-                card = read(self.folder(name) / "critic.json")
-                values[name] = {key: card[key] for key in ("test", "questions", "seconds")}
+        card = read(self.folder("value") / "critic.json")
+        values = {"value": {key: card[key] for key in ("test", "questions", "seconds")}}
         values["exact"] = {"test": {"AUC": list(astuple(self.exact_auc()))}}
         rows = {
             (way, row["budget"]): row
@@ -372,7 +363,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "stage", nargs="+", choices=["sft", "trees", "value", "head", "test", "page", "rounds"]
+        "stage", nargs="+", choices=["sft", "trees", "value", "test", "page", "rounds"]
     )
     parser.add_argument(
         "--model", default="small", help="a folder with a chat model; small: an embedded student"
@@ -390,7 +381,6 @@ def main() -> None:
         "sft": run.sft_stage,
         "trees": run.trees_stage,
         "value": lambda: run.critic("value", run.size.value[2]),
-        "head": lambda: run.critic("head", "train.critic.head=true"),
         "test": run.test_stage,
         "page": run.page,
         "rounds": run.rounds,

@@ -443,6 +443,20 @@ def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
         FolderLock(tmp_path / "run")
 
 
+def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> None:
+    folder, config = RunFolder(tmp_path), grpo_config()
+    card = {"config": config.model_dump(mode="json")}
+    card["config"]["train"]["critic"]["head"] = False
+    for entry in card["config"]["models"].values():
+        entry["use_liger_kernel"] = False
+    folder.write_card(card)
+    assert folder.config() == config
+    card["config"]["models"]["small"]["use_liger_kernel"] = True  # it was trained with them
+    folder.write_card(card)
+    with pytest.raises(ConfigError, match=r"small\.use_liger_kernel"):
+        folder.config()
+
+
 @pytest.mark.parametrize("command", ["sft", "value", "prm", "sample", "eval", "train"])
 def test_every_command_that_writes_a_folder_asks_for_it(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -225,14 +225,6 @@ REFUSED = {
         ["sft", "--set", "train.optimizer.epochs=2", "--out", "OUT"],
         ["train.optimizer.epochs is 2", "train.sft_steps is 4,000"],
     ),
-    "a head of a prm": (
-        ["prm", "--set", "train.critic.head=true", "--out", "OUT"],
-        ["train.critic.head", "only a value"],
-    ),
-    "a rate of a head": (
-        ["value", "--set", "train.critic.head=true", "--set", "train.optimizer.learning_rate=1e-3"],
-        ["train.optimizer.learning_rate is 0.001", "train.critic.head"],
-    ),
     "a credit of another method": (
         ["train", "--set", "train.credit=step"],
         ["train.credit", "--use-grpo"],

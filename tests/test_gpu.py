@@ -18,7 +18,7 @@ from alphazero_llm_trainer.engine import inprocess
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
-from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student, use_liger
+from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.training.packing import plan
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, computed
@@ -156,15 +156,3 @@ def test_flex_attention_has_the_dense_masks_loss_and_gradients() -> None:
         found.append((scores.logprobs.detach(), *(p.grad.clone() for p in model.parameters())))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 0.01 * one.norm()
-
-
-def test_liger_s_kernels_give_the_models_own_logits() -> None:
-    pytest.importorskip("liger_kernel")
-    model, ids = a_llama(), torch.arange(5, 85, device="cuda")[None]
-    with torch.no_grad():
-        right = model(input_ids=ids).logits
-        use_liger(model, "a")
-        assert "Liger" in str(model.model.norm)
-        found, others = model(input_ids=ids).logits, a_llama()(input_ids=ids).logits
-    assert (found - right).norm() < 0.01 * right.norm()
-    assert torch.equal(others, right)  # models that are made later have their own layers

@@ -314,7 +314,6 @@ class StudentModel(Section):
     quantization: Literal["none", "nf4"] = "none"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     attn_implementation: str | None = None
-    use_liger_kernel: bool = False
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
     max_tokens: Positive = 400

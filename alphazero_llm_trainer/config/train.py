@@ -66,7 +66,6 @@ class CriticConfig(Section):
     questions: Annotated[int, Field(ge=10)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    head: bool
     format: Literal["rlhflow", "qwen-prm"] | None
 
 

@@ -9,9 +9,9 @@ A critic's folder holds `critic.json` (kind, figures, hashes of the other files;
 folder without it was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`,
 calibration included), and the layers as a model of transformers without a head. The critic of a
 student that trains adapters is an adapter over the student's own layers: it belongs to the students
-of one base. A head alone (`train.critic.head`) has no layers: it reads the policy's own states in the
-policy's own engine, as AlphaZero's one network has two heads (Silver et al. 2017), and belongs to
-one student.
+of one base. A head alone (`train.method: alphazero`) has no layers: it reads the policy's own states
+in the policy's own engine, as AlphaZero's one network has two heads (Silver et al. 2017), and
+belongs to one student.
 """
 
 from __future__ import annotations

@@ -302,30 +302,23 @@ def hush_transformers() -> None:
 
 
 def without_cuda(spec: StudentModel) -> StudentModel:
-    """`spec`, where there is no CUDA without its kernels, of which an answer needs none."""
-    if torch.cuda.is_available():
+    """`spec`, where there is no CUDA without its attention's kernels, of which an answer needs
+    none.
+    """
+    attention = spec.attn_implementation or ""
+    if torch.cuda.is_available() or not attention.startswith(("flash", "flex")):
         return spec
-    attention = spec.attn_implementation
-    fast = attention is not None and attention.startswith(("flash", "flex"))
-    plain = {"attn_implementation": None if fast else attention, "use_liger_kernel": False}
-    return spec.model_copy(update=plain)
+    return spec.model_copy(update={"attn_implementation": None})
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
     """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA
     device, and for kernels that aren't here.
     """
-    if spec.use_liger_kernel and find_spec("liger_kernel") is None:
+    if spec.attn_implementation == FLEX and not torch.cuda.is_available():
         raise ConfigError(
-            f"models.{name}.use_liger_kernel is true and liger-kernel is not installed: pip install "
-            "liger-kernel, or set it to false"
-        )
-    cuda, flex = torch.cuda.is_available(), spec.attn_implementation == FLEX
-    if not cuda and (spec.use_liger_kernel or flex):
-        key, value = ("attn_implementation", "null") if flex else ("use_liger_kernel", "false")
-        raise ConfigError(
-            f"models.{name}.{key} needs a CUDA device to train and there is none here: "
-            f"set it to {value}"
+            f"models.{name}.attn_implementation needs a CUDA device to train and there is none "
+            "here: set it to null"
         )
     if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
         return
@@ -491,35 +484,12 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
         widen(model)
     # Its attention makes a plan for each shape, 0.15 s on an H100, and here shapes seldom recur.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if spec.use_liger_kernel:
-        use_liger(model, name)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes would repack such a CPU's weights at the first inference: rounded scales,
             # and a product that no gradient passes from then on.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return model.eval()
-
-
-def use_liger(model: Any, name: str) -> None:
-    """Have a model's norms and MLPs computed by Liger's kernels. Raises ConfigError for a kind that
-    it doesn't know.
-    """
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    from transformers.integrations.liger import apply_liger_kernel
-
-    kind = model.config.model_type
-    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ConfigError(
-            f"models.{name}.use_liger_kernel is true and liger-kernel has none for {kind} models: "
-            "set it to false"
-        )
-    code = vars(sys.modules[type(model).__module__])
-    before = dict(code)
-    # The last layer is ours (`training.scoring`), and rotary positions are a function of all
-    # models of a kind.
-    apply_liger_kernel(model, {"rope": False, "fused_linear_cross_entropy": False})
-    code.update(before)  # it leaves its classes to models of this kind that are made later
 
 
 def check_kind(source: str) -> None:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,6 @@ from .models import (
     load_trained_state,
     trained_state,
 )
-from .packing import plan
 
 Line = dict[str, float]
 PARTS = ("training", "validation", "test")
@@ -69,7 +67,6 @@ EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
 PATIENCE = 4  # measurements without a better held-out loss before training stops
 ROWS = 16  # of a forward that is only measured
-RIDGES = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of a head, each from where the one before ended
 
 
 # -- losses and calibration ------------------------------------------------------------------------
@@ -112,41 +109,6 @@ def platt(
     optimiser.step(closure)
     scale, shift = line.tolist()
     return (scale, shift) if scale >= 0 else (1.0, 0.0)
-
-
-def fit_head(critic: Critic, training: HeldOut, validation: HeldOut) -> Line:
-    """Give the critic's last layer the least cross-entropy over the states of `training`, under the
-    ridge with the least on `validation`: logistic regression. Returns the figures there.
-    """
-    hidden = training.hidden
-    mean, scale = hidden.mean(0), hidden.std(0) + 1e-6
-    hidden = (hidden - mean) / scale
-    line = torch.zeros(hidden.shape[1] + 1, requires_grad=True)
-    best: Line = {}
-    for number, ridge in enumerate(RIDGES):
-        optimiser = torch.optim.LBFGS([line], max_iter=200, line_search_fn="strong_wolfe")
-
-        def closure(ridge: float = ridge, optimiser: Any = optimiser) -> torch.Tensor:
-            optimiser.zero_grad()
-            logits = hidden @ line[:-1] + line[-1]
-            loss = mean_cross_entropy(logits, training.targets, training.weights)
-            loss = loss + ridge * line[:-1].square().sum()
-            loss.backward()
-            return loss
-
-        optimiser.step(closure)  # returns the loss before its first step
-        loss = float(closure().detach())
-        before = copy.deepcopy(critic.score)
-        with torch.no_grad():
-            weight = line[:-1] / scale
-            critic.score.weight.copy_(weight[None])
-            critic.score.bias.fill_(float(line[-1] - mean @ weight))
-        made = {"step": float(number), "ridge": ridge, "loss": loss, **validation.line("value")}
-        if best and made["held_out_loss"] > best["held_out_loss"]:
-            critic.score = before
-            break
-        best = made
-    return best
 
 
 # -- trainers --------------------------------------------------------------------------------------
@@ -282,18 +244,10 @@ def arguments_of(
 
 
 class HeldOut:
-    """One part of the questions, on which a critic is measured. `seen` is told how many rows a head
-    has read.
-    """
+    """One part of the questions, on which a critic is measured."""
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        critic: Critic,
-        autocast: bool,
-        seen: Callable[[int], None] = lambda rows: None,
-    ) -> None:
-        self.critic, self.autocast, self.seen = critic, autocast, seen
+    def __init__(self, examples: Sequence[Example], critic: Critic, autocast: bool) -> None:
+        self.critic, self.autocast = critic, autocast
         self.states, self.pairs = columns(examples)
         self.rows: list[StateRow] = []
         self.places: list[tuple[int, int]] = []  # of each state: its row, and its place there
@@ -306,30 +260,10 @@ class HeldOut:
         self.targets = torch.tensor(self.states.target, dtype=torch.float32)
         self.weights = torch.tensor([self.rows[row].weights[at] for row, at in self.places])
 
-    @cached_property
-    @torch.inference_mode()
-    def hidden(self) -> torch.Tensor:
-        """The hidden states `[N, H]` that a head reads (fp32, CPU): its layers aren't trained."""
-        self.critic.eval()
-        found = torch.empty(len(self.places), self.critic.score.in_features)
-        row_of, at_of = torch.tensor(self.places).T
-        device = self.critic.score.weight.device.type
-        for start in range(0, len(self.rows), ROWS):
-            rows: Any = self.rows[start : start + ROWS]
-            made = plan(rows, self.critic.work)
-            with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
-                states = torch.cat([part.float().cpu() for part in self.critic.hidden(made)])
-            mine = ((row_of >= start) & (row_of < start + ROWS)).nonzero()[:, 0]
-            found[mine] = states[made.where[row_of[mine] - start, at_of[mine]]]
-            self.seen(start + len(rows))
-        return found
-
     @torch.inference_mode()
     def logits(self) -> torch.Tensor:
         """The critic's, of all states `[N]` (fp32, CPU)."""
         device = self.critic.score.weight.device
-        if self.critic.head:
-            return self.critic.score(self.hidden.to(device))[:, 0].cpu()
         self.critic.eval()
         by_row: list[torch.Tensor] = []
         for start in range(0, len(self.rows), ROWS):
@@ -406,11 +340,9 @@ class Watch(TrainerCallback):
 
 def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
     """A critic that starts as the policy and says 0 everywhere: one more adapter where the student
-    trains adapters, or the policy's own states under a last layer.
+    trains adapters.
     """
     spec = student.spec
-    if config.train.critic.head:
-        return Critic(student.model, start=0.0, head=True)
     trained = config.train.adapter or spec.adapter
     check_full(student.model, spec, trained)
     critic = Critic(
@@ -466,29 +398,15 @@ def train_critic(
             f"{line['held_out_loss']:.4f}, AUC {line['held_out_auc']:.3f}"
         )
 
-    if settings.head:
-
-        def seen(rows: int) -> None:
-            progress.at(rows)
-            if stop():
-                raise KeyboardInterrupt
-
-        training = HeldOut(
-            examples_of(parts["training"], kind, student, settings), critic, memory.autocast, seen
-        )
-        progress.start(len(training.rows), unit="row", doing="training rows")
-        best = fit_head(critic, training, validation)
-        show(best)
-    else:
-        trainer = trainer_of(kind, critic, student, config, parts["training"], examples, out)
-        watch = Watch(critic, lambda: validation.line(kind), show, progress, stop)
-        trainer.add_callback(watch)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        if stop():
-            raise KeyboardInterrupt
-        load_trained_state(critic, watch.kept)
-        best = watch.best
+    trainer = trainer_of(kind, critic, student, config, parts["training"], examples, out)
+    watch = Watch(critic, lambda: validation.line(kind), show, progress, stop)
+    trainer.add_callback(watch)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    if stop():
+        raise KeyboardInterrupt
+    load_trained_state(critic, watch.kept)
+    best = watch.best
     progress.wait("measuring")
     scale, shift = platt(validation.logits(), validation.targets, validation.weights)
     with torch.no_grad():

@@ -44,8 +44,15 @@ class RunFolder:
         write_json(self.card, card)
 
     def config(self) -> Config:
-        """The configuration that the run was started with."""
-        return validate(self.read_card()["config"])
+        """The configuration that the run was started with, without what has no key any more and
+        changed nothing in it.
+        """
+        config = self.read_card()["config"]
+        config["train"]["critic"].pop("head", None)  # of another command
+        for entry in config["models"].values():
+            if entry.get("use_liger_kernel") is False:
+                del entry["use_liger_kernel"]
+        return validate(config)
 
     def check_same(self, asked: Config, named: Iterable[str]) -> None:
         """Raise ConfigError where `asked` has another value than the run for one of the keys that

@@ -189,10 +189,10 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
         raise ConfigError(
             f"models.{name} has no shape, which a student from scratch needs: give it one"
         )
-    if spec.attn_implementation is not None or spec.use_liger_kernel:
+    if spec.attn_implementation is not None:
         raise ConfigError(
-            f"models.{name}.attn_implementation and use_liger_kernel are of a student that is "
-            "loaded, and this one is made from scratch: leave them out"
+            f"models.{name}.attn_implementation is of a student that is loaded, and this one is "
+            "made from scratch: leave it out"
         )
     model = new_student(tokenizer, config.seed, spec.shape).to(device)
     return make_student(name, model, tokenizer, spec, config, Opening())

@@ -123,7 +123,7 @@ def check_run(config: Config) -> None:
     if value is not None and read_note(Path(value), "critic.json").get("head"):
         raise ConfigError(
             f"search.value {value} is a head over the states of one student, which training "
-            "changes: name a value with layers of its own (train.critic.head=false)"
+            "changes: name a value with layers of its own, as `value` trains it"
         )
     if train.student is not None:
         check_folder(Path(train.student))
@@ -206,14 +206,6 @@ def check_command(config: Config, command: str) -> None:
             f"and train.sft_steps is {config.train.sft_steps:,}: "
             "set that to null, or leave the epochs out"
         )
-    if command != "sft" and config.train.critic.head:
-        if command == "prm":
-            raise ConfigError("train.critic.head is true and only a value has one: set it to false")
-        unread |= {
-            f"train.optimizer.{name}": "and a head (train.critic.head) is fitted without "
-            "an optimiser: leave it out"
-            for name in type(config.train.optimizer).model_fields
-        }
     config.refuse(unread)
 
 
