@@ -121,6 +121,22 @@ class GradedTree:
             ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class Searches:
+    """What searches have to know of the method that learns from them.
+
+    Args:
+        supervised: it learns from responses as they are, whoever wrote them and when.
+        ruled: under `train.groups: verified` it learns from right responses that the rule judged,
+            and from nothing else.
+        guided: a value that is trained with the policy says where to search (AlphaZero).
+    """
+
+    supervised: bool = False
+    ruled: bool = False
+    guided: bool = False
+
+
 ERROR_RATE = 0.2  # how often the scripted teacher's likely-right step is wrong
 
 
@@ -130,6 +146,7 @@ class Collector:
     Args:
         student: the policy that searches.
         config: `search`, `rewards`, `teachers` and `train` decide the trees.
+        method: what learns from them.
         perplexity: PRE under the frozen student, or None for HRE alone.
         stop: True ends every tree with what it has.
     """
@@ -138,10 +155,12 @@ class Collector:
         self,
         student: Student,
         config: Config,
+        method: Searches,
         perplexity: Perplexity | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
+        self.student, self.config, self.method = student, config, method
+        self.perplexity, self.stop = perplexity, stop
         self.value: ValueFunction | None = None
         if config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does
@@ -157,7 +176,7 @@ class Collector:
             config, lambda: scripted_teacher(config), self.remote, student.opening
         )
         self.checker = build_terminal_checker(config, self.remote)
-        check_collecting(config, self.value is not None)
+        check_collecting(config, method, self.value is not None)
         # A configuration that can't be searched with is refused now.
         self._search(finished_earns_one, 1)
 
@@ -210,7 +229,7 @@ class Collector:
         """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
         (`train.teacher_rows`).
         """
-        every = self.config.train.supervised or self.config.train.teacher_rows
+        every = self.method.supervised or self.config.train.teacher_rows
         return [response for response in responses if every or response.student]
 
     def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
@@ -293,7 +312,7 @@ class Collector:
             }
         if self.config.train.groups == "verified":
             parts = {"verifier": self.rule, "generating": True}
-            if self.config.train.method == "alphazero" and not self.rule.guides:
+            if self.method.guided and not self.rule.guides:
                 # Until the value has learnt: chains from the root, until one is right.
                 settings = settings.model_copy(update={"select": "restart"})
         policy = policy_of(self.student, settings)
@@ -319,15 +338,15 @@ def credits_combined(config: Config) -> bool:
     )
 
 
-def measures_perplexity(config: Config) -> bool:
+def measures_perplexity(config: Config, method: Searches) -> bool:
     """Whether a training measures PRE: GRPO and PPO do where their advantages are made of it."""
     rewards = config.rewards
     if not rewards.use_student_model or rewards.pre_weight == 0:
         return False
-    return config.train.supervised or credits_combined(config)
+    return method.supervised or credits_combined(config)
 
 
-def check_collecting(config: Config, valued: bool) -> None:
+def check_collecting(config: Config, method: Searches, valued: bool) -> None:
     """Raise ConfigError for settings of training searches that contradict each other. `valued`:
     there is a value network.
     """
@@ -343,8 +362,8 @@ def check_collecting(config: Config, valued: bool) -> None:
             if used:
                 raise ConfigError(f"{name} is set and {why}")
 
-    check_guided(config)
-    if train.method in ("expert_iteration", "alphazero") and train.groups == "verified":
+    check_guided(config, method)
+    if method.ruled and train.groups == "verified":
         graded = {
             "rewards.custom": config.rewards.own,
             "rewards.hre_weight=0": config.rewards.hre_weight == 0,
@@ -391,20 +410,20 @@ def check_collecting(config: Config, valued: bool) -> None:
     config.refuse(unread)
 
 
-def check_guided(config: Config) -> None:
+def check_guided(config: Config, method: Searches) -> None:
     """Raise ConfigError for settings that AlphaZero's loop can't have."""
     train, engine = config.train, config.engine
-    if train.method != "alphazero":
+    if not method.guided:
         return
     if train.groups != "verified":
         raise ConfigError(
-            f"train.groups is {train.groups} and train.method is alphazero, whose trees are "
+            f"train.groups is {train.groups} and train.method is {train.method}, whose trees are "
             "searched under the source's rule: set train.groups=verified"
         )
     if engine.backend != "inprocess":
         raise ConfigError(
-            f"engine.backend is {engine.backend} and train.method is alphazero, whose value reads "
-            "the student's own states: set engine.backend=inprocess"
+            f"engine.backend is {engine.backend} and train.method is {train.method}, whose value "
+            "reads the student's own states: set engine.backend=inprocess"
         )
 
 

@@ -58,6 +58,7 @@ from alphazero_llm_trainer.policy.backend import check_numerics  # noqa: E402
 from alphazero_llm_trainer.policy.student import QUESTION, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.rollouts import Collector  # noqa: E402
+from alphazero_llm_trainer.training.methods.registry import method_of  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
@@ -224,7 +225,8 @@ def grown(student: Any, config: Config, tasks: list[Task], seed: int) -> list[An
 
     async def grow() -> list[Any]:
         keyed = [(task.problem.id, task) for task in tasks]
-        return [tree async for tree in Collector(student, config, None).collect(keyed, seed)]
+        collector = Collector(student, config, method_of(config.train.method), None)
+        return [tree async for tree in collector.collect(keyed, seed)]
 
     return asyncio.run(grow())
 

@@ -199,12 +199,12 @@ class Real:
 
         from alphazero_llm_trainer.config.load import load_config
         from alphazero_llm_trainer.training.learner import Learner, Schedule
+        from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
         from alphazero_llm_trainer.training.models import (
             MemoryOptions,
             make_trainable,
             save_student,
         )
-        from alphazero_llm_trainer.training.objectives import Likelihood
         from alphazero_llm_trainer.training.sft import minibatches
 
         out, kept = work / arm / "student", work / arm / "kept"

@@ -53,9 +53,9 @@ class Faulty(Collector):
 
 
 def _faulty(
-    student: Any, config: Config, perplexity: Any, *, poison: Any, delay: float
+    student: Any, config: Config, method: Any, perplexity: Any, *, poison: Any, delay: float
 ) -> Collector:
-    collector = Faulty(student, config, perplexity)
+    collector = Faulty(student, config, method, perplexity)
     collector.poison, collector.delay = poison, delay
     return collector
 

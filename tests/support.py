@@ -33,10 +33,12 @@ from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.training.learner import Learner
-from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
-from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
+from alphazero_llm_trainer.training.methods.registry import method_of
+from alphazero_llm_trainer.training.prepared import Prepared
+from alphazero_llm_trainer.training.rounds import Rounds
+from alphazero_llm_trainer.training.rows import Minibatches, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
-from alphazero_llm_trainer.training.start import Prepared
+from alphazero_llm_trainer.training.stats import RoundStats
 from alphazero_llm_trainer.types import (
     Continuation,
     Cost,
@@ -383,7 +385,7 @@ class Source:
 
     config: Config
     rounds: Rounds
-    builder: RowBuilder
+    builder: Any
     stats: RoundStats | None = None
 
     def minibatches(self) -> Minibatches:
@@ -405,10 +407,10 @@ class Source:
     ) -> Source:
         """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
         student = load_student(config)
-        prepared, collector = (
-            Prepared(config, RunSize(config), [], [*tasks], [], []),
-            Collector(student, config, None),
-        )
+        method = method_of(config.train.method)
+        size = RunSize(config, method.supervised)
+        prepared = Prepared(config, method, size, [], [*tasks], [], [])
+        collector = Collector(student, config, method, None)
         shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
         rounds = Rounds(prepared, student, collector, Journal(folder / "journal.jsonl"), **shared)
-        return cls(config, rounds, RowBuilder(prepared, student, collector, verifier))
+        return cls(config, rounds, method.rows(prepared, student, collector, verifier))

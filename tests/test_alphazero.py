@@ -19,7 +19,7 @@ from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.rollouts import GradedTree, check_collecting
+from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.training.learner import Learner, Schedule
 from alphazero_llm_trainer.training.losses import cross_entropy
 from alphazero_llm_trainer.training.methods.alphazero import (
@@ -32,7 +32,7 @@ from alphazero_llm_trainer.training.methods.alphazero import (
 )
 from alphazero_llm_trainer.training.models import MemoryOptions
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.start import check_method
+from alphazero_llm_trainer.training.start import check_method, check_searches
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)
@@ -224,7 +224,7 @@ def test_the_cross_entropy_of_soft_targets_by_hand() -> None:
 def test_what_the_loop_cant_have_is_one_sentence(changes: list[str], said: str) -> None:
     config = load_training(overrides=["train.method=alphazero", "student=embedded", *changes])
     with pytest.raises(ConfigError, match=said):
-        check_collecting(config, config.search.value is not None)
+        check_searches(config)
         check_method(config)
 
 

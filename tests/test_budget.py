@@ -21,6 +21,7 @@ from alphazero_llm_trainer.policy.student import Student, frozen_student, load_s
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rollouts import Collector, GradedTree, answer_search
+from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 
 MODES = ["search.mode=step", "search.mode=token"]
@@ -181,7 +182,8 @@ async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedT
 def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None:
     config, student = loaded(mode, f"search.budget_tokens={budget}", "search.simulations=12")
     frozen = frozen_student(student, config, shared=False)
-    collector = Collector(student, config, Perplexity(frozen, config.search.max_tokens))
+    perplexity = Perplexity(frozen, config.search.max_tokens)
+    collector = Collector(student, config, method_of(config.train.method), perplexity)
     trees = asyncio.run(collected(collector, load_tasks("embedded", "train", 10, start=1000)))
     for tree in trees:
         assert tree.tree.N[ROOT] > 0

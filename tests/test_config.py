@@ -35,6 +35,7 @@ from alphazero_llm_trainer.config.sections import (
 from alphazero_llm_trainer.config.shipped import shipped_section
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.training import plan
+from alphazero_llm_trainer.training.methods.registry import METHODS
 
 
 def leaves(
@@ -520,15 +521,14 @@ def test_learning_rates_go_by_size_unless_they_are_named():
         ("rft", 5e-4, 5e-5),
         ("legacy", 5e-4, 5e-5),
         ("expert_iteration", 5e-4, 5e-5),
-        ("critic", 5e-4, 2e-5),
+        ("alphazero", 5e-4, 5e-5),
     ):
-        assert (
-            settings.rate(method, 660_000, "full"),
-            settings.rate(method, 135_000_000, "full"),
-        ) == (small, large)
-        assert settings.rate(method, 3_000_000_000, "lora") == small
+        rates = METHODS[method].rates
+        assert settings.rate(*rates, 660_000, "full") == small
+        assert settings.rate(*rates, 135_000_000, "full") == large
+        assert settings.rate(*rates, 3_000_000_000, "lora") == small
     named = load_config(overrides=["train.optimizer.learning_rate=2e-6"]).train.optimizer
-    assert named.rate("grpo", 660_000, "full") == named.rate("grpo", 135_000_000, "full") == 2e-6
+    assert {named.rate(1.0, 2.0, size, "full") for size in (660_000, 135_000_000)} == {2e-6}
 
 
 def test_a_section_by_itself_has_the_shipped_values() -> None:

@@ -269,21 +269,21 @@ def test_a_folder_of_rows_of_generated_problems_is_refused(capsys: Any, tmp_path
 
 
 def test_keys_that_the_method_reads_are_taken() -> None:
-    from alphazero_llm_trainer.training.start import READERS, check_method
+    from alphazero_llm_trainer.training.methods.registry import METHODS
+    from alphazero_llm_trainer.training.start import check_method
 
-    for name, methods in READERS.items():
-        value = {
-            "credit": "step",
-            "reward": "combined",
-            "teacher_rows": True,
-            "pack": "on",
-            "critic_rounds": 1,
-            "rows_per_round": 9,
-            "updates_per_round": 9,
-        }.get(name, 0.1)
-        for method in methods:
-            if (name, method) == ("credit", "alphazero"):
-                value = "visits"
-            check_method(
-                load_training(overrides=[f"train.method={method}", {"train": {name: value}}])
-            )
+    values: dict[str, Any] = {
+        "reward": "combined",
+        "teacher_rows": True,
+        "pack": "on",
+        "critic_rounds": 1,
+        "rows_per_round": 9,
+        "updates_per_round": 9,
+    }
+    for method in METHODS.values():
+        read = {name: values.get(name, 0.1) for name in method.reads}
+        if "credit" in read:
+            read["credit"] = method.credits[1]
+        for name, value in read.items():
+            asked = [f"train.method={method.name}", {"train": {name: value}}]
+            check_method(load_training(overrides=asked))

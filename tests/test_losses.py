@@ -16,15 +16,20 @@ from datasets import Dataset
 from support import grpo_config, tiny_llama, update
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from alphazero_llm_trainer.errors import TrainingError
+from alphazero_llm_trainer.config.load import load_training
+from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
 from alphazero_llm_trainer.training.losses import grpo_loss, value_loss
+from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
+from alphazero_llm_trainer.training.methods.grpo import Grpo
+from alphazero_llm_trainer.training.methods.ppo import Ppo
+from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable, trained_state
-from alphazero_llm_trainer.training.objectives import Grpo, Likelihood, Ppo
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import LabelLogProbs, Scorer, score
+from alphazero_llm_trainer.training.start import check_method
 
 QUESTIONS = ["Ana has 3 pens. She buys 4 more pens.", "Ben sees 12 birds."]
 RESPONSES = ["3 + 4 = 7\n#### 7", "12\n#### 12", "3 + 5 = 8\n4 + 4 = 8\n#### 8", "#### 5"]
@@ -459,3 +464,49 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
     assert {"model.safetensors", "optimizer.bin"} <= {
         path.name for path in (tmp_path / "checkpoint").iterdir()
     }
+
+
+OWN = """
+from dataclasses import replace
+from alphazero_llm_trainer.training.learner import padded
+from alphazero_llm_trainer.training.methods.grpo import GRPO, Grpo
+
+class Reinforce(Grpo):
+    def loss(self, rows, scores, totals):
+        advantages = padded(self.advantages(rows), scores.logprobs)
+        return -(advantages * scores.logprobs).sum() / totals[0], {}
+
+MINE = replace(GRPO, objective=lambda train, model, lora: Reinforce(train, model))
+NO_METHOD, UNKNOWN = Reinforce, replace(GRPO, name="mine")
+"""
+
+
+def test_a_loss_of_ones_own_is_trained(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    config = load_training(overrides=["student=embedded", f"train.method={file}:MINE"])
+    assert config.train.optimizer == load_training(overrides=["train.method=grpo"]).train.optimizer
+    check_method(config)
+    student = load_student(config)
+    rows = rows_of(student)
+    objective = method_of(config.train.method).objective(config.train, student.model, None)
+    objective.start = None  # the recipe's KL penalty isn't this loss's
+    found = gradients(student.model, objective, rows)
+    tokens = sum(len(row.completion_ids) for row in rows)
+    student.model.zero_grad()
+    loss = (
+        -sum(
+            (own_tokens(library_logprobs(student.model, row), row) * row.advantages[0]).sum()
+            for row in rows
+        )
+        / tokens
+    )
+    loss.backward()
+    named = student.model.named_parameters()
+    expected = {name: p.grad for name, p in named if p.grad is not None} | {"loss": loss.detach()}
+    close(found, expected)
+    with pytest.raises(ConfigError, match=r"train\.method"):
+        method_of(f"{file}:NO_METHOD")
+    for wrong in (f"{file}:UNKNOWN", "reinforce", "critic", f"{tmp_path}/none.py:MINE"):
+        with pytest.raises(ConfigError, match=r"train\.method"):
+            load_training(overrides=["student=embedded", f"train.method={wrong}"])

@@ -27,6 +27,7 @@ from alphazero_llm_trainer.training.memory import (
     forecast,
     rows_of_a_forward,
 )
+from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.start import find_shape
 
@@ -53,7 +54,9 @@ def configured(*overrides: Any) -> Config:
 
 
 def of_tiny(config: Config, cuda: bool = False, **more: Any) -> Forecast:
-    return forecast(config, config.models["tiny"], SHAPE, cuda, **more)
+    return forecast(
+        config, method_of(config.train.method), config.models["tiny"], SHAPE, cuda, **more
+    )
 
 
 def bytes_of(tensors: Any) -> int:
@@ -65,7 +68,7 @@ def test_weights_are_counted_to_the_byte(tied: bool) -> None:
     shape, config = SHAPE.model_copy(update={"tied": tied}), configured()
     weights = bytes_of(llama(shape).parameters())
     assert Counts.of(shape, LoraConfig()).whole * 4 == weights
-    made = forecast(config, config.models["tiny"], shape, False)
+    made = forecast(config, method_of(config.train.method), config.models["tiny"], shape, False)
     assert (made.weights, made.trained) == (weights, 2 * weights)  # and Adam's two moments
 
 
@@ -107,7 +110,7 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
             packed += bytes_of([parameter, state.absmax, state.state2.absmax])
         else:
             other += bytes_of([parameter])
-    made = forecast(config, config.models["tiny"], shape, True)
+    made = forecast(config, method_of(config.train.method), config.models["tiny"], shape, True)
     # Blocks of 256 scales are rounded up, which shows at this size; code books don't at a real one.
     assert made.weights == pytest.approx(1.06 * (packed + other), rel=0.01)
     assert Counts.of(shape, config.models["tiny"].lora).adapters * 4 == trained
@@ -182,7 +185,12 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
         config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
         spec = config.models["llama-3.2-3b"]
         assert spec.shape is not None
-        return forecast(config, spec, spec.shape, True, 200, gib * GIB).peak / GIB
+        return (
+            forecast(
+                config, method_of(config.train.method), spec, spec.shape, True, 200, gib * GIB
+            ).peak
+            / GIB
+        )
 
     less = ("train.micro_batch=1", "train.gradient_checkpointing=on")
     assert peak(16) <= 16 and peak(8) > 8 >= peak(8, *less, "engine.cache_bytes=500000000")
@@ -224,7 +232,12 @@ def test_a_preset_fits_its_gpu_and_the_guide_says_how(size: int) -> None:
     config = load_training(f"gpu_{size}gb", [{"engine": {"backend": "vllm"}}])
     spec = config.models[config.student]
     assert spec.shape is not None and config.problems.source == "gsm8k"
-    peak = forecast(config, spec, spec.shape, cuda=True, memory=size * GIB).peak / GIB
+    peak = (
+        forecast(
+            config, method_of(config.train.method), spec, spec.shape, cuda=True, memory=size * GIB
+        ).peak
+        / GIB
+    )
     assert peak < 0.9 * size
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "gpu.md").read_text()
     assert f"| `gpu_{size}gb` | `{config.student}` | {peak:.1f} GiB |" in guide

@@ -23,6 +23,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import shard
+from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 
@@ -217,6 +218,10 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(
     assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
 
 
+def check_shared(config: Any, size: int) -> None:
+    check_ranks(config, method_of(config.train.method), size)
+
+
 @pytest.mark.parametrize(
     ("override", "fsdp", "words"),
     [
@@ -235,16 +240,16 @@ def test_what_two_processes_can_not_share_is_said(
 ) -> None:
     if fsdp:
         set_fsdp(monkeypatch, FSDP_VERSION="1", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
-    check_ranks(grpo_config(["student=embedded"]), 2)
+    check_shared(grpo_config(["student=embedded"]), 2)
     if fsdp:  # accelerate is set right
         assert (
             os.environ["FSDP_VERSION"] == "2"
             and os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
         )
         with pytest.raises(ConfigError, match="start 2 or more"):
-            check_ranks(grpo_config(["student=embedded"]), 1)
+            check_shared(grpo_config(["student=embedded"]), 1)
     with pytest.raises(ConfigError, match=words):
-        check_ranks(grpo_config(["student=embedded", override]), 2)
+        check_shared(grpo_config(["student=embedded", override]), 2)
 
 
 def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +263,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> No
     assert {name: handed_on[name] for name in FSDP} == FSDP
     for name in FSDP:
         monkeypatch.setenv(name, handed_on[name])
-    check_ranks(grpo_config(), 2)
+    check_shared(grpo_config(), 2)
 
 
 def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens() -> None:

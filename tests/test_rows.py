@@ -23,8 +23,8 @@ from alphazero_llm_trainer.training.credit import (
     process_advantages,
     zero_variance,
 )
-from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.stats import RoundStats
 from alphazero_llm_trainer.types import STUDENT, Problem, Step
 
 QUESTIONS = 24
@@ -115,7 +115,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
         for t in trajectories(tree.tree)
         if not t.hre
     }
-    rows = source.builder.credited(trees, RoundStats(0))
+    rows = source.builder.sampled(0, trees, RoundStats(0))
     ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
     assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
     # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
@@ -124,9 +124,9 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
         searched.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(searched.N)]
         searched.reward = [None if reward is None else 1.0 - reward for reward in searched.reward]
     trees = [replace(tree) for tree in trees]  # whose responses are extracted anew
-    assert source.builder.credited(trees, RoundStats(0)) == rows
+    assert source.builder.sampled(0, trees, RoundStats(0)) == rows
     combined = source_of(tmp_path / "combined", f"train.credit={credit}", "train.reward=combined")
-    assert combined.builder.credited(trees, RoundStats(0)) != rows
+    assert combined.builder.sampled(0, trees, RoundStats(0)) != rows
 
 
 @pytest.mark.parametrize("credit", ["group", "step"])

@@ -17,6 +17,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.training import start
 from alphazero_llm_trainer.training.memory import Counts
+from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.preflight import check
 from alphazero_llm_trainer.training.size import RunSize
 
@@ -132,7 +133,8 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
 def test_a_run_has_the_size_that_its_settings_say(
     overrides: list[str], rounds: int, questions: int, rows: int, updates: int
 ) -> None:
-    size = RunSize(grpo_config(["student=embedded", *overrides]))
+    config = grpo_config(["student=embedded", *overrides])
+    size = RunSize(config, method_of(config.train.method).supervised)
     assert (size.rounds, size.questions_per_round, size.rows_per_round) == (rounds, questions, rows)
     assert size.updates_per_round == updates
 

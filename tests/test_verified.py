@@ -31,7 +31,7 @@ from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.rows import RowBuilder
+from alphazero_llm_trainer.training.rows import GoodRows
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")
@@ -427,7 +427,7 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     assert found.tree.prm[1:] == [None, None, 1.0, None]
     source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
     tree = GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
-    right = [response.text for response in RowBuilder.right(source, tree)]
+    right = [response.text for response in GoodRows.right(source, tree)]
     assert right == ["".join(worked), *bare]
 
 

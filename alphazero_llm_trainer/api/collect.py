@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
 from ..rollouts import Collector, GradedTree
+from ..training.methods.registry import method_of
 from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def collect(
         if not isinstance(student, Student):
             student = load_student(config, path=folder, opening=opening(resolved), trained=False)
         check_prompts(student, config, [task.problem.question for task in tasks])
-        collector = Collector(student, resolved, None)
+        collector = Collector(student, resolved, method_of(resolved.train.method), None)
         if value is not None:
             check_layer(value, resolved)
             collector.guide(value)
@@ -86,7 +87,7 @@ def collect(
 
 def check_layer(value: torch.nn.Linear, config: Config) -> None:
     """Raise ConfigError where a value guides no search of the method."""
-    if config.train.method != "alphazero":
+    if not method_of(config.train.method).guided:
         raise ConfigError(
             f"value is given and train.method is {config.train.method}, whose searches no layer "
             'guides: add config={"train.method": "alphazero"}'

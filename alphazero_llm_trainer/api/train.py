@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..config.load import Config, flat, nested, user_layers
 from ..errors import AlphaZeroError, ConfigError
@@ -15,8 +15,9 @@ from ..files import FolderLock
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
+from ..training.prepared import Prepared
 from ..training.run import RunFolder, find_run, new_run
-from ..training.start import Prepared, check_start, load_run, prepare
+from ..training.start import check_start, load_run, prepare
 from .settings import (
     Display,
     Problems,
@@ -93,7 +94,7 @@ def train(
     reward: Reward = None,
     *,
     model: str | Path = "auto",
-    method: Literal["expert_iteration", "rft", "grpo", "ppo", "legacy"] | None = None,
+    method: str | None = None,
     num_examples: int | None = None,
     tokens: int | None = None,
     eval_size: int | None = None,
@@ -112,7 +113,8 @@ def train(
             address, `file.py:NAME`; `rewards.custom_weight` weighs it beside correctness
             (`rewards.hre_weight`) and perplexity.
         model: the student to start from; see `load`.
-        method: the method, whose recipe is config/METHOD.yaml; None takes expert iteration. With a
+        method: the method, whose recipe is config/METHOD.yaml, or `file.py:NAME` of your own; None
+            takes expert iteration. With a
             reward of your own, teachers, a value network or search over tokens take "grpo".
         num_examples: training questions.
         tokens: end after so many sampled tokens, which runs are compared at.
@@ -220,7 +222,7 @@ def execute(
     from ..training.ranks import open_ranks
 
     config = prepared.config
-    ranks = open_ranks(config)
+    ranks = open_ranks(config, prepared.method)
     with ExitStack() as held:
         # Before anything is loaded: another process may be at it.
         if folder is not None and ranks.first:

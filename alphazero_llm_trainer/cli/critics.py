@@ -87,12 +87,11 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
             f"--out {args.out} holds a finished critic: name another folder or remove it"
         )
     check_out(args.out)
-    from ..rollouts import check_collecting
-    from ..training.start import check_command
+    from ..training.start import check_command, check_searches
 
     check_command(config, kind)
     if not args.data:
-        check_collecting(config, config.search.value is not None)
+        check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..mcts.journal import JOURNAL, read

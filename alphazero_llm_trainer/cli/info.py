@@ -14,6 +14,7 @@ from huggingface_hub import constants
 
 from ..config.load import Config, cuda_here, load_training, resolve_name
 from ..config.shipped import named_file, shipped
+from ..config.train import recipe_of
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
 from ..problems.load import opening
@@ -78,8 +79,13 @@ def gather(config: Config) -> dict[str, Any]:
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
         "places": {
             "configuration": [
-                str(shipped(f"{name}.yaml"))
-                for name in ("training", "models", "teacher_models", config.train.method)
+                str(shipped(name))
+                for name in (
+                    "training.yaml",
+                    "models.yaml",
+                    "teacher_models.yaml",
+                    recipe_of(config.train.method),
+                )
             ],
             "own values": "--config FILE, or --set KEY=VALUE; they lie above these files",
             "outputs": str(Path(config.train.checkpoint_dir).absolute()),

@@ -93,10 +93,10 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         )
     check_out(args.out)
     from ..problems.load import tasks_of  # none of this needs torch
-    from ..rollouts import check_collecting
     from ..scale.sample import SampleJob, run_sample
+    from ..training.start import check_searches
 
-    check_collecting(config, config.search.value is not None)
+    check_searches(config)
     tasks = tasks_of(config, args.split, args.num, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
     with Progress(args.quiet) as progress, Stop(progress) as stop:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config.load import flat, user_layers
 from ..live import Progress, Stop
+from ..training.methods.registry import METHODS
 from .base import (
     EXIT_STOPPED,
     Parser,
@@ -26,14 +27,6 @@ from .base import (
     tell_loading,
 )
 
-METHODS = {
-    "grpo": "GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
-    "correctness alone: --config grpo_correctness",
-    "rft": "rejection-sampling fine-tuning: supervised training on the student's own right "
-    "responses",
-    "ppo": "PPO on sampled chains, with a critic",
-    "legacy": "supervised training on the trees' best responses, weighted by the combined reward",
-}
 ABOUT = (
     "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 )
@@ -47,10 +40,11 @@ Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config
 def add_method(parser: Parser) -> None:
     """--use-grpo and the like."""
     method = parser.add_mutually_exclusive_group()
-    for name, text in METHODS.items():
-        method.add_argument(
-            f"--use-{name}", action="store_const", const=name, dest="method", help=text
-        )
+    for each in METHODS.values():
+        if each.about is not None:
+            method.add_argument(
+                each.flag, action="store_const", const=each.name, dest="method", help=each.about
+            )
     parser.set_defaults(method=None)
     parser.keys["method"] = "train.method"
 

@@ -34,7 +34,7 @@ from .sections import (
     TeacherTier,
 )
 from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shown
-from .train import TrainConfig
+from .train import TrainConfig, recipe_of
 
 AUTO_LARGE = "llama-3.2-3b"  # what the student `auto` is with CUDA
 AUTO_SMALL = "embedded"  # and without
@@ -272,7 +272,7 @@ def load_training(
     overrides = [*overrides]
     layers = user_layers(path, overrides)
     # Validated without a recipe first, so that a method there isn't gets the ordinary sentence.
-    return load_config(path, overrides, f"{load_config(None, layers).train.method}.yaml")
+    return load_config(path, overrides, recipe_of(load_config(None, layers).train.method))
 
 
 def validate(raw: Mapping[str, Any]) -> Config:

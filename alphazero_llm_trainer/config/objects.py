@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import AlphaZeroError, ConfigError
+
+
+@lru_cache(maxsize=16)
+def own_object(address: str, key: str) -> Any:
+    """The object at an address, `file.py:NAME`, whose file runs once in a process. `key` is the
+    configuration's. Raises ConfigError as `load_object` does.
+    """
+    place, _, name = address.rpartition(":")
+    if not place.endswith(".py") or not name:
+        raise ConfigError(f"{key} is {address!r}: write file.py:NAME")
+    return load_object(place, name, key)
 
 
 def load_object(place: str, name: str, key: str) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from ..errors import ConfigError
+from .objects import own_object
 from .sections import (
     NonNegative,
     NonNegativeFloat,
@@ -15,6 +18,7 @@ from .sections import (
     Share,
     on_or_off,
 )
+from .shipped import read_yaml, shipped
 
 # Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay,
 # and learning rates are smaller. Below it threads wait for each other longer than they compute, the
@@ -22,19 +26,33 @@ from .sections import (
 LARGE = 50_000_000
 
 
-# Learning rates where the configuration gives none: of the method, and where all of a large model
-# is trained.
-RATES = {
-    "expert_iteration": (5e-4, 5e-5),
-    "rft": (5e-4, 5e-5),
-    "legacy": (5e-4, 5e-5),
-    "alphazero": (5e-4, 5e-5),
-    "grpo": (5e-4, 1e-5),
-    "ppo": (3e-4, 1e-5),
-    "critic": (5e-4, 2e-5),
-}
-# Learn from responses as they are, whoever sampled them and when.
-SUPERVISED = ("expert_iteration", "rft", "legacy", "alphazero")
+METHOD = "train.method"
+
+
+def a_method(value: str) -> str:
+    """The name of a method, which is its recipe's, or the address of one's own."""
+    if ".py:" not in value:
+        recipe_of(value)
+    return value
+
+
+@lru_cache(maxsize=64)
+def recipe_of(method: str) -> str:
+    """The shipped recipe of a method: config/METHOD.yaml, and of one's own that of the method that
+    it is made from. Raises ConfigError where there is none.
+    """
+    name = method if ".py:" not in method else getattr(own_object(method, METHOD), "name", None)
+    recipe = f"{name}.yaml"
+    try:
+        known = name == read_yaml(shipped(recipe)).get("train", {}).get("method")
+    except ConfigError:
+        known = False
+    if not known:
+        raise ConfigError(
+            f"{METHOD} is {method!r}: name a method of config/training.yaml, or file.py:NAME of "
+            "your own"
+        )
+    return recipe
 
 
 class OptimizerConfig(Section):
@@ -47,14 +65,14 @@ class OptimizerConfig(Section):
     max_grad_norm: PositiveFloat
     weight_decay: NonNegativeFloat
 
-    def rate(self, method: str, parameters: int, adapter: str) -> float:
+    def rate(self, usual: float, large: float, parameters: int, adapter: str) -> float:
         """The learning rate for a model of so many parameters, of which all ("full") or an
-        adapter's ("lora") are trained.
+        adapter's ("lora") are trained: unless one is configured, the `usual` one, or the one of a
+        `large` model that is trained whole.
         """
         if self.learning_rate is not None:
             return self.learning_rate
-        own, large = RATES[method]
-        return large if adapter == "full" and parameters >= LARGE else own
+        return large if adapter == "full" and parameters >= LARGE else usual
 
 
 class CriticConfig(Section):
@@ -71,7 +89,7 @@ class CriticConfig(Section):
 
 class TrainConfig(Section):
     place = "train"
-    method: Literal["expert_iteration", "alphazero", "rft", "grpo", "ppo", "legacy"]
+    method: Annotated[str, AfterValidator(a_method)]
     student: str | None
     num_examples: Positive
     tokens: Positive | None
@@ -115,14 +133,9 @@ class TrainConfig(Section):
     critic: CriticConfig
 
     @property
-    def supervised(self) -> bool:
-        """Whether the method learns from responses as they are, whoever sampled them and when."""
-        return self.method in SUPERVISED
-
-    @property
     def process(self) -> bool:
         """Whether a process reward model scores the steps of responses."""
-        return self.method == "grpo" and self.credit == "process"
+        return self.credit == "process"
 
     def recomputes(self, cuda: bool, quantised: bool) -> bool:
         """Whether a backward pass computes the activations again: `auto` does on CUDA and over

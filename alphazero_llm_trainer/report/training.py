@@ -30,17 +30,12 @@ Points = list[tuple[float, Interval]]
 
 
 def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
-    """What to change where no group of responses had a better and a worse one; None where any had.
-    PPO needs none, and expert iteration a right response.
+    """What to change where no response was one that the method learns from (a right one, or one
+    that is better or worse than another); None where any was.
     """
     rounds = rounds_of(metrics)
     groups = sum(line["questions"] - line.get("failed", 0) for line in rounds)
-    if card["method"] in ("rft", "expert_iteration"):
-        if not groups or any(line["solved"] for line in rounds):
-            return None
-        text = f"Nothing was learnt from search: none of {groups:,} questions had a right response"
-        return f"{text}; try easier problems, `sft` first, or --use-grpo where grades are shares"
-    if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
+    if not groups or any(line["rows"] for line in rounds):
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
@@ -48,8 +43,8 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     if owned(card):  # equal rewards may be good ones
         fix, outcomes = "try other problems", ""
     return (
-        f"Nothing was learnt from search: all {groups:,} groups had zero variance{outcomes}: no "
-        f"response was better than another; {fix}, or a higher search.temperature"
+        f"Nothing was learnt from search: no response to {groups:,} questions was one to learn "
+        f"from{outcomes}; {fix}, or a higher search.temperature"
     )
 
 

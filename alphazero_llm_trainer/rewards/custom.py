@@ -13,11 +13,10 @@ import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..config.objects import load_object
+from ..config.objects import own_object
 from ..config.sections import RewardConfig
 from ..errors import ConfigError, RewardError
 from ..live import UNCARRIED, in_thread
@@ -130,7 +129,7 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
     address = rewards.custom
     if address is None:
         return None
-    function = _in_memory[address] if address in _in_memory else loaded(address)
+    function = _in_memory[address] if address in _in_memory else own_object(address, KEY)
     if not callable(function):
         raise ConfigError(f"{KEY} is {address!r}, a {type(function).__name__}: name a function")
     try:
@@ -143,12 +142,3 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
     except ValueError:
         pass  # written in C: it shows when it is called
     return CustomReward(function, address)
-
-
-@lru_cache(maxsize=16)
-def loaded(address: str) -> Function:
-    """The function at an address: a run asks for it in several places, and its file runs once."""
-    place, _, name = address.rpartition(":")
-    if not place.endswith(".py") or not name:
-        raise ConfigError(f"{KEY} is {address!r}: write file.py:NAME")
-    return load_object(place, name, KEY)

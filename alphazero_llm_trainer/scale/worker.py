@@ -20,6 +20,7 @@ from ..policy.remote import answering_student
 from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector
+from ..training.methods.registry import method_of
 from ..types import Cost, Task
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ class Worker:
             shared = student.spec.quantization != "none"
             frozen = frozen_student(student, config, shared=shared)
             perplexity = Perplexity(frozen, config.search.max_tokens)
-        self.student, self.collector = student, self.job.make_collector(student, config, perplexity)
+        method = method_of(config.train.method)
+        self.student = student
+        self.collector = self.job.make_collector(student, config, method, perplexity)
         value: Any = self.collector.value
         freeze_loaded()
         self.policy = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformers import get_scheduler
 from ..config.train import OptimizerConfig
 from ..errors import StorageError, TrainingError, first_line
 from .losses import Figures
+from .methods.base import Objective
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
 from .rows import Minibatches, TrainRow
@@ -46,38 +47,6 @@ class Schedule:
     warmup: int
     total: int
     final: float = FINAL_RATE
-
-
-class Objective:
-    """What a method minimises."""
-
-    pack = "off"
-    critic: Any = None  # PPO's, and AlphaZero's over the policy's own states
-    value: torch.nn.Module | None = None  # the layer of the latter
-    # whether rows are weighed by their probability's ratio to the one that they were sampled with
-    importance = False
-
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
-        """What the means over a minibatch are taken over: the loss's first (its tokens, or their
-        weights), then others.
-        """
-        raise NotImplementedError
-
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """The loss of a part of a minibatch of these `totals`, and figures that add up to the
-        minibatch's.
-        """
-        raise NotImplementedError
-
-    def extra(self) -> Mapping[str, torch.nn.Parameter]:
-        """What is trained beside the policy: PPO's critic."""
-        return {}
-
-    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
-        """Round `number` has these rows of this process's. Returns figures of the round."""
-        return {}
 
 
 class Learner:

@@ -1,7 +1,7 @@
 """The training run: search, grade, credit, update, in rounds.
 
 `Run.train` is AlphaZero in one function. What searches is in `rounds.py`, what becomes of trees in
-`rows.py`, what is minimised in `objectives.py` and `losses.py`, what is trained in `learner.py`,
+`rows.py`, what a method makes of them and what it minimises in `methods/` and `losses.py`, what is trained in `learner.py`,
 and what the run leaves behind in `recorder.py`.
 """
 
@@ -29,19 +29,18 @@ from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
-from .critic import Critic
-from .learner import Learner, Objective, Schedule
-from .methods.alphazero import AlphaZero, AlphaZeroRows
+from .learner import Learner, Schedule
+from .methods.base import Method, Objective
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
-from .objectives import Grpo, Likelihood, Ppo
 from .plan import engine
 from .preflight import preflight
+from .prepared import Prepared
 from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
-from .rounds import Rounds, RoundStats
+from .rounds import Rounds
 from .rows import Minibatches, RowBuilder, TrainRow
 from .run import RunFolder
-from .start import Prepared
+from .stats import RoundStats
 
 FEW_UPDATES = 400  # below which no run of a small student was measured to gain anything
 
@@ -65,6 +64,7 @@ class Run:
         ranks: Ranks = ALONE,
     ) -> None:
         self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
+        self.method: Method = prepared.method
         self.ranks, self.stop = ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
 
@@ -115,7 +115,8 @@ class Run:
         """A round's minibatches as often as the method goes over them. Raises StoppedError where
         the user ends the run.
         """
-        epochs = 1 if self.config.train.supervised else self.config.train.optimizer.epochs
+        # Supervised rows come once for each pass.
+        epochs = 1 if self.method.supervised else self.config.train.optimizer.epochs
         updates = [*minibatches] * epochs
         with self.progress.within(
             len(updates),
@@ -153,10 +154,10 @@ class Run:
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
             )
         perplexity = None
-        if measures_perplexity(config):
+        if measures_perplexity(config, self.method):
             frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
             perplexity = Perplexity(frozen, config.search.max_tokens)
-        self.collector = Collector(self.student, config, perplexity, self.stop)
+        self.collector = Collector(self.student, config, self.method, perplexity, self.stop)
         # The process reward model that `train.credit: process` scores steps with.
         self.verifier: Verifier | None = None
         if config.train.process and prm is not None:
@@ -165,19 +166,15 @@ class Run:
 
     def make_objective(self) -> Objective:
         """What the method minimises."""
-        train, model = self.config.train, self.student.model
-        if train.method == "grpo":
-            return Grpo(train, model)
-        if train.method == "ppo":
-            lora = self.student.spec.lora if self.adapter == "lora" else None
-            return Ppo(train, model, Critic(model, lora))
-        return AlphaZero(train, model) if train.method == "alphazero" else Likelihood()
+        lora = self.student.spec.lora if self.adapter == "lora" else None
+        return self.method.objective(self.config.train, self.student.model, lora)
 
     def make_learner(self) -> Learner:
         """What is trained, and how fast."""
         train, model, size = self.config.train, self.student.model, self.size
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
-        schedule = Schedule(learning_rate(train, model), warmup, size.updates)
+        rate = learning_rate(train.optimizer, model, *self.method.rates)
+        schedule = Schedule(rate, warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
         return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
 
@@ -265,10 +262,11 @@ class Run:
             sampled=recorder.sampled,
             value=self.objective.value,
         )
-        builder_of = AlphaZeroRows if self.objective.value is not None else RowBuilder
-        builder = builder_of(self.prepared, self.student, self.collector, self.verifier)
+        builder: RowBuilder = self.method.rows(
+            self.prepared, self.student, self.collector, self.verifier
+        )
         learner = self.make_learner()
-        if self.config.train.supervised:
+        if self.method.supervised:
             for number in range(start):
                 builder.remember(rounds.restored(number))
         if checkpoint is not None:

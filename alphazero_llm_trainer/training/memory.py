@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..config.load import Config
 from ..config.sections import MEMO_BYTES, LoraConfig, ModelShape, StudentModel
 from ..rollouts import measures_perplexity
+from .methods.base import Method
 
 GIB = 1 << 30
 PLENTY = 1 << 40  # of memory: nothing is small for its sake
@@ -89,6 +90,7 @@ class Forecast(NamedTuple):
 
 def forecast(
     config: Config,
+    method: Method,
     spec: StudentModel,
     shape: ModelShape,
     cuda: bool,
@@ -115,11 +117,11 @@ def forecast(
         weights = counts.linear * NF4_BYTES + rest * width
     # PPO's critic is as large as what is trained. peft's adapters are fp32.
     policy, trained_width = (counts.adapters, 4) if lora else (counts.whole, width)
-    trained = policy * (2 if train.method == "ppo" else 1)
+    trained = policy * (1 + method.critics)
     states = EIGHT_BIT_STATES if train.in_eight_bits(cuda, quantised) else 2 * trained_width
     # Models beside the policy: the frozen student, a value network, a PRM. Under LoRA they share
     # its weights.
-    others = measures_perplexity(config) + (config.search.value is not None) + train.process
+    others = measures_perplexity(config, method) + (config.search.value is not None) + train.process
     beside = (trained - (0 if lora else policy)) * trained_width
     beside += 0 if lora else others * counts.whole * width
     # -- a search
@@ -149,7 +151,7 @@ def forecast(
     logits = forward * min(config.search.max_tokens, length) * shape.vocabulary * width
     # Gradients come as activations go, so that the larger of both ends counts.
     gradients = trained * trained_width + tokens * layer
-    update = max(tokens * kept * (1 + (train.method == "ppo")) + logits, gradients)
+    update = max(tokens * kept * (1 + method.critics) + logits, gradients)
     made = Forecast(weights, beside + trained * states, search, update)
     return Forecast(*(size * (1 + FRAGMENTS * cuda) for size in made))
 

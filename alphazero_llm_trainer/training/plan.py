@@ -13,7 +13,8 @@ from ..config.sections import StudentModel
 from ..policy.folders import cached
 from ..problems.source import open_source
 from .memory import GIB
-from .start import LESS, Prepared, fit_of, start_of
+from .prepared import Prepared
+from .start import LESS, fit_of, start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..errors import AlphaZeroError, ConfigError, EngineError
 from ..teachers.build import is_remote
+from .methods.base import Method
 from .size import rank_and_size
 
 PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches and evaluations take
@@ -107,7 +108,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-def open_ranks(config: Config) -> Ranks:
+def open_ranks(config: Config, method: Method) -> Ranks:
     """The processes of this run. Nothing is loaded yet.
 
     Raises:
@@ -116,7 +117,7 @@ def open_ranks(config: Config) -> Ranks:
     """
     rank, size = rank_and_size()
     if size == 1:
-        check_ranks(config, size)
+        check_ranks(config, method, size)
         return ALONE
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -126,14 +127,14 @@ def open_ranks(config: Config) -> Ranks:
         distributed.init_process_group(backend, timeout=PATIENCE)
     PartialState(cpu=not torch.cuda.is_available())  # whose collectives these are
     ranks = Ranks(rank, size)
-    ranks.on_first(lambda: check_ranks(config, size))
+    ranks.on_first(lambda: check_ranks(config, method, size))
     return ranks
 
 
 # -- what can't be shared --------------------------------------------------------------------------
 
 
-def check_ranks(config: Config, size: int) -> None:
+def check_ranks(config: Config, method: Method, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
     train, backend, batch = config.train, config.engine.backend, config.train.optimizer.batch_size
     if size > 1:
@@ -143,8 +144,8 @@ def check_ranks(config: Config, size: int) -> None:
             f"of {size}, or start a number of processes that divides it",
         )
         refuse(
-            train.method == "ppo",
-            f"train.method is ppo, which trains in one process: start 1 and not {size}",
+            method.alone,
+            f"train.method is {train.method}, which trains in one process: start 1 and not {size}",
         )
         refuse(
             backend != "inprocess",
@@ -168,13 +169,13 @@ def check_ranks(config: Config, size: int) -> None:
             "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw",
         )
         refuse(
-            train.method == "alphazero",
-            "train.method is alphazero, whose value isn't sharded: launch without FSDP",
+            not method.sharded,
+            f"train.method is {train.method}, whose value isn't sharded: launch without FSDP",
         )
         # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is
         # one of all ranks.
         refuse(
-            train.method == "grpo" and train.pack == "on",
+            "pack" in method.reads and train.pack == "on",
             "train.pack is on and FSDP wants as many forwards of all processes: set it to auto",
         )
 

@@ -33,13 +33,14 @@ from ..types import Cost, Task
 from .critic import save_critic
 from .evaluation import gain, summary
 from .hub import upload, write_model_card
-from .learner import Learner, Objective
+from .learner import Learner
+from .methods.base import Objective
 from .models import learning_rate, load_trained_state, save_student, trained_state
+from .prepared import Prepared
 from .progress import show_round, show_tree
 from .ranks import Ranks
-from .rounds import RoundStats
 from .run import RunFolder, write_manifest
-from .start import Prepared
+from .stats import RoundStats
 from .tracking import Tracking
 
 VALIDATION = "validation"
@@ -181,7 +182,9 @@ class Recorder:
             "system_prompt": self.student.opening.system_prompt,
             "shots": self.student.opening.shots,
             "adapter": self.adapter,
-            "learning_rate": learning_rate(config.train, self.student.model),
+            "learning_rate": learning_rate(
+                config.train.optimizer, self.student.model, *self.prepared.method.rates
+            ),
             "method": config.train.method,
             "seed": config.seed,
             "questions": len(self.prepared.questions),
@@ -211,7 +214,7 @@ class Recorder:
         if self.ranks.first:
             line = asdict(stats) | figures
             self.write_metrics(line)
-            compares = self.config.train.method in ("grpo", "legacy")
+            compares = self.prepared.method.compares
             show_round(self.progress, line, self.size.name(stats.round), compares)
         self.since = time.perf_counter()
 

@@ -37,8 +37,8 @@ from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .learner import Learner, Schedule
+from .methods.expert_iteration import Likelihood
 from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
-from .objectives import Likelihood
 from .rows import TrainRow
 from .run import RunFolder, write_manifest
 

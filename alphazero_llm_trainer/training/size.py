@@ -18,10 +18,10 @@ class RunSize:
 
     A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the
     batch size, of which trees fill `policy_rows` and replayed demonstrations the rest; `share` is
-    theirs of a minibatch.
+    theirs of a minibatch. `supervised` is the method's (`rollouts.Searches`).
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, supervised: bool) -> None:
         train, batch = config.train, config.train.optimizer.batch_size
         # Rounds shrink until a whole number of them makes `save_every` questions.
         self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
@@ -31,7 +31,7 @@ class RunSize:
         self.rounds = math.ceil(train.num_examples / self.questions_per_round)
         self.questions = self.rounds * self.questions_per_round  # the last round may have fewer
         self.share = replayed(config)
-        if train.supervised:
+        if supervised:
             self.updates_per_round = train.updates_per_round
             self.rows_per_round = self.policy_rows = self.updates_per_round * batch
         else:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, load_training, resolve_name, user_layers
 from ..config.sections import ModelShape, StudentModel
-from ..config.train import SUPERVISED
 from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
@@ -38,9 +36,10 @@ from ..problems.source import open_source
 from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from ..teachers.build import checker_model, is_remote, open_remote
-from ..types import Task
 from .hub import check_hub
 from .memory import GIB, Forecast, forecast
+from .methods.registry import METHODS, method_of
+from .prepared import Prepared
 from .size import RunSize, replayed
 
 log = logging.getLogger(__name__)
@@ -51,20 +50,6 @@ LESS = (
     "train.adapter=lora and a smaller search.max_tokens make it less (--dry-run says how much); or "
     "use a smaller student"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run that can begin: configuration, size and tasks. `demonstrations` are worked solutions
-    that are replayed.
-    """
-
-    config: Config
-    size: RunSize
-    demonstrations: list[Task]
-    questions: list[Task]
-    test: list[Task]
-    validation: list[Task]
 
 
 def prepare(config: Config) -> Prepared:
@@ -96,13 +81,20 @@ def prepare(config: Config) -> Prepared:
                 f"questions are test, 5% validation), or ask for none (--set train.{key}=0)"
             )
         held_out.append(tasks_of(config, split, count))
-    return Prepared(config, RunSize(config), replay, questions, *held_out)
+    method = method_of(train.method)
+    size = RunSize(config, method.supervised)
+    return Prepared(config, method, size, replay, questions, *held_out)
+
+
+def check_searches(config: Config) -> None:
+    """`rollouts.check_collecting` for the configured method and value network."""
+    check_collecting(config, method_of(config.train.method), config.search.value is not None)
 
 
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
-    check_collecting(config, config.search.value is not None)
+    check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
         scripted_teacher(config)
@@ -132,45 +124,23 @@ def check_run(config: Config) -> None:
     open_reward(config.rewards)
 
 
-# The methods that read a key of `train`; under every other one it would change nothing.
-READERS = {
-    "clip_high": ("grpo", "ppo"),
-    "clip_low": ("grpo", "ppo"),
-    "credit": ("grpo", "alphazero"),
-    "critic_rounds": ("ppo",),
-    "gae_lambda": ("ppo",),
-    "kl_coefficient": ("grpo", "ppo"),
-    "negative_weight": ("grpo",),
-    "pack": ("grpo", "ppo"),
-    "reward": ("grpo", "ppo", "legacy"),
-    "rows_per_round": ("grpo", "ppo"),
-    "teacher_rows": ("grpo", "ppo"),
-    "updates_per_round": SUPERVISED,
-    "value_coefficient": ("alphazero",),
-}
-
-
-CREDITS = {"grpo": ("group", "step", "process"), "alphazero": ("path", "visits", "gumbel")}
-
-
 def check_method(config: Config) -> None:
     """Raise ConfigError where a key of `train` is the user's own, and the method, or the credit,
     doesn't read it.
     """
-    train, unread = config.train, {}
-    for name, methods in READERS.items():
-        if train.method not in methods:
-            flags = " or ".join(f"--use-{one}" for one in methods if one != "expert_iteration")
-            flags = flags.replace("--use-alphazero", "--config alphazero")
+    train, method = config.train, method_of(config.train.method)
+    unread = {}
+    for name in sorted(frozenset().union(*(each.reads for each in METHODS.values()))):
+        if name not in method.reads:
+            flags = " or ".join(each.flag for each in METHODS.values() if name in each.reads)
             unread[f"train.{name}"] = (
                 f"and train.method is {train.method}, which doesn't read it: "
                 f"add {flags}, or leave it out"
             )
-    credits = CREDITS.get(train.method, (train.credit,))
-    if train.credit not in credits:
+    if method.credits and train.credit not in method.credits:
         raise ConfigError(
             f"train.credit is {train.credit} and train.method is {train.method}: "
-            f"set it to one of {', '.join(credits)}"
+            f"set it to one of {', '.join(method.credits)}"
         )
     if not train.process:
         unread |= dict.fromkeys(
@@ -178,7 +148,7 @@ def check_method(config: Config) -> None:
             f"which train.credit {train.credit} doesn't ask: set train.credit=process with "
             "--use-grpo, or leave it out",
         )
-    if config.rewards.pre_weight and not measures_perplexity(config):
+    if config.rewards.pre_weight and not measures_perplexity(config, method):
         unread["rewards.pre_weight"] = (
             "and this run measures no perplexity: add --use-grpo with train.reward=combined and "
             "rewards.use_student_model=true, or leave it out"
@@ -300,8 +270,9 @@ def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int
         return None
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    wide = widens(config, spec)
-    return forecast(config, spec, shape, device == "cuda", prompt, total, wide), device, free
+    wide, method = widens(config, spec), method_of(config.train.method)
+    made = forecast(config, method, spec, shape, device == "cuda", prompt, total, wide)
+    return made, device, free
 
 
 def check_memory(config: Config, path: Path | None = None) -> None:

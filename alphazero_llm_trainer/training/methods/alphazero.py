@@ -22,10 +22,9 @@ import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ...config.train import TrainConfig
 from ...eval.critic_figures import States, auc
@@ -34,12 +33,14 @@ from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
 from ...mcts.tree import REJECTED, ROOT, Tree
 from ...rollouts import GradedTree
-from ..critic import Critic
-from ..learner import Objective, padded
-from ..losses import Figures, cross_entropy, weighted_likelihood
-from ..rounds import RoundStats
-from ..rows import Minibatches, RowBuilder, TrainRow
-from ..scoring import Scores
+from ..rows import GoodRows, Minibatches, TrainRow
+from ..stats import RoundStats
+from .base import Method, Objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..losses import Figures
 
 OFF_PATH = 12  # states of a tree that are no part of a solution and that the value learns from
 
@@ -48,6 +49,8 @@ class AlphaZero(Objective):
     """Likelihood of what the search chose, and the value's cross-entropy."""
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
+        from ..critic import Critic
+
         self.coefficient = settings.value_coefficient
         self.critic = Critic(model, head=True, start=0.0)
         self.value = self.critic.score
@@ -62,12 +65,14 @@ class AlphaZero(Objective):
         return self.critic.trained()
 
     def loss(
-        self, rows: Sequence[TrainRow], scores: Scores, totals: torch.Tensor
+        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
     ) -> tuple[torch.Tensor, Figures]:
         """The sum of both, `[B, T]` inside: tokens for the policy, states before them for the
         value.
         """
-        assert scores.values is not None
+        from ..learner import padded
+        from ..losses import cross_entropy, weighted_likelihood
+
         pi = padded([row.advantages for row in rows], scores.logprobs)
         z = padded([row.targets for row in rows], scores.logprobs)
         weights = padded([row.value_weights for row in rows], scores.logprobs)
@@ -76,7 +81,7 @@ class AlphaZero(Objective):
         return policy + self.coefficient * value, {"policy_loss": policy, "value_loss": value}
 
 
-class AlphaZeroRows(RowBuilder):
+class AlphaZeroRows(GoodRows):
     """Rows of the policy, and rows of states that are no part of a solution: an update has as many
     of either.
     """
@@ -230,3 +235,16 @@ def branches(
             )
         )
     return rows
+
+
+ALPHAZERO = Method(
+    name="alphazero",
+    rows=AlphaZeroRows,
+    objective=lambda train, model, lora: AlphaZero(train, model),
+    reads=frozenset({"credit", "updates_per_round", "value_coefficient"}),
+    credits=("path", "visits", "gumbel"),
+    supervised=True,
+    ruled=True,
+    guided=True,
+    sharded=False,
+)

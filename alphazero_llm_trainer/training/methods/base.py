@@ -1,0 +1,88 @@
+"""What a method of training is: one object in a file of this folder, or of the user's own
+(`train.method: file.py:NAME`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...config.sections import LoraConfig
+from ...config.train import TrainConfig
+from ...rollouts import Searches
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..losses import Figures
+
+Rows = Sequence[Any]  # `rows.TrainRow`
+
+
+class Objective:
+    """What a method minimises."""
+
+    pack = "off"
+    critic: Any = None  # PPO's, and AlphaZero's over the policy's own states
+    value: torch.nn.Module | None = None  # the layer of the latter
+    # whether rows are weighed by their probability's ratio to the one that they were sampled with
+    importance = False
+
+    def totals(self, rows: Rows) -> tuple[float, ...]:
+        """What the means over a minibatch are taken over: the loss's first (its tokens, or their
+        weights), then others.
+        """
+        raise NotImplementedError
+
+    def loss(self, rows: Rows, scores: Any, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+        """The loss of a part of a minibatch, whose whole has these `totals`, and figures that add
+        up to the minibatch's. `scores` has the rows' `logprobs` `[B, T]` (`scoring.Scores`).
+        """
+        raise NotImplementedError
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """What is trained beside the policy: PPO's critic."""
+        return {}
+
+    def begin(self, learner: Any, rows: Rows, number: int) -> dict[str, float]:
+        """Round `number` has these rows of this process's. Returns figures of the round."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Searches):
+    """A way of learning from trees.
+
+    Args:
+        name: of its recipe, config/NAME.yaml, and of its random streams.
+        rows: makes rows of a round's trees: a class of `rows.RowBuilder`.
+        objective: makes what is minimised, of the section `train`, the model, and the adapters'
+            settings where adapters are trained.
+        rates: learning rates where the configuration gives none: the usual one, and the one at
+            which all of a large model is trained.
+        reads: the keys of `train` that it reads and not every method does.
+        credits: the values of `train.credit` that it knows.
+        about: the help of its flag, --use-NAME; None where it has no flag.
+        compares: whether it learns from how the responses to a question differ.
+        alone: whether it trains in one process.
+        sharded: whether FSDP can cut up what it trains.
+        critics: how many critics of the policy's size it trains beside it.
+    """
+
+    name: str
+    rows: Callable[..., Any]
+    objective: Callable[[TrainConfig, Any, LoraConfig | None], Objective]
+    rates: tuple[float, float] = (5e-4, 5e-5)
+    reads: frozenset[str] = frozenset()
+    credits: tuple[str, ...] = ()
+    about: str | None = None
+    compares: bool = False
+    alone: bool = False
+    sharded: bool = True
+    critics: int = 0
+
+    @property
+    def flag(self) -> str:
+        """What names it on a command line."""
+        return f"--config {self.name}" if self.about is None else f"--use-{self.name}"

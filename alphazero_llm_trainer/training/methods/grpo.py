@@ -1,0 +1,266 @@
+"""GRPO (Shao et al. 2024): each response of a question against the others, a clipped ratio, and a
+KL penalty where one is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from ...config.train import TrainConfig
+from ...mcts.extract import Trajectory, step_values
+from ...policy.engine_tokens import EngineTokens
+from ...rollouts import GradedTree
+from ...types import Problem, Step
+from ..credit import (
+    ADVANTAGE_CLIP,
+    asymmetric,
+    clamp,
+    group_advantages,
+    process_advantages,
+    step_advantages,
+    zero_variance,
+)
+from ..rows import SampledRows, TrainRow
+from ..stats import RoundStats
+from .base import Method, Objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..learner import Learner
+    from ..losses import Figures
+
+Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
+# A tree and those of its responses that training learns from.
+Group = tuple[GradedTree, list[Trajectory]]
+
+
+class CreditedRows(SampledRows):
+    """Rows whose advantages are what they earned beside the others of their question."""
+
+    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+        """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
+        # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor
+        # in a baseline.
+        groups = [(tree, self.collector.counted(tree.responses)) for tree in trees]
+        groups = [
+            group
+            for group in groups
+            if not zero_variance([self.collector.reward(response) for response in group[1]])
+        ]
+        queues = []
+        for (tree, responses), advantages in zip(
+            groups, self.advantages(groups, stats), strict=True
+        ):
+            weighed = [
+                asymmetric(tokens, self.config.train.negative_weight) for tokens in advantages
+            ]
+            rows = [
+                self.row(tree, response, tokens)
+                for response, tokens in zip(responses, weighed, strict=True)
+            ]
+            rows = [row for row in rows if any(row.advantages)]
+            queues.append(sorted(rows, key=lambda row: -max(abs(a) for a in row.advantages)))
+        return [row for turn in zip_longest(*queues) for row in turn if row is not None]
+
+    def advantages(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
+        """By `train.credit`: for each response of each group one number a token `[T]`."""
+        train = self.config.train
+        if train.credit == "step":
+            return self.by_step(groups)
+        processes = self.processes(groups, stats) if train.credit == "process" else None
+        made = []
+        for g, (_, responses) in enumerate(groups):
+            rewards = [self.collector.reward(response) for response in responses]
+            counts = [response.samples for response in responses]
+            outcomes = group_advantages(rewards, counts)
+            steps = (
+                [[0.0] * len(response.token_ids) for response in responses]
+                if processes is None
+                else processes[g]
+            )
+            # The sum of both is clipped, and repeats weigh it afterwards.
+            weight = train.process_weight
+            made.append(
+                [
+                    [k * clamp(outcome + weight * step, ADVANTAGE_CLIP) for step in tokens]
+                    for k, outcome, tokens in zip(counts, outcomes, steps, strict=True)
+                ]
+            )
+        return made
+
+    def by_step(self, groups: Sequence[Group]) -> list[list[list[float]]]:
+        """Step credit, in the currency of `train.reward`, over the root mean square of the round's
+        step differences.
+        """
+        values = []  # (Q(child), V(parent)) of each step of each response of each group
+        for tree, responses in groups:
+            counts, sums = self.collector.node_values(tree.tree)
+            values.append(
+                [step_values(t, self.collector.reward(t), counts, sums) for t in responses]
+            )
+        differences = [q - v for group in values for steps in group for q, v in steps]
+        scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
+        return [
+            [
+                step_advantages(steps, t.lengths, scale=scale)
+                for t, steps in zip(responses, group, strict=True)
+            ]
+            for (_, responses), group in zip(groups, values, strict=True)
+        ]
+
+    def processes(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
+        """Process advantages of every response's tokens, group by group."""
+        assert self.verifier is not None
+        verifier, before = self.verifier, self.verifier.scored_tokens
+        cutter = EngineTokens(self.student, 1.0, 1)
+        # As many at once as trees are searched at once: the model's cache holds no more.
+        gate = asyncio.Semaphore(self.config.search.concurrent)
+
+        async def score(problem: Problem, steps: Sequence[Step]) -> list[float]:
+            async with gate:
+                return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
+
+        steps = [[cutter.lines(r.token_ids, r.logprobs) for r in group] for _, group in groups]
+
+        async def every() -> list[list[float]]:
+            pairs = zip(groups, steps, strict=True)
+            return await asyncio.gather(
+                *(score(tree.task.problem, lines) for (tree, _), group in pairs for lines in group)
+            )
+
+        scores = iter(asyncio.run(every()))
+        stats.cost.scored_tokens += verifier.scored_tokens - before
+        return [
+            process_advantages(
+                [next(scores) for _ in group],
+                [[len(step.token_ids) for step in lines] for lines in group],
+                [response.samples for response in responses],
+            )
+            for (_, responses), group in zip(groups, steps, strict=True)
+        ]
+
+
+class Grpo(Objective):
+    """GRPO over rows that bring their advantages and the log-probabilities that they were sampled
+    with.
+    """
+
+    kl_in_loss = True
+    importance = True
+
+    def __init__(self, settings: TrainConfig, model: Any) -> None:
+        self.settings, self.model = settings, model
+        self.pack: str = settings.pack
+        # The reference policy is what the run started from: a copy of what is trained, put in for a
+        # moment.
+        from ..models import trained_state
+
+        self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
+        self.reference: Numbers = {}
+
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+        """How many tokens there are."""
+        return (sum(len(row.completion_ids) for row in rows),)
+
+    def begin(self, learner: Any, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+        """Score a round's rows under the reference policy, where a KL penalty is on. Returns
+        figures of the round.
+        """
+        import torch
+
+        from ..models import load_trained_state, trained_state
+        from ..scoring import Scorer
+
+        if self.start is not None:
+            now = on_cpu(trained_state(self.model))
+            load_trained_state(self.model, self.start)
+            scorer = Scorer(self.model)
+            self.reference = by_row(
+                learner, rows, lambda part: learner.score_under(scorer, part).logprobs
+            )
+            load_trained_state(self.model, now)
+        own = [a for row in rows if row.kind == "policy" for a in row.advantages if a]
+        of_policy = torch.tensor([a for part in learner.ranks.gather(own) for a in part])
+        if len(of_policy) < 2:
+            return {}
+        return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
+
+    def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
+        """One number a token of each row."""
+        return [row.advantages for row in rows]
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
+        """See `grpo_loss`."""
+        from ..learner import mask_of, padded
+        from ..losses import grpo_loss
+
+        logprobs = scores.logprobs  # [B, T], as is all that is padded
+        penalised = bool(self.reference) and self.kl_in_loss
+        return grpo_loss(
+            logprobs,
+            padded([row.old_logprobs for row in rows], logprobs),
+            padded(self.advantages(rows), logprobs),
+            mask_of(rows, logprobs),
+            totals[0],
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            kl_coefficient=self.settings.kl_coefficient,
+            reference=padded([self.reference[row.index] for row in rows], logprobs)
+            if penalised
+            else None,
+        )
+
+
+def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights that wait, out of the device's memory."""
+    return {name: value.cpu() for name, value in state.items()}
+
+
+def by_row(
+    learner: Learner,
+    rows: Sequence[TrainRow],
+    compute: Callable[[Sequence[TrainRow]], torch.Tensor],
+) -> Numbers:
+    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the
+    rows' indices.
+    """
+    import torch
+
+    numbers: Numbers = {}
+    with torch.no_grad(), learner.autocast():
+        for part in learner.parts_of(rows):
+            for row, values in zip(part, compute(part), strict=True):
+                numbers[row.index] = values[: len(row.completion_ids)].tolist()
+    return numbers
+
+
+GRPO = Method(
+    name="grpo",
+    rows=CreditedRows,
+    objective=lambda train, model, lora: Grpo(train, model),
+    rates=(5e-4, 1e-5),
+    reads=frozenset(
+        {
+            "clip_high",
+            "clip_low",
+            "credit",
+            "kl_coefficient",
+            "negative_weight",
+            "pack",
+            "reward",
+            "rows_per_round",
+            "teacher_rows",
+        }
+    ),
+    credits=("group", "step", "process"),
+    about="GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
+    "correctness alone: --config grpo_correctness",
+    compares=True,
+)
