@@ -27,7 +27,7 @@ from support import (
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
-from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
@@ -194,6 +194,37 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
         revisited += sum(tree.N[leaf] > tree.samples[leaf] for leaf in tree.leaves())
     # The comparison saw deep trees, wide trees and terminal re-visits.
     assert deepest >= 8 and widest >= 100 and revisited >= 100
+
+
+OWN = """
+from alphazero_llm_trainer.mcts.select import Selector, ucb1
+
+def last(tree, node, exploration):
+    return tree.children[node][-1]
+
+def never(tree, node, exploration, arms):
+    return node
+
+LAST, UCB1, NONE = Selector(last, never, 0.0, 0.0), Selector(ucb1, never, 2**0.5, 1.0), last
+"""
+
+
+def test_a_selector_of_ones_own_leads_the_descent(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    policy, problem = ScriptedPolicy(1), a_problem()
+    plain = search(policy, problem, 0, select="ucb1", simulations=20).tree.to_dict()
+    same = search(policy, problem, 0, select=f"{file}:UCB1", simulations=20).tree.to_dict()
+    assert same == plain
+    tree = search(policy, problem, 0, select=f"{file}:LAST", simulations=20).tree
+    visited = [node for node in range(1, len(tree)) if tree.expanded[node]]
+    assert len(visited) > 1
+    for node in visited:
+        assert node == tree.children[tree.parent[node]][-1]
+    with pytest.raises(ConfigError, match=r"search\.select"):
+        search(policy, problem, 0, select=f"{file}:NONE")
+    with pytest.raises(ConfigError, match=r"search\.select"):
+        load_config(overrides=["search.select=nearest"])
 
 
 # -- (b) properties --------------------------------------------------------------------------------

@@ -173,7 +173,9 @@ class VerifyConfig(Section):
 class SearchConfig(Section):
     place = "search"
     mode: Literal["step", "token"]
-    select: Literal["ucb1", "puct", "gumbel", "restart", "best-first"] | None
+    select: Annotated[
+        str | None, Field(pattern=r"^(ucb1|puct|gumbel|restart|best-first|.+\.py:\w+)$")
+    ]
     exploration: NonNegativeFloat | None
     candidates: Positive
     simulations: Positive = 60  # as `step`

@@ -19,7 +19,7 @@ from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import MeteredValue, MeteredVerifier, Paid, valued_by
 from .seeds import derive_seed
-from .select import SELECTORS, constant
+from .select import constant, selector_of
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -107,7 +107,8 @@ class Search:
             grading,
         )
         selector = settings.selector(verifier is not None)
-        if verifier is None and SELECTORS[selector].select is None:
+        rules = selector_of(selector)
+        if verifier is None and rules.select is None:
             raise ConfigError(
                 f"search.select is {selector}, which needs a verifier: name one (eval --verifier, "
                 "train.groups=verified), or take ucb1, puct or gumbel"
@@ -122,9 +123,9 @@ class Search:
         if settings.rollout is None:
             rollout = "none" if guided else "sample"
             self.settings = settings = settings.model_copy(update={"rollout": rollout})
-        if selector == "best-first" and not guided:
+        if rules.open is None and verifier is not None and not guided:
             raise ConfigError(
-                "search.select is best-first, which goes by the value of each state under a rule: "
+                f"search.select is {selector}, which goes by the value of each state under a rule: "
                 "name a value (eval --verifier calculator+value --value DIR), or take puct"
             )
         self.guided = guided or value is not None
@@ -227,13 +228,11 @@ class Search:
         """The tree search that the settings describe; `seed` is the tree's."""
         settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
-        rules = SELECTORS[selector]
+        rules = selector_of(selector)
         exploration = constant(selector, settings.exploration, self.guided)
         # The improved policy would look at nothing else than a finished response, and that is
         # known.
-        arms = (
-            Live(tree, settings.verify.patience, ends=selector != "gumbel") if judged else expanded
-        )
+        arms = Live(tree, settings.verify.patience, ends=not rules.halves) if judged else expanded
         rule: Rule
         if rules.select is not None and not judged:
             rule = closed(rules.select, exploration)
@@ -244,7 +243,7 @@ class Search:
         if self.guided:
             rule = rescaled(rule)
         tree.discount = settings.discount
-        if selector == "gumbel":
+        if rules.halves:
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or
             # under a verifier singly.
             drawn = (

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..config.objects import own_object
+from ..errors import ConfigError
 from .descent import OpenSelect, Select
 from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
@@ -159,21 +161,35 @@ def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
 class Selector(NamedTuple):
     """A value of `search.select`: its rule, its rule under a verifier, and its usual exploration
     constant (of gumbel: the scale of the values), without a value and under one.
+
+    Your own is an object of this kind in a file: `search.select: file.py:NAME`.
     """
 
     select: Select | None  # None: under a verifier alone
     open: OpenSelect | None  # None: `descent.BestFirst`
     exploration: float
     guided: float  # where Q is scaled by the tree's least and largest
+    halves: bool = False  # the root's children share the simulations by sequential halving
 
 
+SELECT = "search.select"
 SELECTORS = {
     "ucb1": Selector(ucb1, open_ucb1, 2**0.5, 2**0.5),
     "puct": Selector(puct, open_puct, 2.0, GUIDED),
-    "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE),
+    "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True),
     "restart": Selector(None, restart, 0.0, 0.0),
     "best-first": Selector(None, None, 0.0, 0.0),
 }
+
+
+def selector_of(named: str) -> Selector:
+    """The selector that `search.select` names. Raises ConfigError where it is none."""
+    selector = SELECTORS[named] if named in SELECTORS else own_object(named, SELECT)
+    if not isinstance(selector, Selector):
+        raise ConfigError(
+            f"{SELECT} is {named!r}, a {type(selector).__name__}: name a `mcts.select.Selector`"
+        )
+    return selector
 
 
 def constant(selector: str, exploration: float | None, guided: bool = False) -> float:
@@ -182,4 +198,5 @@ def constant(selector: str, exploration: float | None, guided: bool = False) -> 
     """
     if exploration is not None:
         return exploration
-    return SELECTORS[selector].guided if guided else SELECTORS[selector].exploration
+    rules = selector_of(selector)
+    return rules.guided if guided else rules.exploration
