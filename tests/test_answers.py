@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -133,12 +131,12 @@ EXTRACTED = [  # text, strict=False, strict=True
 ]
 
 
-@pytest.mark.parametrize(("text", "key"), NORMALIZED)
+@pytest.mark.parametrize("text, key", NORMALIZED)
 def test_normalize(text, key):
     assert answers.normalize(text) == key
 
 
-@pytest.mark.parametrize(("text", "loose", "strict"), EXTRACTED)
+@pytest.mark.parametrize("text, loose, strict", EXTRACTED)
 def test_extract(text, loose, strict):
     assert answers.extract(text) == loose
     assert answers.extract(text, strict=True) == strict
@@ -166,14 +164,14 @@ NUMBERS = [  # text, strict=False, strict=True
 ]
 
 
-@pytest.mark.parametrize(("text", "loose", "strict"), NUMBERS)
+@pytest.mark.parametrize("text, loose, strict", NUMBERS)
 def test_extract_number(text, loose, strict):
     assert answers.extract_number(text) == loose
     assert answers.extract_number(text, strict=True) == strict
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "same"),
+    "a, b, same",
     [
         ("1/2", "0.5", True),
         ("0.1", "1/10", True),
@@ -198,7 +196,7 @@ def test_equal(a, b, same):
 
 
 @pytest.mark.parametrize(
-    ("latex", "formula"),
+    "latex, formula",
     [
         (r"3\sqrt2 \text{ cm}^2", r"3\sqrt2"),
         (r"20\sqrt{3} square inches.", r"20\sqrt{3}"),
@@ -216,7 +214,7 @@ def test_units_of_formulas(latex, formula):
 
 
 @pytest.mark.parametrize(
-    ("unit", "end"),
+    "unit, end",
     [
         ("111,", "111x"),
         ("\\boxed{", ""),

@@ -2,12 +2,9 @@
 written.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults import a_job
@@ -18,11 +15,11 @@ from alphazero_llm_trainer.scale.sample import run_sample
 SHIPPED = Path(__file__).parents[1] / "alphazero_llm_trainer" / "assets" / "student"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys, *words):
     """The one sentence that a command line is refused with."""
     capsys.readouterr()
     try:
-        code: Any = main(words)
+        code = main(words)
     except SystemExit as stop:
         code = stop.code
     [said] = [
@@ -35,7 +32,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 # -- the command line ------------------------------------------------------------------------------
 
-LINES: dict[str, tuple[list[str], str]] = {
+LINES = {
     "a text for a number": (["info", "--set", "seed=x"], "seed is 'x'"),
     "no such file": (["search", "--source", "nowhere.jsonl"], "nowhere.jsonl"),
     "an empty question": (["search", ""], "empty"),
@@ -63,9 +60,7 @@ LINES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_a_command_line_that_cannot_be(
-    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_line_that_cannot_be(case, capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
@@ -84,7 +79,7 @@ def test_a_command_line_that_cannot_be(
         '{"question": "\\ud800 apples?", "answer": "#### 3"}',
     ],
 )
-def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_row_that_is_none(row, capsys, tmp_path):
     (tmp_path / "gsm8k").mkdir()
     good = json.dumps({"question": "1 and 2 apples?", "answer": "1 + 2 = 3\n#### 3"})
     for split in ("train", "test"):
@@ -110,13 +105,13 @@ def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_pa
         assert "line 1" in said or "Unicode" in said
 
 
-def student(tmp_path: Path) -> Path:
+def student(tmp_path):
     folder = tmp_path / "student"
     shutil.copytree(SHIPPED, folder)
     return folder
 
 
-def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers(capsys, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = student(tmp_path)
@@ -130,21 +125,21 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
 
 # -- journals and run folders ----------------------------------------------------------------------
 
-CHANGES: dict[str, tuple[tuple[Any, ...], Any]] = {
+CHANGES = {
     "a text as tree": (("tree",), "tree"),
     "a log-probability less": (("tree", "logprobs", 1), []),
 }
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def lines(tmp_path_factory):
     """The lines of a journal of 4 small trees of the embedded student."""
     folder = tmp_path_factory.mktemp("trees")
     run_sample(a_job(4), folder)
     return (folder / "journal.jsonl").read_text().splitlines()
 
 
-def changed(lines: list[str], folder: Path, path: tuple[Any, ...], value: Any) -> Path:
+def changed(lines, folder, path, value):
     """A journal whose third record is changed."""
     record = inner = json.loads(lines[2])
     for part in path[:-1]:
@@ -157,9 +152,7 @@ def changed(lines: list[str], folder: Path, path: tuple[Any, ...], value: Any) -
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_record_that_is_none(
-    case: str, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_is_none(case, lines, tmp_path, capsys):
     """`export` refuses it, as `value` and `prm` do, which read it the same way."""
     folder = changed(lines, tmp_path, *CHANGES[case])
     said = refused(
@@ -176,9 +169,7 @@ def test_a_record_that_is_none(
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_tokens_beyond_the_student(
-    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_beyond_the_student(lines, tmp_path, capsys):
     folder = changed(lines, tmp_path, ("tree", "token_ids", 1, 0), 50_000)
     for command in ("value", "prm"):
         said = refused(
@@ -195,9 +186,7 @@ def test_tokens_beyond_the_student(
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"3", b'{"key": 5}', b'{"key"'])
-def test_a_line_that_is_none(
-    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_is_none(line, tmp_path, capsys):
     (tmp_path / "journal.jsonl").write_bytes(line + b"\n")
     assert "line 1" in refused(capsys, "view", str(tmp_path))
     out = str(tmp_path / "x.parquet")
@@ -209,17 +198,13 @@ def test_a_line_that_is_none(
 @pytest.mark.parametrize(
     "card", ["", "3", '{"config": 5, "method": "grpo"}', '{"config": {"search": 5}}']
 )
-def test_a_run_card_that_is_none(
-    card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_card_that_is_none(card, tmp_path, capsys):
     (tmp_path / "run.json").write_text(card)
     refused(capsys, "train", "--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_a_report_of_what_is_no_run(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_what_is_no_run(name, tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"config": {}, "method": "grpo"}')
     (tmp_path / name).write_text("3\n")
     assert name in refused(capsys, "report", str(tmp_path))

@@ -1,7 +1,5 @@
 """The calculator rule: which equations it finds, and which of them it calls true."""
 
-from __future__ import annotations
-
 import pytest
 from growth import LINEAR, growth
 from hypothesis import given
@@ -11,7 +9,7 @@ from alphazero_llm_trainer.problems.calculator import equations
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    "text, found",
     [
         ("16 - 3 = 13", (True,)),
         ("16 - 3 = 14", (False,)),
@@ -56,7 +54,7 @@ from alphazero_llm_trainer.problems.calculator import equations
         ("", ()),
     ],
 )
-def test_equations_of_a_line(text: str, found: tuple[bool, ...]) -> None:
+def test_equations_of_a_line(text, found):
     assert equations(text) == found
 
 
@@ -64,9 +62,7 @@ numbers = st.integers(0, 10**6)
 
 
 @given(numbers, st.sampled_from("+-*/"), numbers, st.integers(-3, 3))
-def test_a_random_equation_is_true_exactly_when_it_is(
-    a: int, operator: str, b: int, off: int
-) -> None:
+def test_a_random_equation_is_true_exactly_when_it_is(a, operator, b, off):
     if operator == "/":
         a, b = a * (b + 1), b + 1
     exact = {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[operator]
@@ -74,8 +70,8 @@ def test_a_random_equation_is_true_exactly_when_it_is(
 
 
 @pytest.mark.parametrize(
-    ("unit", "end"),
+    "unit, end",
     [("16 - 3 = 13\n", ""), ("so 16 - 3 = 13 clips. ", ""), ("1=", ""), ("111,", "111x")],
 )
-def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit: str, end: str) -> None:
+def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
     assert growth(equations.__wrapped__, unit, end) < LINEAR

@@ -1,7 +1,5 @@
 """What the commands `search`, `info` and `sft` print and write."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 from.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -12,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -33,7 +30,7 @@ CONTRACT = (
 )
 
 
-def script(name: str) -> ModuleType:
+def script(name):
     sys.path[:0] = [folder] if (folder := str(ROOT)) not in sys.path else []
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -43,11 +40,11 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def parser() -> argparse.ArgumentParser:
+def parser():
     return build_parser()
 
 
-def shell_lines(text: str) -> list[str]:
+def shell_lines(text):
     """The lines of the shell blocks of a Markdown text, continued ones joined."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -109,7 +106,7 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
 
-    def check(*flags: str) -> tuple[int, str]:
+    def check(*flags):
         command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), *flags]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         return done.returncode, done.stderr

@@ -1,9 +1,6 @@
 """The `eval` command: a run, a run that is cut off and goes on, and every kind of bad input."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from support import tiny_chat
@@ -21,7 +18,7 @@ SMALL = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", 
 SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
 
 
-def results(out: Path) -> dict:
+def results(out):
     """results.json without what a clock or a path decides."""
     found = json.loads((out / "results.json").read_text())
     for row in found["rows"]:
@@ -30,11 +27,11 @@ def results(out: Path) -> dict:
     return found
 
 
-def test_every_method_has_its_name() -> None:
+def test_every_method_has_its_name():
     assert set(METHOD_NAMES) == set(METHODS)
 
 
-def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None:
+def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
     out = tmp_path / "out"
     assert main([*SMALL, "--out", str(out), "--samples", "2"]) == 0
     said = capsys.readouterr().out
@@ -50,7 +47,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert names == {"cells", "results.json", "report.html"}
 
 
-def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> None:
+def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
     hashes = set()
     for split in ("test", "validation"):
         out = tmp_path / split
@@ -70,7 +67,7 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> N
     )
 
 
-def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     combined = [*SHORT, "--verifier", "calculator+log-probability"]
     assert main([*combined, "--out", str(whole)]) == 0
@@ -93,7 +90,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) 
     assert results(cut) == results(whole)
 
 
-def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys) -> None:
+def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main([*SMALL, "--methods", "greedy", *out]) == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()}
@@ -110,7 +107,7 @@ def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys) -> N
         assert words in capsys.readouterr().err
 
 
-def test_the_default_folder_is_numbered(tmp_path) -> None:
+def test_the_default_folder_is_numbered(tmp_path):
     numbered = [*SMALL, "--methods", "greedy", "--set", f"train.checkpoint_dir={tmp_path}"]
     assert main(numbered) == 0 and main(numbered) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-001", "eval-002"]
@@ -118,7 +115,7 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    "flags, words",
     [
         (["--methods", "guess"], ["--methods", "guess", "step-rejection"]),
         (["--source", "sudoku"], ["sudoku", "embedded"]),
@@ -128,7 +125,7 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
         (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
     ],
 )
-def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
+def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys):
     assert (
         main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags])
         == 2
@@ -145,7 +142,7 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "budget"),
+    "overrides, budget",
     [
         (["student=embedded"], 160),
         (["student=qwen2.5-0.5b"], 1000),
@@ -153,11 +150,11 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
         (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
     ],
 )
-def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget) -> None:
+def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget):
     assert load_answering(overrides=overrides).answer_budget == budget
 
 
-def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys) -> None:
+def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys):
     flags = ["eval", "-n", "12", "--model", "embedded", "--methods", "greedy", "mcts", "best-of-n"]
     for budget, best, of_those in (
         ("8", "every method's answers were cut: raise --budget-tokens", 3),
@@ -177,7 +174,7 @@ def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsy
     assert "raise" not in capsys.readouterr().err
 
 
-def long_rows(folder: Path, words: int) -> list[str]:
+def long_rows(folder, words):
     """--source of four questions with so many words each, and a model that reads 4,096 tokens."""
     file = folder / "long.jsonl"
     rows = [
@@ -191,7 +188,7 @@ def long_rows(folder: Path, words: int) -> list[str]:
     return ["--source", str(file), "--model", str(model)]
 
 
-def test_the_context_follows_the_rows(tmp_path, capsys) -> None:
+def test_the_context_follows_the_rows(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     flags = ["eval", *long_rows(tmp_path, 1500), "--methods", "greedy", "-n", "4"]
     short = ["--set", "search.max_tokens=8", "--budget-tokens", "8"]
@@ -205,8 +202,8 @@ def test_the_context_follows_the_rows(tmp_path, capsys) -> None:
     )
 
 
-def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path) -> None:
-    def context(source: str, *overrides: str) -> int:
+def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path):
+    def context(source, *overrides):
         asked = ["student=qwen2.5-0.5b", f"problems.source={source}", *overrides]
         return with_context(load_config(overrides=asked)).engine.context
 

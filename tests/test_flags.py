@@ -1,12 +1,8 @@
 """Every flag of every command changes something or is refused."""
 
-from __future__ import annotations
-
 import argparse
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +26,7 @@ NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": ["--adapter", "
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}
 
 
-def flags() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.Action]]:
+def flags():
     parser = build_parser()
     [commands] = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     for name, command in commands.choices.items():
@@ -42,10 +38,8 @@ def flags() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.Action]]:
 FLAGS = [pytest.param(*one, id=f"{one[0]} {one[2].option_strings[-1]}") for one in flags()]
 
 
-@pytest.mark.parametrize(("name", "command", "action"), FLAGS)
-def test_a_flag_sets_its_key_or_is_read_by_its_command(
-    name: str, command: Any, action: argparse.Action
-) -> None:
+@pytest.mark.parametrize("name, command, action", FLAGS)
+def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     key = command.keys.get(action.dest)
     if key is None:
         files = (CLI / f"{'critics' if name in ('value', 'prm') else name}.py", CLI / "base.py")
@@ -253,9 +247,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_would_change_nothing_is_refused(
-    kind: str, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_what_would_change_nothing_is_refused(kind, tmp_path, capsys, monkeypatch):
     words, parts = REFUSED[kind]
     places = {"CRITIC": str(tmp_path), "OUT": str(tmp_path / "out"), "ROWS": "rows.jsonl"}
     lines = [f'{{"question": "{number} + 1?", "answer": "{number + 1}"}}' for number in range(60)]
@@ -266,17 +258,17 @@ def test_what_would_change_nothing_is_refused(
     assert error.startswith("error: ") and all(part in error for part in parts), error
 
 
-def test_the_size_of_a_search_that_there_is_none_of_is_refused(capsys: Any) -> None:
+def test_the_size_of_a_search_that_there_is_none_of_is_refused(capsys):
     assert run(["alphazero-llm-trainer", "--env.agent.harness.simulations", "3"]) == 2
     assert "add --env.agent.harness.search mcts" in capsys.readouterr().err
 
 
-def test_a_folder_of_rows_of_generated_problems_is_refused(capsys: Any, tmp_path: Path) -> None:
+def test_a_folder_of_rows_of_generated_problems_is_refused(capsys, tmp_path):
     assert run(["alphazero-llm-trainer", "--env.taskset.path", str(tmp_path)]) == 2
     assert "problems.path" in capsys.readouterr().err
 
 
-def test_keys_that_the_method_reads_are_taken() -> None:
+def test_keys_that_the_method_reads_are_taken():
     from alphazero_llm_trainer.training.start import READERS, check_method
 
     for name, methods in READERS.items():

@@ -2,8 +2,6 @@
 scripts.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -14,7 +12,6 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from verifiers.v1.cli.replay import main as replay
@@ -31,7 +28,7 @@ from alphazero_llm_trainer.errors import EXIT_USER_ERROR, AlphaZeroError
 SCRIPT = "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n"
 
 
-def by_verifiers_own_script(folder: Path, *arguments: str) -> str:
+def by_verifiers_own_script(folder, *arguments):
     """What verifiers' own `vf-eval` prints, in a process of its own."""
     file = folder / "bin" / "vf-eval"
     file.parent.mkdir()
@@ -63,11 +60,11 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-def without_verifiers_own(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def without_verifiers_own(folder, *arguments):
     """A `vf-eval` beside a verifiers that has no evaluation command, in a process of its own."""
     lesser = folder / "lesser"
     if not lesser.exists():
-        whole = Path(str(find_spec("verifiers").submodule_search_locations[0]))  # type: ignore
+        whole = Path(str(find_spec("verifiers").submodule_search_locations[0]))
         shutil.copytree(whole, lesser / "verifiers")
         for name in ("cli/eval", "cli/dashboard"):
             shutil.rmtree(lesser / "verifiers" / "v1" / name)
@@ -82,7 +79,7 @@ def without_verifiers_own(folder: Path, *arguments: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_the_four_lines_outlive_verifiers_own_command(tmp_path: Path) -> None:
+def test_the_four_lines_outlive_verifiers_own_command(tmp_path):
     """Its modules are deleted, not hidden."""
     done = without_verifiers_own(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run")
     assert done.returncode == 0, done.stderr
@@ -100,14 +97,12 @@ def test_the_four_lines_outlive_verifiers_own_command(tmp_path: Path) -> None:
     assert done.returncode == EXIT_USER_ERROR and "vf-eval: " in done.stderr
 
 
-def test_vf_eval_is_installed_by_somebody() -> None:
+def test_vf_eval_is_installed_by_somebody():
     """Where verifiers' own script is gone, `[project.scripts]` needs ours."""
     assert entry_points(group="console_scripts", name="vf-eval")
 
 
-def test_verifiers_own_script_becomes_ours_in_its_own_process(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verifiers_own_script_becomes_ours_in_its_own_process(capsys, monkeypatch):
     """As its `main` asks for this package's classes."""
     name = "verifiers.v1.cli.eval.main"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -122,7 +117,7 @@ def test_verifiers_own_script_becomes_ours_in_its_own_process(
 
 
 @pytest.mark.slow
-def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path: Path) -> None:
+def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path):
     check_evaluation(
         by_verifiers_own_script(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"),
         tmp_path,
@@ -134,9 +129,7 @@ def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path: Path) 
     )
 
 
-def test_the_embedded_evaluation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_embedded_evaluation(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     weights = tmp_path / "weights.yaml"
     weights.write_text("rewards: {hre_weight: 0.7, pre_weight: 0.3}\n")
@@ -147,9 +140,7 @@ def test_the_embedded_evaluation(
     assert rewards(tmp_path / "again") == rewards(tmp_path / "out" / "run")
 
 
-def test_the_evaluation_without_verifiers_own_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_evaluation_without_verifiers_own_command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(front_end, "verifiers_has_one", lambda: False)
     named = [OUR_ID, "-o", "out", "--run.name", "run", "-n", "2"]
@@ -173,14 +164,14 @@ def test_the_evaluation_without_verifiers_own_command(
     assert run(["someone-elses-taskset", "-m", "x"]) == EXIT_USER_ERROR
 
 
-def rewards(folder: Path) -> dict[str, tuple[Any, Any]]:
+def rewards(folder):
     """The parts of each trace's reward, by task."""
     episodes = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
     found = {episode["task"]["key"]: episode["traces"][0] for episode in episodes}
     return {key: (trace["rewards"], trace["metrics"]) for key, trace in found.items()}
 
 
-def check_evaluation(said: str, folder: Path) -> None:
+def check_evaluation(said, folder):
     assert "model: embedded-student (change: -m MODEL" in said
     assert "problems: embedded test, 2 (change: --env.taskset.source" in said
     assert all(name in said for name in ("reward ", "correctness_reward ", "perplexity_reward "))
@@ -200,7 +191,7 @@ def check_evaluation(said: str, folder: Path) -> None:
     assert trace["calls"][0]["usage"]["completion_tokens"] > 0
 
 
-def test_help_and_training_need_no_verifiers() -> None:
+def test_help_and_training_need_no_verifiers():
     code = (
         "import sys; from alphazero_llm_trainer.environment.__main__ import main\n"
         f"assert main(['{OUR_ID}', '--help']) == 0\n"
@@ -214,7 +205,7 @@ def test_help_and_training_need_no_verifiers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "ours"),
+    "argv, ours",
     [
         ([OUR_ID], True),
         (["someone/alphazero_llm_trainer@0.1.0", "-n", "2"], True),
@@ -226,12 +217,12 @@ def test_help_and_training_need_no_verifiers() -> None:
         (["-n", "2", "--", "--env.taskset.id", OUR_ID], False),
     ],
 )
-def test_which_command_lines_are_ours(argv: list[str], ours: bool) -> None:
+def test_which_command_lines_are_ours(argv, ours):
     assert names_us(argv) is ours
 
 
 @pytest.mark.parametrize(
-    ("argv", "called", "given"),
+    "argv, called, given",
     [
         (["gsm8k", "-s", "--tier", "free"], "verifiers_own", ["gsm8k", "-s", "--tier", "free"]),
         ([OUR_ID, "--help-all"], "verifiers_own", [OUR_ID, "--help"]),
@@ -258,10 +249,8 @@ def test_which_command_lines_are_ours(argv: list[str], ours: bool) -> None:
         ),
     ],
 )
-def test_what_a_command_line_runs(
-    argv: list[str], called: str, given: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[list[str]] = []
+def test_what_a_command_line_runs(argv, called, given, monkeypatch):
+    calls = []
     place = (
         "alphazero_llm_trainer.cli.train.train_main"
         if called == "train_main"
@@ -273,7 +262,7 @@ def test_what_a_command_line_runs(
 
 
 @pytest.mark.parametrize(
-    ("rest", "sentence"),
+    "rest, sentence",
     [
         (["--", "--num-examples", "1"], "needs -s before it"),
         (["-s", "--num-examples", "1"], "--num-examples stands before `--`"),
@@ -291,12 +280,12 @@ def test_what_a_command_line_runs(
     ],
 )
 def test_what_a_user_can_fix_is_one_sentence_and_exit_code_2(
-    rest: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    rest,
+    sentence,
+    capsys,
+    monkeypatch,
+    tmp_path,
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
@@ -309,12 +298,12 @@ EMBEDDED = ["-m", "embedded-student", "--client.base-url", "embedded://student/v
 REMOTE = ["-m", "x", "--client.base-url", "http://127.0.0.1:9/v1"]
 
 
-def setting(name: str, value: str) -> list[str]:
+def setting(name, value):
     return [f"--env.taskset.{name}", value]
 
 
 @pytest.mark.parametrize(
-    ("rest", "model", "source", "likely", "push", "size"),
+    "rest, model, source, likely, push, size",
     [
         ([], "embedded-student", "embedded", True, False, 20),
         (["-n", "3"], "embedded-student", "embedded", True, False, 20),
@@ -323,9 +312,7 @@ def setting(name: str, value: str) -> list[str]:
         ([*REMOTE, "--push", "--env.taskset.use-student-model"], "x", "gsm8k", True, True, 20),
     ],
 )  # fmt: skip
-def test_what_is_left_open_is_filled_in(
-    rest: list[str], model: str, source: str, likely: bool, push: bool, size: int
-) -> None:
+def test_what_is_left_open_is_filled_in(rest, model, source, likely, push, size):
     config = parse([OUR_ID, *rest])
     fill(config)
     taskset = config.env.taskset
@@ -336,9 +323,7 @@ def test_what_is_left_open_is_filled_in(
     assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
-def test_the_file_s_source_counts_and_what_nothing_reads_of_it_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_s_source_counts_and_what_nothing_reads_of_it_is_refused(tmp_path, capsys):
     file = tmp_path / "own.yaml"
     given = [OUR_ID, *setting("config-file", str(file))]
     file.write_text("problems: {source: numbers}\n")
@@ -356,9 +341,7 @@ def test_the_file_s_source_counts_and_what_nothing_reads_of_it_is_refused(
         assert key in capsys.readouterr().err
 
 
-def test_a_run_whose_rollouts_all_failed_is_a_failure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_whose_rollouts_all_failed_is_a_failure(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code = run(
         [
@@ -380,8 +363,8 @@ def test_a_run_whose_rollouts_all_failed_is_a_failure(
 
 
 def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -405,7 +388,7 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     assert capsys.readouterr().out.splitlines()[-1] == "teachers took part: 3 steps"
 
 
-def test_the_summary_counts_only_what_ended(tmp_path: Path) -> None:
+def test_the_summary_counts_only_what_ended(tmp_path):
     part = {"score": 1.0, "weight": 0.4}
     ended = {
         "ok": True,

@@ -2,8 +2,6 @@
 math-verify does with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -52,7 +50,7 @@ def impatient():
 
 @pytest.mark.parametrize("source", ["embedded", "gsm8k", "user"])
 @pytest.mark.parametrize(
-    ("response", "gold", "loose", "strict"),
+    "response, gold, loose, strict",
     [
         ("2 + 3 = 5\n#### 5", "5", "correct", "correct"),
         ("2 + 3 = 5\n#### 6", "5", "wrong", "wrong"),
@@ -78,7 +76,7 @@ def test_numbers(source, response, gold, loose, strict):
 
 
 @pytest.mark.parametrize(
-    ("response", "gold", "verdict"),
+    "response, gold, verdict",
     [
         (r"Thus \boxed{\frac{1}{2}}.", r"\frac12", "correct"),
         (r"Thus \boxed{\dfrac{\sqrt{3}}{3}}.", r"\frac{1}{\sqrt{3}}", "correct"),
@@ -192,7 +190,7 @@ def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "right", "f1"),
+    "answer, gold, right, f1",
     [
         ("The Chief of  Protocol.", "chief of protocol", True, 1.0),
         ("Chief", "Chief of Protocol", False, 0.5),
@@ -240,7 +238,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "cases" / "answers.jsonl"
 
 
 @pytest.mark.parametrize("file", [OWN, SHARED], ids=["own", "shared"])
-def test_every_response_is_graded_as_a_person_grades_it(file: Path) -> None:
+def test_every_response_is_graded_as_a_person_grades_it(file):
     if not file.is_file():
         pytest.skip("the shared cases are not here")
     wrong = []
@@ -252,7 +250,7 @@ def test_every_response_is_graded_as_a_person_grades_it(file: Path) -> None:
     assert wrong == []
 
 
-def test_a_response_that_was_cut_needs_a_mark() -> None:
+def test_a_response_that_was_cut_needs_a_mark():
     """What is read more kindly than before is still no answer of a response that a limit cut."""
     grader = GRADERS["numbers"]
     for response in (
@@ -292,7 +290,7 @@ def test_every_response_is_graded_as_it_was_read():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("source", "rows"), [("gsm8k", 1319), ("math", 500), ("hotpotqa", 250)])
+@pytest.mark.parametrize("source, rows", [("gsm8k", 1319), ("math", 500), ("hotpotqa", 250)])
 def test_every_real_gold_is_correct_against_itself(data_dir, source, rows):
     real = load_tasks(source, "test", 10_000, path=str(data_dir))
     assert len(real) == rows

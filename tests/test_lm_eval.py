@@ -2,8 +2,6 @@
 and generation.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -45,7 +43,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 
 @pytest.fixture(scope="module")
-def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lm_eval(tmp_path_factory):
     """The command that LM_EVAL names, else of an environment that is made for it; a skip where that
     can't be had.
     """
@@ -68,7 +66,7 @@ def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> None:
+def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
     student = load_student(load_config(overrides=["student=embedded"]))
     student.tokenizer.save_pretrained(tmp_path / "tokenizer")
     rows = []
@@ -119,7 +117,7 @@ def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> 
         served.process.kill()
         served.process.wait()
 
-    def samples(name: str) -> list[dict]:
+    def samples(name):
         [file] = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
         return [json.loads(line) for line in file.read_text().splitlines()]
 

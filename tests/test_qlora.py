@@ -2,12 +2,9 @@
 training and resuming.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.folders import mirrored, weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
-    Student,
     check_device,
     frozen_student,
     load_model,
@@ -72,16 +68,16 @@ def one_thread():
 
 
 @pytest.fixture
-def config() -> Config:
+def config():
     return load_config(overrides=FOUR_BITS)
 
 
 @pytest.fixture
-def student(config: Config) -> Student:
+def student(config):
     return load_student(config)
 
 
-def randomise(model: Any, adapter: str, seed: int, size: float = 0.03) -> None:
+def randomise(model, adapter, seed, size=0.03):
     """An adapter that changes something, at about the size that training gives one."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in adapters.own_parameters(model, adapter).items():
@@ -89,36 +85,36 @@ def randomise(model: Any, adapter: str, seed: int, size: float = 0.03) -> None:
             parameter.data = torch.randn(parameter.shape, generator=generator) * size
 
 
-def logprobs(model: Any, student: Student) -> torch.Tensor:
+def logprobs(model, student):
     """Every next-token log-probability along an answer."""
     ids = torch.tensor([[*student.prompt_ids(QUESTION), *student.encode(ANSWER)]])
     with torch.no_grad():
         return model(ids).logits[0].log_softmax(-1)
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(found, expected):
     """The largest difference in nats. Logits span 40 nats here: fp32 sums in another order are 2e-5
     apart.
     """
     return float((found - expected).abs().max())
 
 
-def in_64_bits(student: Student, adapter: Path) -> Any:
+def in_64_bits(student, adapter):
     """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
-    model: Any = bare(student.model, torch.float32)
+    model = bare(student.model, torch.float32)
     adapters.load_adapter(model, adapter, adapters.POLICY)
     adapters.activate(model, adapters.POLICY)
     return model.double()
 
 
-def engine_scores(student: Student) -> list[float]:
+def engine_scores(student):
     [found] = asyncio.run(
         student.engine.score([(student.prompt_ids(QUESTION), tuple(student.encode(ANSWER)))])
     )
     return found
 
 
-def storages(model: Any) -> set[int]:
+def storages(model):
     """Where the numbers of a model's base lie."""
     return {p.data_ptr() for name, p in model.named_parameters() if not adapters.is_adapted(name)}
 
@@ -126,7 +122,7 @@ def storages(model: Any) -> set[int]:
 # -- 4 bits ----------------------------------------------------------------------------------------
 
 
-def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: Student) -> None:
+def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student):
     """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient
     passes them then.
     """
@@ -144,7 +140,7 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: St
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
 
 
-def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Path) -> None:
+def test_merging_is_exact_and_the_folder_is_plain(student, tmp_path):
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
     student.model.eval()
@@ -171,9 +167,7 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
-def test_an_adapter_comes_back_exactly_and_knows_its_base(
-    student: Student, config: Config, tmp_path: Path
-) -> None:
+def test_an_adapter_comes_back_exactly_and_knows_its_base(student, config, tmp_path):
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
     save_adapter(student.model, tmp_path)
@@ -201,9 +195,7 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(
 LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
 
 
-def test_all_weights_under_an_adapter_are_not_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_weights_under_an_adapter_are_not_trained(tmp_path, capsys):
     config = load_config(overrides=LORA)
     first = load_student(config)
     make_trainable(first.model, first.spec, "lora")
@@ -224,7 +216,7 @@ def test_all_weights_under_an_adapter_are_not_trained(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
+def test_a_cut_adapter_is_one_sentence(tmp_path):
     config = load_config(overrides=LORA)
     student = load_student(config)
     make_trainable(student.model, student.spec, "lora")
@@ -241,7 +233,7 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
 # -- one base --------------------------------------------------------------------------------------
 
 
-def test_policy_reference_value_and_critic_share_one_base(student: Student, config: Config) -> None:
+def test_policy_reference_value_and_critic_share_one_base(student, config):
     base = storages(student.model)
     apart = {name: load_student(config) for name in ("policy", "value", "critic")}
     frozen = frozen_student(student, config, shared=True)
@@ -288,9 +280,9 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
             assert torch.allclose(values[0], own.score(hidden)[0, -5:-1, 0], atol=1e-4)
 
 
-def test_an_optimiser_of_8_bits_keeps_embeddings_in_32() -> None:
+def test_an_optimiser_of_8_bits_keeps_embeddings_in_32():
     model = tiny_llama()
-    optimizer: Any = make_optimizer(model, (), 1e-3, 0.0, eight_bit=True)
+    optimizer = make_optimizer(model, (), 1e-3, 0.0, eight_bit=True)
     optimizer.check_overrides()
     embeddings = model.get_input_embeddings().weight
     for number, group in enumerate(optimizer.param_groups):
@@ -299,14 +291,14 @@ def test_an_optimiser_of_8_bits_keeps_embeddings_in_32() -> None:
             assert bits == (32 if parameter is embeddings else 8)
 
 
-def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Student) -> None:
+def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student):
     make_trainable(student.model, student.spec, "lora")
     attach(student.model, student.spec.lora, adapters.CRITIC)
     for seed, name in enumerate((adapters.POLICY, adapters.CRITIC)):
         randomise(student.model, name, seed)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
 
-    def gradients() -> dict[str, torch.Tensor]:
+    def gradients():
         student.model.zero_grad(set_to_none=True)
         loss = student.model(ids).logits.logsumexp(-1).sum()
         with adapters.under(student.model, adapters.CRITIC):
@@ -332,14 +324,14 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Stud
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_run(tmp_path_factory):
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("qlora")
     assert train_main([*SMALL, "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001"
 
 
-def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: Config) -> None:
+def test_a_run_searches_trains_merges_and_is_evaluated(whole_run, config):
     card = json.loads((whole_run / "run.json").read_text())
     assert card["adapter"] == "lora" and card["after"]["problems"] == 8
     lines = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
@@ -368,7 +360,7 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
 # -- what a user trips over ------------------------------------------------------------------------
 
 
-def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     spec = load_config().models["llama-3.2-3b"]
     with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --model embedded.*cpu=true"):
@@ -377,9 +369,7 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
     check_device("embedded", str(PACKAGED), spec)
 
 
-def test_the_mirror_takes_a_gated_model_s_place(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_mirror_takes_a_gated_model_s_place(monkeypatch, caplog):
     mirrored.cache_clear()  # it is said once a process
     spec = load_config().models["llama-3.2-3b"]
     for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
@@ -389,9 +379,9 @@ def test_the_mirror_takes_a_gated_model_s_place(
 
 
 def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
+    monkeypatch,
+):
+    def refuse(*args, **kwargs):
         raise OSError("You are trying to access a gated repo.\nMore of it.")
 
     spec = load_config().models["llama-3.2-3b"]
@@ -419,25 +409,25 @@ def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
 class Hub:
     """FAKE hub: what `HfApi` is asked to make and to upload."""
 
-    def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
-        self.files: dict[str, bytes] = {}
+    def __init__(self):
+        self.made = []
+        self.files = {}
 
-    def create_repo(self, repository: str, **given: Any) -> str:
+    def create_repo(self, repository, **given):
         self.made.append({"repository": repository, **given})
         return f"https://hub/{repository}"
 
-    def upload_folder(self, folder_path: Path, path_in_repo: str | None, **_: Any) -> None:
+    def upload_folder(self, folder_path, path_in_repo, **_):
         for file in folder_path.iterdir():
             self.files[str(Path(path_in_repo or "") / file.name)] = file.read_bytes()
 
 
 def test_merge_writes_a_plain_folder_and_uploads_it(
-    whole_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    whole_run,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     hub, out = Hub(), tmp_path / "merged"
     monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
@@ -464,7 +454,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    "flags, wanted",
     [
         (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
         (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
@@ -474,15 +464,13 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
         ),
     ],
 )
-def test_merge_refuses_what_is_wrong(
-    flags: list[str], wanted: str, whole_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_merge_refuses_what_is_wrong(flags, wanted, whole_run, capsys):
     given = [flag.format(adapter=whole_run / "adapter", run=whole_run) for flag in flags]
     assert main(["merge", *FLAGS, *given]) == 2
     assert wanted in capsys.readouterr().err
 
 
-def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
+def test_sft_goes_on_in_4_bits(tmp_path):
     out = tmp_path / "sft"
     flags = [
         "--eval-size",
@@ -510,7 +498,7 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     prompt = adapted.prompt_ids("Zoe has 3 bags with 4 coins each. How many coins does Zoe have?")
     pair = (prompt, tuple(adapted.encode("3 * 4 = 12\n#### 12")))
 
-    def scores(student: Student) -> torch.Tensor:
+    def scores(student):
         [found] = asyncio.run(student.engine.score([pair]))
         return torch.tensor(found)
 

@@ -1,12 +1,9 @@
 """Report and comparison pages against the JSON files that they are made of."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import grpo_config
@@ -32,16 +29,16 @@ VOID = {"meta", "br", "img", "link", "input", "hr", "use", "path"}
 class Page(HTMLParser):
     """The text and the elements of a page; every element has to be closed in order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.raw = path.read_text(encoding="utf-8")
-        self.open: list[str] = []
-        self.text: list[str] = []
-        self.counts: dict[str, int] = {}
+        self.open = []
+        self.text = []
+        self.counts = {}
         self.feed(self.raw)
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         self.counts[tag] = self.counts.get(tag, 0) + 1
         if tag not in VOID:
             self.open.append(tag)
@@ -50,23 +47,23 @@ class Page(HTMLParser):
                 name == "href" and "//" in (value or "")
             ), "nothing is fetched"
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text.append(data)
 
-    def texts(self, text: str) -> int:
+    def texts(self, text):
         """How many of the page's own texts are just this."""
         return self.text.count(text)
 
-    def __contains__(self, text: str) -> bool:
+    def __contains__(self, text):
         return text in " ".join(self.text)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory):
     """Two finished runs of the embedded student that differ in one key."""
     folder, found = tmp_path_factory.mktemp("checkpoints"), []
     for epochs in (1, 2):
@@ -94,7 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
+def test_a_finished_run_has_its_page(runs):
     page = Page(runs[0] / "report.html")
     card = json.loads((runs[0] / "run.json").read_text())
     for name in ("before", "after"):
@@ -122,9 +119,7 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     )
 
 
-def test_a_run_that_is_not_finished_is_reported_too(
-    runs: list[Path], tmp_path: Path, capsys: Any
-) -> None:
+def test_a_run_that_is_not_finished_is_reported_too(runs, tmp_path, capsys):
     cut = tmp_path / "run-001"
     shutil.copytree(
         runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*")
@@ -143,9 +138,7 @@ def test_a_run_that_is_not_finished_is_reported_too(
     assert page.texts("Mean reward of sampled responses") == 1
 
 
-def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
-    runs: list[Path], tmp_path: Path, capsys: Any
-) -> None:
+def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs, tmp_path, capsys):
     run = tmp_path / "run-001"
     run.mkdir()
     shutil.copy(runs[0] / "run.json", run)
@@ -168,14 +161,14 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
-def critic_card(earned: bool, gain: list[float], kind: str = "prm") -> dict[str, Any]:
+def critic_card(earned, gain, kind="prm"):
     test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.75, 0.65, 0.85],
             "pair accuracy over log-probability": gain}  # fmt: skip
     return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
             "questions": {"test": 20}, "pairs": {"test": 30}}  # fmt: skip
 
 
-def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
+def test_a_critic_s_verdict_comes_first(tmp_path):
     better, level = critic_card(True, [0.1, 0.05, 0.15]), critic_card(True, [0.1, -0.05, 0.25])
     yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
     assert critic_text(better).startswith(yes)
@@ -199,7 +192,7 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    "arguments, sentence",
     [
         (["report", "nowhere"], "nowhere has none of run.json"),
         (["report", "empty"], "empty has none of run.json"),
@@ -209,12 +202,12 @@ def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
+    arguments,
+    sentence,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("broken").mkdir()
@@ -228,9 +221,7 @@ def test_bad_input_is_one_sentence(
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
 
 
-def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
-    runs: list[Path], tmp_path: Path
-) -> None:
+def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs, tmp_path):
     card, metrics = json.loads((runs[0] / "run.json").read_text()), []
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
     said, kind = verdict(card | {"kept_round": 0}, metrics)
@@ -270,10 +261,10 @@ def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(
     )
 
 
-def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:
+def test_grades_between_wrong_and_right_have_their_mean_before_and_after():
     tasks = load_tasks("embedded", "test", 4)
 
-    def found(*grades: float, partial: bool = True) -> dict[str, Any]:
+    def found(*grades, partial=True):
         right = [[grade == 1.0] for grade in grades]
         return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
 

@@ -2,8 +2,6 @@
 the run down.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,7 +15,6 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.scale.folder import SampleFolder
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.scale.summary import Summary
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
@@ -26,7 +23,7 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+def test_a_folder_holds_one_run(tmp_path):
     tasks = a_job(12).tasks
     # Nothing there yet: a new run.
     folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)
@@ -53,14 +50,14 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Summary]:
+def whole(tmp_path_factory):
     """Trees of 30 questions, by a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole")
     summary = run_sample(a_job(30), out)
     return trees_in(out), summary
 
 
-def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
+def test_a_run_leaves_a_manifest_that_adds_up(tmp_path):
     job = a_job(16)
     summary = run_sample(job, tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -83,9 +80,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     assert more.session_trees == 2 and more.trees == 18
 
 
-def test_killed_at_any_moment_every_question_has_its_tree(
-    tmp_path: Path, whole: tuple[dict, Summary]
-) -> None:
+def test_killed_at_any_moment_every_question_has_its_tree(tmp_path, whole):
     rng, job = Random(3), a_job(30, delay=0.02)
     for kill in range(3):
         had = lines_in(tmp_path)
@@ -105,7 +100,7 @@ def test_killed_at_any_moment_every_question_has_its_tree(
     }
 
 
-def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
+def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path):
     job = a_job(9)
     raises, hangs = keys_of(job)[2], keys_of(job)[5]
     job = a_job(9, poison={raises: "raise", hangs: "hang"}, seconds=0.5)
@@ -124,7 +119,7 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     assert run_sample(job, tmp_path, resume=True).session_trees == 0  # they stay aside
 
 
-def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
+def test_a_mistake_in_the_configuration_ends_the_run(tmp_path):
     keys = keys_of(a_job(9))
     with pytest.raises(ConfigError, match="wrong for every question"):
         run_sample(a_job(9, poison={keys[4]: "configure"}), tmp_path)
@@ -134,9 +129,7 @@ def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
     assert set(trees_in(tmp_path)) == set(keys)
 
 
-def test_stopping_leaves_whole_trees_and_goes_on(
-    tmp_path: Path, whole: tuple[dict, Summary]
-) -> None:
+def test_stopping_leaves_whole_trees_and_goes_on(tmp_path, whole):
     job = a_job(30)
     summary = run_sample(job, tmp_path, stop=lambda: lines_in(tmp_path) >= 5)
     assert summary.status == "stopped" and 5 <= len(trees_in(tmp_path)) < 30
@@ -152,9 +145,7 @@ def test_stopping_leaves_whole_trees_and_goes_on(
 SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
 
 
-def test_a_folder_with_files_of_somebody_else_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
     assert (
@@ -166,9 +157,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused(
     }
 
 
-def test_the_command_samples_and_explains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_samples_and_explains(tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -1,12 +1,8 @@
 """`train --dry-run`: what a run would do and take, and why it can't start."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +21,7 @@ HUB = ["--model", "llama-3.2-3b"]
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nowhere(tmp_path, monkeypatch):
     """An empty working folder, an empty hub cache and no token."""
     from huggingface_hub import constants
 
@@ -39,15 +35,13 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-def one_sentence(text: str) -> str:
+def one_sentence(text):
     assert text.startswith("error: ") and text.count("\n") == 1, text
     return text
 
 
 @NO_CUDA
-def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(
-    nowhere: Path, capsys: Any
-) -> None:
+def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere, capsys):
     assert train_main([*HUB, "--use-grpo", "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
@@ -65,7 +59,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(
     assert list(nowhere.iterdir()) == []
 
 
-def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -> None:
+def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere, capsys):
     flags = ["--model", "embedded", "--num-examples", "192", "--eval-size", "50"]
     assert train_main(["--resume", "--dry-run"]) == 2
     assert "found no run" in one_sentence(capsys.readouterr().err)
@@ -85,9 +79,7 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
     assert "and seed is 7 there and 9 here: leave out" in said and "train." not in said
 
 
-def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch, caplog):
     config = grpo_config(["student=embedded"])
     monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 18, 1 << 18))
     with pytest.raises(ConfigError, match="weights"):
@@ -101,7 +93,7 @@ def test_weights_beyond_memory_are_refused_and_less_is_warned_of(
     assert caplog.text == ""
 
 
-def test_every_hub_student_has_a_shape_of_its_size() -> None:
+def test_every_hub_student_has_a_shape_of_its_size():
     config = grpo_config()
     for name, spec in config.models.items():
         if spec.path in ("package", "scratch") or name in ("qwen3.5-2b", "qwen3.5-4b"):
@@ -113,7 +105,7 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "rounds", "questions", "rows", "updates"),
+    "overrides, rounds, questions, rows, updates",
     [
         ([], 50, 96, 40, 8),
         (
@@ -129,9 +121,7 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
         (["train.method=legacy"], 50, 96, 224, 14),
     ],
 )
-def test_a_run_has_the_size_that_its_settings_say(
-    overrides: list[str], rounds: int, questions: int, rows: int, updates: int
-) -> None:
+def test_a_run_has_the_size_that_its_settings_say(overrides, rounds, questions, rows, updates):
     size = RunSize(grpo_config(["student=embedded", *overrides]))
     assert (size.rounds, size.questions_per_round, size.rows_per_round) == (rounds, questions, rows)
     assert size.updates_per_round == updates
@@ -140,7 +130,7 @@ def test_a_run_has_the_size_that_its_settings_say(
 # -- what a run begins with ------------------------------------------------------------------------
 
 
-def rows(folder: Path, count: int, gold: str = "4") -> str:
+def rows(folder, count, gold="4"):
     """A file of so many rows."""
     lines = [{"question": f"{number} and {number}?", "answer": gold} for number in range(count)]
     file = folder / f"{count}.jsonl"
@@ -153,7 +143,7 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    "flags, words",
     [
         (["--source", "1.jsonl"], ["1.jsonl has no train problems"]),
         (
@@ -183,9 +173,9 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
     ],
 )
 def test_a_dry_run_fails_where_the_run_fails_before_torch(
-    flags: list[str], words: list[str], nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def load(*args: Any) -> None:
+    flags, words, nowhere, monkeypatch, capsys
+):
+    def load(*args):
         raise AssertionError("PyTorch is loaded before what needs none of it was checked")
 
     rows(nowhere, 1), rows(nowhere, 5), rows(nowhere, 60)
@@ -201,7 +191,7 @@ def test_a_dry_run_fails_where_the_run_fails_before_torch(
     assert not (nowhere / "checkpoints").exists()
 
 
-def test_checks_need_no_torch(nowhere: Path) -> None:
+def test_checks_need_no_torch(nowhere):
     rows(nowhere, 5), rows(nowhere, 60)
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     code = (
@@ -215,8 +205,8 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=nowhere, timeout=100)
 
 
-def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: Any) -> None:
-    def questions(*flags: str) -> int:
+def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
+    def questions(*flags):
         assert main(["train", "--dry-run", "--json", "--model", "embedded", *flags]) == 0
         return json.loads(capsys.readouterr().out)["questions"]
 
@@ -234,7 +224,7 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
 # -- the pre-flight --------------------------------------------------------------------------------
 
 
-def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> None:
+def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
     flags = [
         "-n",
         "8",
@@ -281,7 +271,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("responses", "right", "unstated", "tokens", "words"),
+    "responses, right, unstated, tokens, words",
     [
         (8, 0, 8, 80, ["none states an answer", "problems.shots", "train.preflight=0"]),
         (8, 0, 3, 8 * 160, ["cut at search.max_tokens, which is 160: raise it"]),
@@ -291,9 +281,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
         (8, None, 8, 80, []),  # nothing says what is right
     ],
 )
-def test_a_preflight_stops_what_would_learn_nothing(
-    responses: int, right: int | None, unstated: int, tokens: int, words: list[str]
-) -> None:
+def test_a_preflight_stops_what_would_learn_nothing(responses, right, unstated, tokens, words):
     found = (responses, right, unstated, tokens)
     if not words:
         check(grpo_config(), *found)
@@ -305,7 +293,7 @@ def test_a_preflight_stops_what_would_learn_nothing(
         check(grpo_config(["rewards.custom=reward.py:f"]), *found)
 
 
-def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path, capsys):
     flags = [
         "train",
         "--model",

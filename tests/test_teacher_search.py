@@ -2,8 +2,6 @@
 they may take.
 """
 
-from __future__ import annotations
-
 import pytest
 from fault_server import FaultServer
 from support import ScriptedPolicy, a_problem, grpo_config, run, scripted_evaluate
@@ -136,7 +134,7 @@ def test_a_line_that_spells_an_end_token_ends_nothing():
 CALLS = 45
 
 
-def settings_at(url: str) -> list[str]:
+def settings_at(url):
     teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
     train = (
         "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 "

@@ -2,8 +2,6 @@
 known way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -335,7 +333,7 @@ def ask(ensemble, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("text", "step"),
+    "text, step",
     [
         ("  3 + 4 = 7  \n#### 7", "3 + 4 = 7"),
         ("#### 7", "#### 7"),

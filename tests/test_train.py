@@ -1,7 +1,5 @@
 """Training runs end to end with the shipped student: learn, save, die, resume, report."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -69,7 +67,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def weights(run):
     return load_file(run / "student" / "model.safetensors")
 
 
@@ -82,11 +80,11 @@ def whole_run(request, tmp_path_factory):
     return directory / "run-001", request.param
 
 
-def card_of(run: Path) -> dict:
+def card_of(run):
     return json.loads((run / "run.json").read_text())
 
 
-def rounds_of(run: Path) -> list[dict]:
+def rounds_of(run):
     return [line for line in RunFolder(run).read_metrics() if "mean_reward" in line]
 
 
@@ -273,7 +271,7 @@ def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole_run, tmp_path,
     first.load()
     assert first.execute(folder) is None and len(rounds_of(folder.path)) == 1
     monkeypatch.undo()
-    said: list[str] = []
+    said = []
     again = Run(prepare(stored), progress=Progress(tell=said.append))
     again.load()
     assert again.execute(folder, resume=True) is not None
@@ -501,7 +499,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("method", "student", "questions", "enough"),
+    "method, student, questions, enough",
     [
         ("grpo", "embedded", 100, 1250),
         ("grpo", "embedded", 200, 1250),
@@ -510,9 +508,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
         ("grpo", "smollm2-135m", 100, None),  # real models gained from far fewer
     ],
 )
-def test_a_run_too_short_to_gain_anything_says_so(
-    method: str, student: str, questions: int, enough: int | None
-) -> None:
+def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, enough):
     """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
     own = [f"train.method={method}", f"student={student}", f"train.num_examples={questions}"]
     short = [] if questions == 4800 else ["train.save_every=25"]
@@ -588,7 +584,7 @@ def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
     )
 
 
-def unfinished(run: Path, to: Path) -> Path:
+def unfinished(run, to):
     """A copy of a run as it was before its last evaluation."""
     shutil.copytree(run, to)
     card = card_of(run)

@@ -2,10 +2,7 @@
 computes it, in the engine and in training, past every window; or it is refused by its name.
 """
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
 
 import pytest
 import torch
@@ -34,12 +31,12 @@ WINDOW, LENGTH, CONTEXT = 7, 40, 48
 PROMPT = 5
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", FULL, "sliding_attention"]}
 
-WORDS: dict[str, Any] = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-OLDER: dict[str, Any] = {
+WORDS = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+OLDER = {
     **WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }  # fmt: skip
-SHAPE: dict[str, Any] = {**OLDER, "num_key_value_heads": 2, "head_dim": 8}
+SHAPE = {**OLDER, "num_key_value_heads": 2, "head_dim": 8}
 EXPERTS = {
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
@@ -54,14 +51,14 @@ EYE = {
 }
 
 
-def longrope(length: int) -> dict[str, Any]:
+def longrope(length):
     """Rotary factors that change where a sequence has more than `length` tokens."""
     rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 1.0], "short_factor": [1.0] * 4}
     return {**SHAPE, "rope_scaling": rope, "original_max_position_embeddings": length}
 
 
 # name: model type and configuration
-RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
+RIGHT = {
     "llama": ("llama", SHAPE),
     "qwen2": ("qwen2", SHAPE),
     "qwen2 with a window": ("qwen2", {**SHAPE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
@@ -147,7 +144,7 @@ NEO = {
     "num_heads": 4,
     "max_position_embeddings": 64,
 }
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+REFUSED = {
     "bert": ("bert", OLDER),
     "bloom": ("bloom", {**WORDS, "hidden_size": 32, "n_head": 4, "n_layer": 2}),
     "falcon with alibi": ("falcon", {**OLDER, "alibi": True, "multi_query": False, "new_decoder_architecture": False}),
@@ -169,16 +166,16 @@ PACKED = {"deepseek_v3", "llama4_text"}  # that training packs none the less
 UNTRAINED = {"bert", "phi3 past its factors' length"}
 
 
-def made(name: str, zoo: dict[str, tuple[str, dict[str, Any]]]) -> Any:
+def made(name, zoo):
     """A random model whose tokens tell much of each other."""
     kind, shape = zoo[name]
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
     randomise(model)
     return model
 
 
-def words() -> list[tuple[int, ...]]:
+def words():
     """Three sequences: two go on from a common beginning after their prompt, one is short."""
     some = torch.randint(1, 60, (3, LENGTH), generator=torch.Generator().manual_seed(3))
     some[1, : PROMPT + 6] = some[0, : PROMPT + 6]
@@ -191,7 +188,7 @@ def words() -> list[tuple[int, ...]]:
 
 
 @torch.no_grad()
-def own(model: Any, tokens: tuple[int, ...], start: int = PROMPT) -> torch.Tensor:
+def own(model, tokens, start=PROMPT):
     """Log-probabilities of the tokens from `start` on by the model's own forward and nothing
     else.
     """
@@ -201,8 +198,8 @@ def own(model: Any, tokens: tuple[int, ...], start: int = PROMPT) -> torch.Tenso
     return rows[start - 1 : -1].gather(1, torch.tensor(tokens[start:])[:, None])[:, 0]
 
 
-def engine_of(model: Any) -> InProcessEngine:
-    limits: dict[str, Any] = {
+def engine_of(model):
+    limits = {
         "max_batch": 8,
         "max_context": CONTEXT,
         "cache_tokens": 4096,
@@ -211,10 +208,10 @@ def engine_of(model: Any) -> InProcessEngine:
     return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
-def check_engine(model: Any) -> None:
+def check_engine(model):
     engine, rows = engine_of(model), words()
 
-    async def ask() -> Any:
+    async def ask():
         scored = await engine.score([(row[:PROMPT], row[PROMPT:]) for row in rows])
         return scored, await engine.generate(
             [GenerateRequest(rows[0][:9], n=3, max_new_tokens=30, seed=1)]
@@ -228,9 +225,7 @@ def check_engine(model: Any) -> None:
         torch.testing.assert_close(torch.tensor(sample.logprobs), right, rtol=0, atol=CLOSE)
 
 
-def trained_logprobs(
-    model: Any, rows: list[tuple[int, ...]], pack: bool, dtype: Any = torch.float32
-) -> torch.Tensor:
+def trained_logprobs(model, rows, pack, dtype=torch.float32):
     """Log-probabilities `[B, T]` of the rows' responses as training computes them."""
     some = [TrainRow(row[:PROMPT], row[PROMPT:], (), ()) for row in rows]
     apart, made = plan(some, None), plan(some, TOGETHER if pack else None)
@@ -239,14 +234,14 @@ def trained_logprobs(
         return computed(Scorer(model), model.config, made, dtype, "cpu").logprobs
 
 
-def check_training(model: Any, pack: bool) -> None:
+def check_training(model, pack):
     for row, got in zip(words(), trained_logprobs(model, words(), pack), strict=True):
         right = own(model, row)
         torch.testing.assert_close(got[: len(right)], right, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_engine_and_training_equal_transformers(name: str) -> None:
+def test_engine_and_training_equal_transformers(name):
     model = made(name, RIGHT)
     check_engine(model)
     check_training(model, pack=False)
@@ -255,9 +250,7 @@ def test_engine_and_training_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "llama4_text"])
-def test_flex_attention_sees_what_the_models_own_layers_see(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flex_attention_sees_what_the_models_own_layers_see(name, caplog):
     """Packed rows by its blocks, windows and chunks too; the engine computes in sdpa, and says
     so.
     """
@@ -276,7 +269,7 @@ def test_flex_attention_sees_what_the_models_own_layers_see(
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_what_cannot_be_packed_is_trained_row_by_row(name: str) -> None:
+def test_what_cannot_be_packed_is_trained_row_by_row(name):
     model = made(name, FLAT)
     check_engine(model)
     check_training(model, pack=False)
@@ -288,7 +281,7 @@ def test_what_cannot_be_packed_is_trained_row_by_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
+def test_a_refusal_is_a_sentence_with_the_architectures_name(name):
     model = made(name, REFUSED)
     with pytest.raises(
         EngineError, match=f"a {type(model).__name__} can't be searched by the in-process engine"
@@ -302,7 +295,7 @@ def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_the_models_own(name, dtype):
     """To what its own forward loses against fp32: windows past the least number of float16 are
     windows still.
     """
@@ -323,7 +316,7 @@ def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2", "gpt_oss"])
-def test_a_window_that_is_ignored_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_ignored_is_seen(name, monkeypatch):
     model = made(name, RIGHT)
     monkeypatch.setattr(masks, "spans", lambda config: {FULL: None})
     monkeypatch.setattr(miniature, "_tried", {})
@@ -335,9 +328,7 @@ def test_a_window_that_is_ignored_is_seen(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
-def test_a_scale_of_logits_that_is_left_out_is_seen(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_of_logits_that_is_left_out_is_seen(name, monkeypatch):
     model = made(name, RIGHT)
     monkeypatch.setattr(LastLayer, "__call__", lambda self, hidden: self.model.lm_head(hidden))
     monkeypatch.setattr(miniature, "_tried", {})
@@ -348,7 +339,7 @@ def test_a_scale_of_logits_that_is_left_out_is_seen(
     assert not packs(model)
 
 
-def test_a_window_that_no_sequence_exceeds_is_no_reason() -> None:
+def test_a_window_that_no_sequence_exceeds_is_no_reason():
     """GPT-Neo's local layers are right as long as they see all."""
     model = made("gpt_neo", REFUSED)
     model.config.window_size = 256
@@ -356,7 +347,7 @@ def test_a_window_that_no_sequence_exceeds_is_no_reason() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2"])
-def test_critics_see_states_past_the_window(name: str) -> None:
+def test_critics_see_states_past_the_window(name):
     """A network's numbers at states of a tree are those of each state's own forward."""
     policy, rows = made(name, RIGHT), words()
     critic = Critic(policy, extra_layers=0, start=0.0)
@@ -372,7 +363,7 @@ def test_critics_see_states_past_the_window(name: str) -> None:
         )
 
 
-def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm() -> None:
+def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm():
     with pytest.raises(
         ConfigError, match="no sequence classifier of granite models: use another student"
     ):
