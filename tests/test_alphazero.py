@@ -13,9 +13,8 @@ from support import tiny_llama
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
-from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.rollouts import GradedTree, check_collecting
+from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.training.learner import Learner, Schedule
 from alphazero_llm_trainer.training.losses import cross_entropy
 from alphazero_llm_trainer.training.methods.alphazero import (
@@ -28,7 +27,6 @@ from alphazero_llm_trainer.training.methods.alphazero import (
 )
 from alphazero_llm_trainer.training.models import MemoryOptions
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.start import check_method
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)
@@ -205,29 +203,6 @@ def test_the_cross_entropy_of_soft_targets_by_hand():
     by_hand = -math.log(p[0]) - 2 * (0.25 * math.log(p[1]) + 0.75 * math.log(1 - p[1]))
     found = cross_entropy(logits, targets, weights, torch.tensor(4.0))
     assert float(found) == pytest.approx(by_hand / 4, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        (["train.groups=chain"], r"train\.groups is chain and train\.method is alphazero"),
-        (["engine.backend=vllm-server"], r"engine\.backend is vllm-server"),
-        (["search.value=folder"], r"search\.value is set"),
-        (["rewards.hre_weight=0", "rewards.use_student_model=true"], "hre_weight"),
-        (["train.credit=group"], r"train\.credit is group and train\.method is alphazero"),
-    ],
-)
-def test_what_the_loop_cant_have_is_one_sentence(changes, said):
-    config = load_training(overrides=["train.method=alphazero", "student=embedded", *changes])
-    with pytest.raises(ConfigError, match=said):
-        check_collecting(config, config.search.value is not None)
-        check_method(config)
-
-
-def test_a_value_coefficient_is_alphazeros_alone():
-    config = load_training(overrides=["train.value_coefficient=0.3", "student=embedded"])
-    with pytest.raises(ConfigError, match=r"value_coefficient.*--config alphazero"):
-        check_method(config)
 
 
 def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path):

@@ -200,8 +200,6 @@ def test_its_tokens_come_on_top(value):
     assert explicit.search.max_tokens == 99
     off = load_config(overrides=["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=off"])
     assert off.models["qwen3-0.6b"].thinking == "off" and off.search.max_tokens == 400
-    with pytest.raises(ConfigError, match="thinking"):
-        load_config(overrides=["models.qwen3-0.6b.thinking=maybe"])
 
 
 def test_a_trained_folder_goes_on_thinking(tmp_path):

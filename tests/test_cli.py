@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine import kernel_build
@@ -79,18 +77,6 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
         "transformers instead of C: there is no C compiler 'no-such-compiler'"
     )
     assert kernels("--set", "engine.native=off") == "off (engine.native)"
-
-
-def test_a_mistyped_flag_names_the_help_of_its_command(capsys):
-    for words, command in (
-        (["train", "--nmu", "5"], "train"),
-        (["-q", "search", "--to"], "search"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and error.count("\n") == 1
-        assert error.endswith(f"see alphazero-llm-trainer {command} --help\n")
 
 
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):

@@ -227,9 +227,6 @@ def test_overrides_are_yaml():
     assert parse_override("models.llama-3.2-3b.path=x") == {
         "models": {"llama-3.2-3b": {"path": "x"}}
     }
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["seed=[a"])
-    refused(caught, "--set seed", "[a")
 
 
 def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_path):
@@ -414,85 +411,9 @@ def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
 # -- mistakes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "override, words",
-    [
-        ("seeed=3", ["unknown configuration key seeed: did you mean seed?"]),
-        (
-            "train.optimizer.learning_rat=1",
-            ["unknown", "did you mean train.optimizer.learning_rate?"],
-        ),
-        ("train.zzz=1", ["train.zzz", "unknown", "see config/training.yaml"]),
-        ("engine.cache_tokens=off", ["engine.cache_tokens", "give a number"]),
-        ("train.optimizer.learning_rate=true", ["train.optimizer.learning_rate", "give a number"]),
-        ("student=gpt", ["student", "gpt", "embedded"]),
-        (
-            {"rewards": {"hre_weight": 0, "pre_weight": 0}},
-            ["rewards.hre_weight", "rewards.pre_weight"],
-        ),
-        ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
-        ("search.simulation=1", ["did you mean search.simulations?"]),
-        ("train.max_token=1", ["did you mean search.max_tokens or teachers.max_tokens?"]),
-        (
-            "search.temperature=0.0099",
-            ["search.temperature", "0 for the likeliest tokens, or at least 0.01"],
-        ),
-        ("seed", ["--set", "KEY=VALUE"]),
-        ("=3", ["--set", "KEY=VALUE"]),
-        ("engine.vllm.base_url=http://ana:sesame@127.0.0.1:8000/v1", ["engine.vllm.base_url"]),
-        (
-            "teacher_tiers.local.base_url=http://ana:sesame@127.0.0.1:8000/v1",
-            ["teacher_tiers.local.base_url"],
-        ),
-        ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
-        ("train.num_examples=#5", ["train.num_examples", "#5"]),
-        ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
-        ("problems.levels=1,2", ["problems.levels is '1,2'", "a list, such as [1, 2]"]),
-        ("problems.grade=words # mine", ["problems.grade", "# mine"]),
-        ("train.optimizer={epochs: 2, epochs: 3}", ["train.optimizer", "epochs comes twice"]),
-        ("problems={system_prompt: End with #### N}", ["problems", "not valid YAML"]),
-        ("train=num_examples: a b # c", ["train", "# c", "quote"]),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(override, words):
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[override])
-    refused(caught, *words)
-    assert "sesame" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (b"seed: 1\n\tstudent: x\n", ["not valid YAML", "line 2"]),
-        (b"just words\n", ["str", "mapping"]),
-        (b"sede: 1\n", ["sede", "unknown"]),
-        (b"search:\n", ["search"]),
-        (
-            b"problems:\n  system_prompt: End with #### N\n",
-            ["line 2", "'#### N' is a comment", "quote"],
-        ),
-        (
-            b"problems:\n  system_prompt: End\n    with #### N\n",
-            ["line 3", "'#### N' is a comment"],
-        ),
-        (b"problems:\n  system_prompt: End #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
-        (b"problems:\n  system_prompt: #### N\n", ["line 2", "'#### N' is a comment"]),
-        (b"problems:\n  system_prompt: End\n    #### N\n", ["line 2", "'#### N' is a comment"]),
-        (b"problems: &all\n  levels: [*all]\n", ["line 1", "the anchor holds itself"]),
-        (b"models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
-        (b"train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
-        (b"problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),
-        (None, ["can't be read"]),
-    ],
-)
-def test_a_wrong_file_is_one_sentence(tmp_path, content, words):
-    file = tmp_path / "mine.yaml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        load_config(file)
-    refused(caught, *words)
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_config(tmp_path / "mine.yaml")
 
 
 def test_learning_rates_go_by_size_unless_they_are_named():

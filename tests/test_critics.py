@@ -743,21 +743,6 @@ def test_eval_searches_under_a_value_as_search_does(tmp_path):
     assert rolled.rule["rule"] == "ucb1" and len(list(rolled.tree.finished())) > 1
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--data", "nowhere"], "--data nowhere is not there"),
-        (["--data", "nowhere", "--num", "20"], "give one of them"),
-        (["--num", "3"], "train.critic.questions is 3"),
-        (["--set", "train.value.epochs=3"], "train.value"),
-    ],
-)
-def test_a_wrong_argument_is_one_sentence(arguments, message, tmp_path, capsys):
-    assert main(["value", "--model", "embedded", "--out", str(tmp_path / "v"), *arguments]) == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
-    assert message in line
-
-
 def test_a_stopped_command_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "value"
     command = ["value", "--out", str(out), *QUICK, "--set", "search.concurrent=4"]

@@ -276,11 +276,7 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path, c
         assert card[when]["reward"]["value"] == pytest.approx(sum(known) / len(known))
         assert card[when]["failed_rewards"] == 8 - len(known)
     gain = TrainingRun(run, card).reward_gain
-    assert (
-        gain is not None
-        and gain.value == card["reward_gain"]["value"]
-        and "reward before [95%]" in said.out
-    )
+    assert gain.value == card["reward_gain"]["value"] and "reward before [95%]" in said.out
     page = (run / "report.html").read_text()
     assert "reward after [95%]" in page and f"{len(failed)} questions<" in page
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]

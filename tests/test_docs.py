@@ -65,7 +65,7 @@ def test_links_into_the_repository_lead_somewhere():
     picture = re.search(
         r"!\[[^]]*\]\(https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/([^)]+)\)", README
     )
-    assert picture is not None and (ROOT / picture[1]).exists()
+    assert (ROOT / picture[1]).exists()
 
 
 @pytest.mark.parametrize(

@@ -593,7 +593,7 @@ def test_where_nothing_is_left_samples_repeat():
     certain = ((7, 8), (math.log(0.5), 0.0)), ((9,), (math.log(0.4995),))
     assert Taken.of(certain) is None and Taken.of(()) is None
     found = Taken.of(certain[:1])
-    assert found is not None and found.share == pytest.approx(0.5) and found.after[7].share == 1.0
+    assert found.share == pytest.approx(0.5) and found.after[7].share == 1.0
     table = np.full(12, -np.inf, dtype=np.float32)
     table[7] = 0.0
     assert found.draw(table, 1.0, 0.5) is None

@@ -60,11 +60,6 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
         )
     assert len(hashes) == 2
     assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
-    assert main(["eval", "--split", "dev"]) == 2
-    assert (
-        "--split is 'dev': input should be 'train', 'validation', 'arena' or 'test'"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch):
@@ -112,30 +107,6 @@ def test_the_default_folder_is_numbered(tmp_path):
     assert main(numbered) == 0 and main(numbered) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-001", "eval-002"]
     assert main([*numbered, "--resume"]) == 0
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--methods", "guess"], ["--methods", "guess", "step-rejection"]),
-        (["--source", "sudoku"], ["sudoku", "embedded"]),
-        (["--budget-tokens", "0"], ["--budget-tokens", "0"]),
-        (["--verifier", "oracle"], ["--verifier", "oracle"]),
-        (["--verifier", "value"], ["--value"]),
-        (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
-    ],
-)
-def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys):
-    assert (
-        main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags])
-        == 2
-    )
-    said = capsys.readouterr().err.strip()
-    assert (
-        said.startswith("error: ")
-        and len(said.splitlines()) == 1
-        and all(word in said for word in words)
-    )
 
 
 # -- budgets and contexts --------------------------------------------------------------------------

@@ -45,7 +45,6 @@ def learnt(printed):
 def alphazero_example(monkeypatch):
     """The example as a module, with small sizes."""
     spec = spec_from_file_location("alphazero", EXAMPLES / "alphazero.py")
-    assert spec is not None and spec.loader is not None
     example = module_from_spec(spec)
     spec.loader.exec_module(example)
     small = {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}

@@ -40,7 +40,6 @@ def golden_script():
     spec = importlib.util.spec_from_file_location(
         "gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py"
     )
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -118,7 +118,7 @@ def test_widened_weights_leave_nothing_of_a_4_bit_model_s_file(tmp_path, monkeyp
         monkeypatch.setattr(start, "widens", lambda *_, wide=wide: wide)
         monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
         fit = start.fit_of(config)
-        assert fit is not None and fit[0].weights == counts.linear * NF4_BYTES + rest
+        assert fit[0].weights == counts.linear * NF4_BYTES + rest
 
 
 def kept_a_token(model, rows=4, length=64):

@@ -87,7 +87,6 @@ async def trained(config, client, tasks):
         await env.env_client.close()
         running.cancel()
         await running
-    assert batch is not None
     return Counter(
         (tuple(one.token_ids[: at + 1]), one.logprobs[at], one.advantages[at])
         for one in batch.samples

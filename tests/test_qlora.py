@@ -456,7 +456,6 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
 @pytest.mark.parametrize(
     "flags, wanted",
     [
-        (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
         (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
         (
             ["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"],

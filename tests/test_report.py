@@ -3,7 +3,6 @@
 import json
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from support import grpo_config
@@ -191,36 +190,6 @@ def test_a_critic_s_verdict_comes_first(tmp_path):
         assert said in page and page.counts["svg"] == 2 and page.texts(big)
 
 
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        (["report", "nowhere"], "nowhere has none of run.json"),
-        (["report", "empty"], "empty has none of run.json"),
-        (["report", "broken"], "results.json is not a readable JSON object"),
-        (["report", "another"], "another/results.json is not what this version's commands write"),
-        (["report", "others"], "others/run.json is not what this version's commands write"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    arguments,
-    sentence,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    Path("broken").mkdir()
-    Path("broken/results.json").write_text("{")
-    Path("another").mkdir()
-    Path("another/results.json").write_text('{"accuracy": 0.5}')
-    Path("others").mkdir()
-    Path("others/run.json").write_text('{"method": "ours", "config": {}}')
-    assert cli.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
-
-
 def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs, tmp_path):
     card, metrics = json.loads((runs[0] / "run.json").read_text()), []
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
@@ -271,7 +240,7 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after():
     before = found(0.0, 0.5, 1.0, 0.25)
     after = found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
     more = gain(before["rewards"], after["rewards"], tasks)
-    assert before["reward"]["value"] == pytest.approx(0.4375) and more is not None
+    assert before["reward"]["value"] == pytest.approx(0.4375)
     assert more["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
     assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)
     # It is told where it differs from accuracy.

@@ -482,7 +482,6 @@ def test_choose_by_hand():
         (("c\n", "no answer"), 1.0, 1),
     )
     vote, value, visits = (choose(tree, rule) for rule in ("vote", "value", "visits"))
-    assert vote is not None and value is not None and visits is not None
     assert (vote.answer, vote.response) == ("7", "a\n#### 7")
     assert vote.why.startswith("51%")  # 1.9 of 3.7
     assert (value.response, value.answer, value.value) == ("c\nno answer", None, 1.0)
@@ -513,7 +512,7 @@ def test_a_rejected_step_is_no_response():
     # The most visited path ends in the rejected step: then the value decides.
     for rule in ("vote", "value", "visits"):
         chosen = choose(tree, rule)
-        assert chosen is not None and (chosen.answer, chosen.visits) == ("7", 1)
+        assert (chosen.answer, chosen.visits) == ("7", 1)
         assert choose(alone, rule) is None
 
 

@@ -62,7 +62,6 @@ def start(folder, *arguments, files=None, **variables):
 
 
 def ready(one):
-    assert one.process.stdout is not None
     line = one.process.stdout.readline()
     assert "answers at http://127.0.0.1:" in line, (one.folder / "stderr").read_text()
     one.url = line.split("answers at ")[1].split("/v1")[0]
@@ -135,11 +134,7 @@ def test_a_chat_answer(client):
     )  # fmt: skip
     [choice] = answer.choices
     assert choice.finish_reason == "stop" and "####" in (choice.message.content or "")
-    assert (
-        choice.logprobs is not None
-        and choice.logprobs.content is not None
-        and answer.usage is not None
-    )
+    assert choice.logprobs.content is not None
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content
     for token in tokens:  # greedy: the token is its own likeliest alternative
@@ -228,9 +223,7 @@ def test_a_completion_goes_on_from_a_prompt_as_it_stands(client):
     assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
     assert "".join(chunk.choices[0].text for chunk in chunks) == prompt + chat
     assert len(chunks) > 5 and last.choices == []
-    assert (
-        answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
-    )
+    assert last.usage.completion_tokens == answer.usage.completion_tokens
     nucleus = client.completions.create(**ask | {"temperature": 2}, prompt=prompt, top_p=1e-6)
     assert nucleus.choices[0].text == chat
 
@@ -254,7 +247,7 @@ def test_several_prompts_have_choices_and_draws_of_their_own(client):
     assert [choice.text for choice in alone.choices] == [
         choice.text for choice in answer.choices[:2]
     ]
-    assert answer.usage is not None and alone.usage is not None
+    assert alone.usage is not None
     each = [
         client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts
     ]
@@ -273,13 +266,7 @@ def test_echoed_log_probabilities_are_the_models(client, drawn):
         )
         [choice] = answer.choices
         found, extra = choice.logprobs, choice.model_extra
-        assert (
-            found is not None
-            and found.tokens
-            and found.token_logprobs
-            and found.text_offset
-            and extra
-        )
+        assert found.tokens and found.token_logprobs and found.text_offset and extra
         whole = [*ids, *extra["token_ids"]]
         # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever
         # it is.
@@ -296,13 +283,13 @@ def test_echoed_log_probabilities_are_the_models(client, drawn):
         if logprobs == 0:
             assert found.top_logprobs is None
             continue
-        assert found.top_logprobs is not None and found.top_logprobs[0] is None
+        assert found.top_logprobs[0] is None
         for at, (value, top) in enumerate(
             zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)
         ):
             # Exactly, as lm-eval compares them.
             assert (value == max(top.values())) == (int(table[at].argmax()) == whole[at + 1])
-    assert answer.usage is not None and (answer.usage.completion_tokens > 0) == (drawn > 0)
+    assert (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 
 # -- search ----------------------------------------------------------------------------------------
@@ -321,7 +308,7 @@ def test_search_by_name_and_by_method(client, served, method):
         model="student", messages=asked(question), seed=4, extra_body={"method": method}
     )
     assert by_name.choices[0].message.content == by_body.choices[0].message.content
-    assert by_name.choices[0].finish_reason == "stop" and by_name.usage is not None
+    assert by_name.choices[0].finish_reason == "stop"
     about = details(by_name)
     assert about["method"] == method and not about["deadline_hit"] and about["seed"] == 4
     # Hidden tokens are counted: those of the tree and those that were rejected.
@@ -563,29 +550,14 @@ def test_served_trees_are_kept_for_export_and_hold_no_gold(served, tmp_path):
     assert out.read_text().count("\n") > 0
 
 
-def test_wrong_command_lines_are_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("ALPHAZERO_API_KEY", raising=False)
-    # A folder is all that is looked at before flags are held against each other.
-    judge = str(tmp_path)
+def test_a_port_that_is_taken_is_one_sentence(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for arguments, words in [
-            (["--port", port], "can't be listened on"),
-            (["--host", "0.0.0.0", "--port", "0"], "ALPHAZERO_API_KEY isn't set"),
-            (["--port", "70000"], "give one of 0 to 65535"),
-            (
-                ["--host", "no.such.host.invalid", "--port", "0", "--insecure"],
-                "can't be listened on",
-            ),
-            (["--port", "0", "--search", "magic"], "--search is 'magic'"),
-            (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
-            (["--port", "0", "--prm", judge, "--verifier", "calculator"], "and of no other"),
-        ]:
-            assert main(["serve", "--model", "embedded", *arguments]) == 2, arguments
-            error = capsys.readouterr().err
-            assert words in error and error.count("\n") == 1, error
+        assert main(["serve", "--model", "embedded", "--port", port]) == 2
+    error = capsys.readouterr().err
+    assert port in error and error.count("\n") == 1
 
 
 def test_sigterm_lets_requests_end_and_ctrl_c_too(both):

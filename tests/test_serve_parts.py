@@ -80,7 +80,6 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text, stops, size
 def test_a_full_disk_costs_the_journal_and_no_answer(tmp_path, student, config):
     answerer = Answerer(student, config)
     service = Service(answerer, Models("student"), config.serve, tmp_path)
-    assert service.journal is not None
     service.journal._file = open("/dev/full", "ab")  # noqa: SIM115
     tree = Tree()
     tree.attach(0, Step((1,), (-0.5,), "text\n"))
@@ -185,7 +184,6 @@ def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
             # Such a network reads the prompt once and each judged token once.
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
-            assert tree is not None
             # What the budget's end left unjudged has the reward 0; random numbers may reject all of
             # a tree.
             for leaf in tree.leaves():

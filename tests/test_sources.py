@@ -13,6 +13,7 @@ from pathlib import Path
 import datasets
 import pytest
 import verifiers.v1 as vf
+from tables import table
 
 from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.cli.main import main
@@ -40,6 +41,7 @@ from alphazero_llm_trainer.problems.source import (
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.types import Problem, Task
 
+CASES = table("rows")
 PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 
@@ -77,7 +79,7 @@ def test_generated_sources_are_repeatable_disjoint_and_right(name):
     for split, tasks in by_split.items():
         assert tasks[40:] == load_tasks(opened(name), split, 20, start=40)
     for task in source.demonstrations(60):
-        assert task.solution is not None and task.problem.source == source.name
+        assert task.problem.source == source.name
         solved = source.grade(task.solution, task).score == 1.0
         assert solved is (source.vote_key(task.solution) == task.gold) is True
         lines = task.solution.splitlines()
@@ -205,7 +207,7 @@ def test_the_guides_game_is_trained_and_played(tmp_path, monkeypatch, capsys):
     by_split = {split: load_tasks(source, split, 40) for split in SPLITS}
     for split, tasks in by_split.items():
         for task in tasks:
-            assert split_of(task.problem.question) == split and task.solution is not None
+            assert split_of(task.problem.question) == split
             assert source.grade(task.solution, task).correct and task.problem.source == address
             steps = task.solution.splitlines()
             assert source.check_step(task.problem, steps)
@@ -399,37 +401,9 @@ def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(tmp_path, monkeypa
         )
 
 
-BROKEN = {
-    "empty.jsonl": ("", "has no rows"),
-    "list.json": ("[]", "has no rows"),
-    "head.csv": ("question,answer\n", "can't be read"),
-    "cut.json": ("[{", "not valid JSON"),
-    "line.jsonl": ('{"question": "q", "answer": 1}\n{\n', "line 2 is not valid JSON"),
-    "number.jsonl": ("1\n", "line 1 is not a JSON object"),
-    "packed.jsonl.gz": ("no gzip", "can't be read"),
-    "no.parquet": ("no parquet", "can't be read"),
-    "wide.csv": ("question,answer\na,b,c\n", "more fields"),
-    "wider.csv": ("question,answer\na,b\na,b,c\n", "can't be read"),
-    "null.jsonl": ('{"question": "q", "answer": null}\n', "has None as `answer`"),
-    "blank.jsonl": ('{"question": " ", "answer": "1"}\n', "`question` is empty"),
-    "half.jsonl": ('{"question": "\\ud800 a", "answer": "1"}\n', "no valid Unicode"),
-    "ids.jsonl": ('{"id": 1, "question": "q", "answer": "1"}\n{"id": 1, "question": "r", "answer": "1"}\n', "the id of"),
-    "split.jsonl": ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
-    "columns.jsonl": ('{"text": "q", "key": "1"}\n', "no column 'question', it has text, key.*problems.question_column"),
-    "answers.jsonl": ('{"question": "q", "key": "1"}\n', "no column 'answer'"),
-    "solution.jsonl": ('{"problem": "q", "solution": "it is 2"}\n', "states no answer in `solution`"),
-    "mark.jsonl": ('{"problem": "q", "answer": "####"}\n', "states no answer in `answer`"),
-    "turns.jsonl": ('{"prompt": [{"role": "assistant", "content": "2"}], "answer": 2}', "messages of assistant as `prompt`"),
-    **{
-        f"gold-{number}.jsonl": (f'{{"question": "q", "answer": {gold}}}', "answer")
-        for number, gold in enumerate(("NaN", '"-Inf"', '"N/A"', "[]", "{}"))
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", CASES["broken"])
 def test_what_cannot_be_read_is_one_sentence_with_its_place(name, tmp_path):
-    text, reason = BROKEN[name]
+    text, reason = CASES["broken"][name]
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=reason) as caught:
         opened(tmp_path / name)
@@ -446,141 +420,10 @@ def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path):
 
 # -- columns, choices, rules -----------------------------------------------------------------------
 
-USER = {"role": "user", "content": "1 + 1?"}
-BARKS = "Barks?\nA. cat\nB. dog"
-COLUMNS = {
-    "verl": (
-        {"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}},
-        "1 + 1?",
-        "2",
-    ),
-    "trl": (
-        {"prompt": [{"role": "system", "content": "Be brief."}, USER], "ground_truth": 2},
-        "Be brief.\n\n1 + 1?",
-        "2",
-    ),
-    "arc": (
-        {
-            "question": {
-                "stem": "Barks?",
-                "choices": [{"text": "cat", "label": "1"}, {"text": "dog", "label": "2"}],
-            },
-            "answerKey": "2",
-        },
-        BARKS,
-        "B",
-    ),
-    "math": ({"problem": "1 + 1?", "solution": r"So it is $\boxed{2}$."}, "1 + 1?", "2"),
-    "gsm8k": ({"question": "1 + 1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}, "1 + 1?", "2"),
-    "svamp": (
-        {"Body": "Tom has 2.", "Question": "How many?", "Answer": 2.0},
-        "Tom has 2. How many?",
-        "2",
-    ),
-    "alpaca": ({"instruction": "Add.", "input": "1 and 1", "output": "2"}, "Add.\n1 and 1", "2"),
-    "trivia": (
-        {"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}},
-        "Who?",
-        "Ann",
-    ),
-    "mmlu": ({"question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}, BARKS, "B"),
-    "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "cop": 1}, BARKS, "B"),
-    "numbered": (
-        {"question": "Barks?", "choices": ["1. cat", "2. dog"], "answer": "2"},
-        BARKS,
-        "B",
-    ),
-    "choice columns": (
-        {"Question": "Barks?", "Choice_A": "cat", "Choice_B": "dog", "Answer": "B"},
-        BARKS,
-        "B",
-    ),
-    "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
-    "winogrande": (
-        {"sentence": "_ barks", "option1": "cat", "option2": "dog", "answer": "1"},
-        "_ barks\nA. cat\nB. dog",
-        "A",
-    ),
-    "piqa": ({"goal": "Barks?", "sol1": "cat", "sol2": "dog", "label": 1}, BARKS, "B"),
-    "copa": (
-        {"premise": "Loud.", "choice1": "cat", "choice2": "dog", "question": "cause", "label": 1},
-        "Loud.\ncause\nA. cat\nB. dog",
-        "B",
-    ),
-    "hellaswag": (
-        {"ctx": "It", "endings": ["meows", "barks"], "label": "1"},
-        "It\nA. meows\nB. barks",
-        "B",
-    ),
-    "cosmosqa": (
-        {"context": "Loud.", "question": "Who?", "answer0": "cat", "answer1": "dog", "label": 1},
-        "Loud.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "reclor": (
-        {"context": "Loud.", "question": "Who?", "answers": ["cat", "dog"], "label": 1},
-        "Loud.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "wikihop": (
-        {
-            "query": "Who?",
-            "supports": ["It", "barks."],
-            "candidates": ["cat", "dog"],
-            "answer": "dog",
-        },
-        "It\nbarks.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "squad": (
-        {"context": "In France.", "question": "Where?", "answers": {"text": ["France"]}},
-        "In France.\nWhere?",
-        "France",
-    ),
-    "drop": (
-        {"passage": "2 goals.", "question": "How many?", "answers_spans": {"spans": ["2"]}},
-        "2 goals.\nHow many?",
-        "2",
-    ),
-    "hotpotqa": (
-        {"question": "Who?", "answer": "Ann", "context": [["A", ["She ", "is."]], ["B", ["No."]]]},
-        "A: She is.\nB: No.\nWho?",
-        "Ann",
-    ),
-    "musique": (
-        {"question": "Who?", "answer": "Ann", "paragraphs": [{"title": "A", "text": "She is."}]},
-        "A: She is.\nWho?",
-        "Ann",
-    ),
-    "parts": (
-        {
-            "prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}],
-            "answer": 2,
-        },
-        "1 + 1?",
-        "2",
-    ),
-    "a context that is there": (
-        {"context": "2 goals.", "question": "2 goals. How many?", "answer": 2},
-        "2 goals. How many?",
-        "2",
-    ),
-    "choices that are numbers": (
-        {"question": "1 + 1?", "option1": "3", "option2": "2", "option3": "5", "answer": "5"},
-        "1 + 1?\nA. 3\nB. 2\nC. 5",
-        "C",
-    ),
-    "true among choices": (
-        {"question": "Barks?", "choices": ["no", "yes"], "answer": True},
-        "Barks?\nA. no\nB. yes",
-        "B",
-    ),
-}
 
-
-@pytest.mark.parametrize("case", COLUMNS)
+@pytest.mark.parametrize("case", CASES["columns"])
 def test_rows_of_other_trainers_are_read(case, tmp_path):
-    row, question, gold = COLUMNS[case]
+    row, question, gold = CASES["columns"][case]
     [task] = everything(opened(written(tmp_path, row)))
     assert (task.problem.question, task.gold) == (question, gold)
     assert task.solution is None or (
@@ -588,22 +431,7 @@ def test_rows_of_other_trainers_are_read(case, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "answer, settings, right, wrong, said",
-    [
-        (["Ann", "Anne B"], {}, ["Ann", "anne b."], ["Bob", "Ann and Anne B"], "any counts"),
-        ({"value": "Ann", "aliases": ["Anne"]}, {}, ["Anne"], ["Annie"], "any counts"),
-        ({"text": ["France", "in France"]}, {}, ["in France"], ["Paris"], "any counts"),
-        (["5", "five"], {}, ["5", "five"], ["6"], "any counts"),
-        (["2", "3"], {}, ["3 and 2", "2, 3", r"\{2,3\}"], ["2", "3", "2, 3, 4"], "all count"),
-        ([r"\frac12", "x + 1"], {}, [r"x + 1, \frac12"], ["x + 1"], "all count"),
-        (["2", "3"], {"grade": "numbers"}, ["2", "3"], ["2 or 3", "4"], "any counts"),
-        (["1,000", "1000"], {}, ["1000"], ["100"], "all count"),
-        (True, {}, ["yes", "True"], ["no", "false"], "answer is `answer`;"),
-        (False, {}, ["No.", "false"], ["yes", "not false"], "answer is `answer`;"),
-        ("True", {}, ["yes", "true"], ["no"], "answer is `answer`;"),
-    ],
-)
+@pytest.mark.parametrize("answer, settings, right, wrong, said", CASES["golds"])
 def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     answer,
     settings,
@@ -703,23 +531,7 @@ def test_columns_can_be_named(tmp_path):
             opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
 
 
-@pytest.mark.parametrize(
-    "choices, answer, letter",
-    [
-        (["cat", "Dog", "cow"], "dog.", "B"),
-        (["cat", "dog", "cow"], "B. dog", "B"),
-        (["cat", "dog", "cow"], "(c)", "C"),
-        (["cat", "dog", "cow"], 0, "A"),
-        (["3", "2", "1"], "1", "C"),
-        ([3, 2, 1], 1, "B"),
-        ({"A": "cat", "B": "dog", "C": None}, "dog", "B"),
-        ({"text": ["cat", "dog"], "label": ["1", "2"]}, "2", "B"),
-        ([{"key": "A", "value": "cat"}, {"key": "B", "value": "dog"}], "B", "B"),
-        ([f"c{i}" for i in range(26)], "c25", "Z"),
-        *((["cat", "dog", "hen"], answer, None) for answer in ("D", "cow", 3, "(D)", "5", "B. cat", "Dogs")),
-        ([str(i) for i in range(27)], "3", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("choices, answer, letter", CASES["choices"])
 def test_a_gold_answer_finds_its_choice_or_is_refused(choices, answer, letter, tmp_path):
     file = written(tmp_path, {"question": "q?", "options": choices, "answer": answer})
     if letter is None:
@@ -733,20 +545,10 @@ def test_a_gold_answer_finds_its_choice_or_is_refused(choices, answer, letter, t
     ]
 
 
-@pytest.mark.parametrize(
-    "golds, rule",
-    [
-        (["1", "2.5", "1,000", "5 000", "18g", "No. 3"], "numbers"),
-        (["A", "c"], "choice"),
-        (["1", r"\frac12", "(3, 4)", "x = 2"], "math"),
-        (["Paris", "Apollo 11", "21 Jump Street", "2021-03-04", "C++"], "words"),
-        (["1", "2", "no solution"], "mixed"),
-        (["Paris", "A"], "mixed"),
-        (["2, 3", "1"], "math"),
-        (["x + 1"] + ["no solution"] * 300, "mixed"),
-        ([], "numbers"),
-    ],
-)
+MOSTLY = ["x + 1", *["no solution"] * 300], "mixed"
+
+
+@pytest.mark.parametrize("golds, rule", [*CASES["rules"], MOSTLY])
 def test_gold_answers_decide_the_rule(golds, rule):
     assert guess_grader(golds)[0] == rule
 
@@ -1091,7 +893,7 @@ def test_every_real_row_loads(data_dir):
         sizes[name] = len(tasks)
         assert len({task.problem.id for task in tasks}) == len(tasks)
         for task in tasks if name == "gsm8k" else ():
-            assert task.solution is not None and "<<" not in task.solution
+            assert "<<" not in task.solution
             assert answers.equal(answers.extract(task.solution, strict=True) or "", task.gold)
             assert task.gold == str(int(task.solution.rpartition("####")[2].replace(",", "")))
     assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}

@@ -263,12 +263,12 @@ def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_i
         policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0
     )
     tree = result.tree
-    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30 and result.choice is not None
+    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
     assert result.choice.why.startswith("end of the most visited path")
     best = token_search(
         policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0, choose="value"
     ).choice
-    assert best is not None and best.why.startswith("largest mean reward")
+    assert best.why.startswith("largest mean reward")
     path = tree.path(result.choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
@@ -285,7 +285,7 @@ def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole
         config = SearchConfig(select="puct", rollout="none", simulations=8, samples=3)
         one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
         result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
-        assert result.tree.V[ROOT] is not None and result.choice is not None
+        assert result.tree.V[ROOT] is not None
         found.add(result.tree.verdict[result.choice.node])
     assert found <= {"answer", "ended", "depth", "length"} and found & {"answer", "ended"}
 

@@ -215,7 +215,7 @@ def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none():
             assert not (rejected and tree.children[node])
             seen += rejected
         if result.ended_by == "accepted":
-            assert result.choice is not None and "w2" not in result.choice.response
+            assert "w2" not in result.choice.response
     assert seen > 10
 
 
@@ -226,18 +226,18 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
     assert late.cost.sampled_tokens > early.cost.sampled_tokens
     # No step was drawn twice: how often an answer was found says nothing, and the vote goes by
     # probability.
-    assert late.choice is not None and "probability-weighted vote" in late.choice.why
+    assert "probability-weighted vote" in late.choice.why
     asked = search(fine, 3, verify={"accept_above": 0.7}, choose="visits").choice
-    assert asked is not None and "most visited path" in asked.why
+    assert "most visited path" in asked.why
 
 
 def test_what_the_last_simulation_accepts_is_the_answer_too():
     doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
     # The seventh simulation is the first that accepts, and a vote would name another response.
     last = search(doubtful, 78, 78, verify={"accept_above": 0.9}, simulations=7)
-    assert last.ended_by == "accepted" and last.choice is not None and last.choice.value >= 0.9
+    assert last.ended_by == "accepted" and last.choice.value >= 0.9
     voted = choose(last.tree, "mass")
-    assert voted is not None and voted.value < 0.9
+    assert voted.value < 0.9
 
 
 def test_where_nothing_passes_one_unjudged_chain_still_answers():
@@ -376,7 +376,7 @@ def test_a_better_value_gets_more_visits_and_is_the_answer():
             count += sum(tree.N[child] for child in first)
             answers = [tree.response(end) for end in tree.leaves() if tree.verdict[end] == "answer"]
             if any(answer.startswith(best) for answer in answers) and good(best) > good("w"):
-                assert result.response is not None and result.response.startswith(best)
+                assert result.response.startswith(best)
         return count
 
     for best in ("w0", "w1", "w2"):
