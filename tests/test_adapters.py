@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support import tiny_engine, tiny_llama
+from tables import read_json
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from alphazero_llm_trainer.cli.main import main
@@ -163,7 +164,7 @@ def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path):
     own = base()
     own.config.tie_word_embeddings = True
     own.save_pretrained(tmp_path / "base")
-    assert json.loads((tmp_path / "base" / "config.json").read_text())["tie_word_embeddings"]
+    assert read_json(tmp_path / "base" / "config.json")["tie_word_embeddings"]
     model = load_weights(AutoModelForCausalLM, str(tmp_path / "base"))
     before = logprobs(model)
     torch.testing.assert_close(before, logprobs(own))
@@ -197,7 +198,7 @@ def test_a_field_that_nobody_knows_yet_is_refused(tmp_path):
     """peft itself ignores it with a warning."""
     made(lora(), tmp_path)
     file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "use_xora": {"scale": 2}}))
+    file.write_text(json.dumps({**read_json(file), "use_xora": {"scale": 2}}))
     with pytest.raises(CheckpointError, match="use_xora"):
         load_adapter(base(), tmp_path, POLICY)
 
@@ -256,16 +257,9 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(tmp_path, ca
     expected = made(
         lora(use_dora=True, target_modules=["lm_head", "q_proj"]), tmp_path / "dora", model=shipped
     )
-    flags = [
-        "--model",
-        "embedded",
-        "--adapter",
-        str(tmp_path / "dora"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    flags = f"--model embedded --adapter {tmp_path / 'dora'} --out {tmp_path / 'out'}".split()
     capsys.readouterr()
-    assert main(["eval", "--model", str(tmp_path / "dora"), "--set", "student=embedded"]) == 2
+    assert main(f"eval --model {tmp_path / 'dora'} --set student=embedded".split()) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "use_dora" in error and "merge" in error
     with monkeypatch.context() as patch:
@@ -304,9 +298,7 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     write_facts(
         tmp_path / "adapter", "own", StudentModel(path=str(tmp_path / "base")), adapter=True
     )
-    assert (
-        main(["merge", "--adapter", str(tmp_path / "adapter"), "--out", str(tmp_path / "out")]) == 0
-    )
+    assert main(f"merge --adapter {tmp_path / 'adapter'} --out {tmp_path / 'out'}".split()) == 0
     torch.testing.assert_close(
         logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
         expected,
@@ -321,10 +313,7 @@ def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path):
     template = "{% for m in messages %}{{ m['content'] }}!{% endfor %}"
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
         (adapter / "chat_template.jinja").write_text(template)  # alone at first
-        assert (
-            main(["merge", "--model", "embedded", "--adapter", str(adapter), "--out", str(out)])
-            == 0
-        )
+        assert main(f"merge --model embedded --adapter {adapter} --out {out}".split()) == 0
         assert (out / "chat_template.jinja").read_text() == template
         assert AutoTokenizer.from_pretrained(out).chat_template == template
         shutil.rmtree(out)

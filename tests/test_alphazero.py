@@ -1,7 +1,6 @@
 """AlphaZero's rows, losses and loop: what the tree says, and what the update does with it."""
 
 import itertools
-import json
 import math
 from random import Random
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import tiny_llama
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_training
@@ -207,15 +207,16 @@ def test_the_cross_entropy_of_soft_targets_by_hand():
 
 def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path):
     """Most answers to a hard game have no answer: they are compared all the same."""
-    flags = ["--set", "student=small", "--source", "pancake", "-n", "4", "--quiet"]
+    flags = "--set student=small --source pancake -n 4 --quiet".split()
     start = tmp_path / "start"
-    small = ["--set", "train.sft_steps=1", "--set", "train.demonstrations=16"]
-    sizes = ["--eval-size", "1", "--set", "train.validation_size=0"]
-    assert main(["sft", "--model", "small", "--source", "pancake", *small, *sizes, "--quiet",
-                 "--out", str(start)]) == 0  # fmt: skip
+    sft = """
+        sft --model small --source pancake --quiet --eval-size 1 --set train.sft_steps=1
+        --set train.demonstrations=16 --set train.validation_size=0 --out
+    """
+    assert main([*sft.split(), str(start)]) == 0
     out = tmp_path / "eval"
-    methods = ["--methods", "greedy", "step-rejection", "--budget-tokens", "100"]
+    methods = "--methods greedy step-rejection --budget-tokens 100".split()
     assert main(["eval", "--model", str(start), *flags, *methods, "--out", str(out)]) == 0
-    results = json.loads((out / "results.json").read_text())
+    results = read_json(out / "results.json")
     assert results["pairs"] and not any(row["cut"] for row in results["rows"])
     assert all(row["accuracy"][0] == 0.0 for row in results["rows"])

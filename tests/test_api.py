@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import read_json
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
@@ -48,20 +49,7 @@ def test_importing_it_is_light_and_every_name_is_there():
 def test_search_says_what_the_command_says(capsys):
     found = az.search(QUESTION, model="embedded", simulations=8, seed=3)
     assert (
-        main(
-            [
-                "search",
-                QUESTION,
-                "--model",
-                "embedded",
-                "--simulations",
-                "8",
-                "--seed",
-                "3",
-                "--json",
-            ]
-        )
-        == 0
+        main(["search", QUESTION, *"--model embedded --simulations 8 --seed 3 --json".split()]) == 0
     )
     said = json.loads(capsys.readouterr().out)
     assert found.answer == said["answer"] and found.response == said["response"]
@@ -179,7 +167,7 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypa
         az.load("runs/1")
     monkeypatch.setattr(source, "_held", {})  # as a new session begins
     source._opened.cache_clear()
-    card = json.loads((run.folder / "run.json").read_text())
+    card = read_json(run.folder / "run.json")
     card["config"]["rewards"]["custom"] = "__main__:judge"
     card["config"]["problems"]["source"] = "embedded"
     (tmp_path / "runs" / "2").mkdir()

@@ -50,7 +50,7 @@ def test_a_row_that_is_none(row, capsys, tmp_path):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join([row, *[good] * 20]) + "\n")
     out = str(tmp_path / "out")
     for named in (
-        ["gsm8k", "--set", f"problems.path={tmp_path}"],
+        f"gsm8k --set problems.path={tmp_path}".split(),
         [str(tmp_path / "gsm8k" / "train.jsonl")],
     ):
         said = refused(

@@ -5,7 +5,7 @@ within the budget.
 import asyncio
 
 import pytest
-from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
+from scripted import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import tiny_chat
+from tables import read_json, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.answers import is_final, thinks, without_thinking
@@ -207,7 +208,7 @@ def test_a_trained_folder_goes_on_thinking(tmp_path):
     found, _ = find_model(str(folder), load_config())
     student = load_student(load_config(overrides=[found, f"models.{found['student']}.thinking=on"]))
     write_facts(folder, "tiny-chat", trained_with(student, "embedded"))
-    assert json.loads((folder / "student.json").read_text())["thinking"] == "on"
+    assert read_json(folder / "student.json")["thinking"] == "on"
     assert find_model(str(folder), load_config())[0]["models"]["tiny-chat"]["thinking"] == "on"
 
 
@@ -374,22 +375,11 @@ TRAINED = ["train.num_examples=4", "train.preflight=0", "train.questions_per_rou
 def test_what_a_run_wrote_goes_on_as_what_it_is(chat, tmp_path, adapter, capsys):
     settings = [part for text in [*TRAINED, f"train.adapter={adapter}"] for part in ("--set", text)]
     assert (
-        main(
-            [
-                "train",
-                "--use-rft",
-                "--model",
-                str(chat),
-                "--out",
-                str(tmp_path),
-                *settings,
-                "--quiet",
-            ]
-        )
+        main([*f"train --use-rft --model {chat} --out {tmp_path}".split(), *settings, "--quiet"])
         == 0
     )
     run = tmp_path / "run-001"
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     assert (
         card["student"] == "tiny-chat" and "rft on tiny-chat" in (run / "report.html").read_text()
     )
@@ -470,7 +460,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     file = tmp_path_factory.mktemp("rows") / "pens.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_jsonl(file, ROWS)
     return str(file)
 
 
@@ -526,12 +516,7 @@ def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(chat, 
 
 def test_a_source_without_worked_solutions_refuses_shots(tmp_path):
     file = tmp_path / "bare.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n"
-            for row in ROWS
-        )
-    )
+    write_jsonl(file, ({"question": row["question"], "answer": row["answer"]} for row in ROWS))
     config = load_config(
         overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"]
     )
@@ -567,8 +552,8 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     assert bare(student.model).dtype == torch.bfloat16
     words = [part for text in TRAINED for part in ("--set", text)]
     run = tmp_path / "run-001"
-    words += ["--out", str(tmp_path), "--quiet"]
-    assert main(["train", "--use-rft", "--model", str(chat), *words]) == 0
+    words += f"--out {tmp_path} --quiet".split()
+    assert main([*f"train --use-rft --model {chat}".split(), *words]) == 0
     monkeypatch.setattr(folders, "multiplies", lambda dtype: not quick or dtype == "float32")
     assert load_student(config, path=run / "adapter").adapter == run / "adapter"
     written = load_file(run / "student" / "model.safetensors")

@@ -126,7 +126,7 @@ def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(tmp_pat
 
 
 def test_info_is_yaml_with_the_configuration_for_config(capsys, tmp_path):
-    assert main(["info", "--model", "embedded"]) == 0
+    assert main("info --model embedded".split()) == 0
     facts = yaml.safe_load(capsys.readouterr().out)
     assert (
         list(facts)[:5] == ["version", "python", "cuda", "cores", "kernels"]
@@ -146,7 +146,7 @@ def test_info_is_yaml_with_the_configuration_for_config(capsys, tmp_path):
 
 def test_info_as_json_is_json_alone(capsys, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
-    assert main(["info", "--json", "--model", "embedded"]) == 0
+    assert main("info --json --model embedded".split()) == 0
     out = capsys.readouterr().out
     facts = json.loads(out)
     assert facts["student"]["name"] == "embedded" and facts["student"]["parameters"] > 100_000
@@ -159,28 +159,31 @@ def test_info_as_json_is_json_alone(capsys, monkeypatch):
 # -- start-up --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words, code",
-    [
-        (["--help"], 0),
-        (["info", "--config", "--json"], 0),
-        (["search", "--model", "nowhere"], 2),
-        (["train", "--set", "teachers.tier=free"], 2),
-        (["eval", "--methods", "best"], 2),
-        (["sample", "--num", "0", "--out", "x"], 2),
-        (["value", "--data", "nowhere"], 2),
-    ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else None,
-)
-def test_what_needs_no_model_loads_no_library_of_models(words, code, monkeypatch):
+LIGHT = {
+    "--help": 0,
+    "info --config --json": 0,
+    "search --model nowhere": 2,
+    "train --set teachers.tier=free": 2,
+    "eval --methods best": 2,
+    "sample --num 0 --out x": 2,
+    "value --data nowhere": 2,
+}
+
+
+def test_what_needs_no_model_loads_no_library_of_models(monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    text = (
-        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
-        f"try:\n    code = main({words!r})\nexcept SystemExit as stop:\n    code = stop.code\n"
-        f"found = {HEAVY} & set(sys.modules)\nprint(found, file=sys.stderr)\nassert not found and "
-        f"code == {code}, (found, code)"
-    )
-    result = run(text)
+    code = f"""
+import sys
+from alphazero_llm_trainer.cli.main import main
+for line, wanted in {LIGHT}.items():
+    try:
+        code = main(line.split())
+    except SystemExit as stop:
+        code = stop.code
+    heavy = {HEAVY} & set(sys.modules)
+    assert (code, heavy) == (wanted, set()), (line, code, heavy)
+"""
+    result = run(code)
     assert result.returncode == 0, result.stderr
 
 

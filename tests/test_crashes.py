@@ -366,12 +366,12 @@ def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path, capsys):
     assert trees_of(tmp_path / "out") == trees_of(tmp_path / "whole")
 
 
-TRAIN = (
-    "-q", "train", "--use-grpo", "--num-examples", "8", "--save-every", "4", "--eval-size", "4", "--model", "embedded",
-    "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
-    "--set", "train.demonstrations=8", "--set", "search.simulations=1", "--set", "train.requeue_limit=0",
-    "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.epochs=1", "--out",
-)  # fmt: skip
+TRAIN = """
+    -q train --use-grpo --num-examples 8 --save-every 4 --eval-size 4 --model embedded
+    --set train.questions_per_round=4 --set train.validation_size=4 --set train.rows_per_round=4
+    --set train.demonstrations=8 --set search.simulations=1 --set train.requeue_limit=0
+    --set train.optimizer.batch_size=4 --set train.optimizer.epochs=1 --out
+""".split()
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path, capsys):
     with small_files(300_000):  # a checkpoint is larger
         assert main([*TRAIN, str(out)]) == 1
     assert "--resume" in capsys.readouterr().err
-    assert main(["-q", "train", "--resume", "--out", str(out)]) == 0
+    assert main(f"-q train --resume --out {out}".split()) == 0
     one, other = (find_run(folder, None).student / "model.safetensors" for folder in (whole, out))
     assert one.read_bytes() == other.read_bytes()
 
@@ -426,7 +426,7 @@ def test_one_process_writes_a_folder_until_it_dies(tmp_path):
 @pytest.mark.parametrize("command", ["sft", "value", "prm", "sample", "eval", "train"])
 def test_every_command_that_writes_a_folder_asks_for_it(command, tmp_path, capsys):
     """And is refused before anything is loaded."""
-    words = ["-n", "10", "--out", str(tmp_path)]
+    words = f"-n 10 --out {tmp_path}".split()
     if command == "train":
         RunFolder(tmp_path).write_card(
             {"config": grpo_config().model_dump(mode="json"), "method": "grpo"}

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import EOS, VOCABULARY, run, tiny_engine, tiny_llama
+from scripted import run
+from support import EOS, VOCABULARY, tiny_engine, tiny_llama
+from tables import read_json, read_jsonl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -447,13 +449,10 @@ def test_a_step_is_right_where_any_response_after_it_was():
 
 def test_trees_of_other_splits_are_not_learned_from(tmp_path, capsys):
     journal = write_journal(tmp_path / "journal.jsonl", 1)
-    record = json.loads(journal.read_text()) | {"key": "b", "split": "validation"}
+    record = read_json(journal) | {"key": "b", "split": "validation"}
     with journal.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert (
-        main(["value", "--model", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")])
-        == 2
-    )
+    assert main(f"value --model embedded --data {journal} --out {tmp_path / 'v'}".split()) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert str(journal) in line and "validation split" in line
 
@@ -479,7 +478,7 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     network, card = trained(kind, student, config, tmp_path, 200)
     assert fingerprint(student.model) == before  # the policy itself is left alone
     [curve] = out.glob("*")  # no stray checkpoints
-    lines = [json.loads(line) for line in curve.read_text().splitlines()]
+    lines = read_jsonl(curve)
     assert min(line["held_out_loss"] for line in lines) == card["best"]["held_out_loss"]
     assert card["test"]["pair accuracy"][0] > 0.8 and card["test"]["AUC"][0] > 0.7
     assert card["earned"]
@@ -685,9 +684,10 @@ def test_parts_without_a_pair_are_refused(tmp_path):
 
 # -- the commands ----------------------------------------------------------------------------------
 
-QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--set", "search.samples=6",
-         "--set", "train.optimizer.epochs=1", "--set", "train.critic.least_outcomes=2",
-         "--set", "train.critic.margin=0.25"]  # fmt: skip
+QUICK = """
+    --model embedded -n 60 --set search.simulations=2 --set search.samples=6 --set
+    train.optimizer.epochs=1 --set train.critic.least_outcomes=2 --set train.critic.margin=0.25
+""".split()
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
@@ -708,12 +708,12 @@ def test_the_command_searches_trains_and_reports(kind, tmp_path, capsys):
     assert {"loss", "held_out_loss"} <= json.loads(
         (out / "metrics.jsonl").read_text().splitlines()[0]
     ).keys()
-    assert json.loads((out / "critic.json").read_text())["kind"] == kind
+    assert read_json(out / "critic.json")["kind"] == kind
     assert main([kind, "--out", str(out), *QUICK]) == 2
     assert "holds a finished critic" in capsys.readouterr().err
     # The journal alone gives the same critic again, bit for bit.
     again = tmp_path / "again"
-    assert main([kind, "--data", str(out), "--out", str(again), *QUICK[:2], *QUICK[4:]]) == 0
+    assert main([*f"{kind} --data {out} --out {again}".split(), *QUICK[:2], *QUICK[4:]]) == 0
     for name in ("critic.safetensors", "model.safetensors"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
 
@@ -721,10 +721,10 @@ def test_the_command_searches_trains_and_reports(kind, tmp_path, capsys):
 def test_eval_searches_under_a_value_as_search_does(tmp_path):
     value, out = tmp_path / "value", tmp_path / "eval"
     assert main(["value", "--out", str(value), *QUICK]) == 0
-    size = ["--set", "search.mode=token", "--set", "search.simulations=9"]
-    words = ["eval", "-n", "6", "--methods", "mcts", "--verifier", "none", "--value", str(value)]
-    assert main([*words, *size, "--budget-tokens", "2000", "--out", str(out)]) == 0
-    [row] = json.loads((out / "results.json").read_text())["rows"]
+    size = "--set search.mode=token --set search.simulations=9".split()
+    words = f"eval -n 6 --methods mcts --verifier none --value {value}".split()
+    assert main([*words, *size, *f"--budget-tokens 2000 --out {out}".split()]) == 0
+    [row] = read_json(out / "results.json")["rows"]
     found = [
         az.search(
             task.problem,
@@ -772,7 +772,7 @@ def test_a_stopped_command_goes_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(critic_run, "examples_of", asked_after_examples)
     monkeypatch.setattr(live.Stop, "__call__", lambda self: bool(stopping))
-    head = ["--set", "train.critic.head=true", "--set", "train.optimizer.epochs=4"]
+    head = "--set train.critic.head=true --set train.optimizer.epochs=4".split()
     assert main([*command, *head]) == cli.EXIT_STOPPED
     assert "stopped while training" in capsys.readouterr().err
     assert (
@@ -782,7 +782,7 @@ def test_a_stopped_command_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     assert main(command) == 0
     tokens = sum(record["cost"]["sampled_tokens"] for record in read(out / "journal.jsonl"))
-    assert json.loads((out / "critic.json").read_text())["sampled_tokens"] == tokens > 0
+    assert read_json(out / "critic.json")["sampled_tokens"] == tokens > 0
 
 
 @pytest.mark.parametrize(

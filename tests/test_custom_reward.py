@@ -9,8 +9,8 @@ from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
-import torch
 from support import grpo_config
+from tables import read_json
 
 from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli.main import main
@@ -35,35 +35,16 @@ from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 
 TASK = Task(Problem("mine/1", "2 + 2?", "mine"), "4")
-SMALL = [
-    "--use-grpo", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--save-every", "16",
-    "--set", "train.questions_per_round=8",
-    "--set", "train.validation_size=8",
-    "--set", "train.demonstrations=8",
-    "--set", "train.requeue_limit=0",
-    "--set", "train.rows_per_round=8",
-    "--set", "train.optimizer.batch_size=4",
-    "--set", "train.optimizer.epochs=1",
-]  # fmt: skip
-ALONE = [
-    "--set",
-    "rewards.hre_weight=0",
-    "--set",
-    "rewards.pre_weight=0",
-    "--set",
-    "rewards.step_penalty=0",
-]
+SMALL = """
+    --use-grpo --model embedded --num-examples 16 --eval-size 8 --save-every 16 --set
+    train.questions_per_round=8 --set train.validation_size=8 --set train.demonstrations=8 --set
+    train.requeue_limit=0 --set train.rows_per_round=8 --set train.optimizer.batch_size=4 --set
+    train.optimizer.epochs=1
+""".split()
+ALONE = "--set rewards.hre_weight=0 --set rewards.pre_weight=0 --set rewards.step_penalty=0".split()
 
 # Shorter responses are better; nothing in it looks at the answer.
 BRIEF = "def brief(problem, response, task):\n    return 1.0 / (1.0 + len(response) / 20)\n"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def asked(function, response="a response"):
@@ -246,10 +227,10 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path, c
         "    return {1: float('nan'), 2: 1.5}.get(kind, 1.0 / (1.0 + len(response) / 20))\n"
     )
     file, out = file_of(tmp_path, code), tmp_path / "runs"
-    arguments = [*SMALL, *ALONE, "--set", "rewards.use_student_model=false", "--out", str(out)]
+    arguments = [*SMALL, *ALONE, *f"--set rewards.use_student_model=false --out {out}".split()]
     assert train_main([*arguments, "--reward", f"{file}:some"]) == 0
     run, said = out / "run-001", capsys.readouterr()
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     records = list(read(run / "journal.jsonl"))
     failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
     assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
@@ -289,12 +270,9 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path, capsys):
     for held_out in ("8", "0"):
         arguments = [
             *SMALL,
-            "--eval-size",
-            held_out,
-            "--set",
-            "train.validation_size=0",
-            "--out",
-            str(tmp_path / held_out),
+            *f"""
+                --eval-size {held_out} --set train.validation_size=0 --out {tmp_path / held_out}
+            """.split(),
         ]
         assert train_main([*arguments, "--reward", f"{file}:broken"]) == 2
         said = capsys.readouterr().err
@@ -314,35 +292,15 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path, capsys):
         tmp_path,
         BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n",
     )
-    arguments = [
-        "eval",
-        "--source",
-        f"{file}:TASKS",
-        "--model",
-        "embedded",
-        "--methods",
-        "greedy",
-        "majority",
-        "-n",
-        "3",
-        "--samples",
-        "2",
-    ]
-    alone = [
-        "--set",
-        "rewards.hre_weight=0",
-        "--set",
-        "rewards.pre_weight=0",
-        "--budget-tokens",
-        "40",
-        "80",
-    ]
+    arguments = f"""
+        eval --source {file}:TASKS --model embedded --methods greedy majority -n 3 --samples 2
+    """.split()
+    alone = "--set rewards.hre_weight=0 --set rewards.pre_weight=0 --budget-tokens 40 80".split()
     assert (
-        main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")])
-        == 0
+        main([*arguments, *alone, *f"--reward {file}:brief --out {tmp_path / 'eval'}".split()]) == 0
     )
     said = capsys.readouterr().out
-    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    results = read_json(tmp_path / "eval" / "results.json")
     rows = results["rows"]
     assert results["pairs"] == []
     best = max(
@@ -360,14 +318,7 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path, capsys):
 def test_vf_eval_scores_by_the_reward(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = file_of(tmp_path, BRIEF)
-    arguments = [
-        "alphazero-llm-trainer",
-        "-n",
-        "3",
-        "--no-rich",
-        "--env.taskset.use-student-model",
-        "false",
-    ]
+    arguments = "alphazero-llm-trainer -n 3 --no-rich --env.taskset.use-student-model false".split()
     assert vf_eval([*arguments, "--env.taskset.task.custom", f"{file}:brief"]) == 0
     [traces] = tmp_path.rglob("traces.jsonl")
     for line in traces.read_text().splitlines():

@@ -4,7 +4,6 @@ from.
 
 import argparse
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.mcts.tree import COLUMNS, Rollout
@@ -135,10 +135,10 @@ def test_every_figure_names_its_commit(tmp_path):
     from benchmarks import provenance
 
     for file in (ROOT / "benchmarks" / "results").glob("*.json"):
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         assert {"commit", "clean", "date"} <= found.keys(), file.name
     provenance.write(tmp_path / "new" / "a.json", {"command": "uv run a", "rows": [1]})
-    found = json.loads((tmp_path / "new" / "a.json").read_text())
+    found = read_json(tmp_path / "new" / "a.json")
     assert found["command"] == "uv run a"
     assert provenance.git("cat-file", "-t", found["commit"]) == "commit"
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scripted import run
 from support import (
     EOS,
     LINE_ENDS,
@@ -23,7 +24,6 @@ from support import (
     check_tree,
     library_logprobs,
     library_scores,
-    run,
     tiny_engine,
     tiny_llama,
 )
@@ -817,14 +817,6 @@ def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine):
     [[after]] = score(engine, (PROMPT, (unknown[0],)))  # of a prompt that has one all the same
     expected = library_scores(MODEL, PROMPT, (unknown[0],))
     assert after == pytest.approx(expected[0], abs=CLOSE)
-
-
-def test_the_size_of_a_batch_changes_no_draw():
-    requests = random_requests(5, 12)
-    draws = [
-        sequences(generate(tiny_engine(MODEL, max_batch=size), *requests)) for size in (1, 3, 8, 64)
-    ]
-    assert draws[1:] == draws[:1] * 3
 
 
 def test_the_cache_has_the_name_that_the_models_forward_gives_it(

@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import verifiers.v1 as vf
 from aiohttp import web
 from completion_server import CompletionServer
@@ -57,15 +56,6 @@ from alphazero_llm_trainer.serve.requests import ChatBody, Models, chat_request
 from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of
 
 Handler = Callable[[dict[str, Any]], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """As the front end does: two threads over so small a model wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

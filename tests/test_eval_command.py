@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support import tiny_chat
+from tables import read_json, write_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
@@ -14,13 +15,13 @@ from alphazero_llm_trainer.live import StoppedError
 from alphazero_llm_trainer.problems.load import with_context
 from alphazero_llm_trainer.training import plan
 
-SMALL = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "120"]
-SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
+SMALL = "eval --num 12 --model embedded --budget-tokens 60 120".split()
+SHORT = [*SMALL, *"--methods greedy best-of-n mcts --samples 2".split()]
 
 
 def results(out):
     """results.json without what a clock or a path decides."""
-    found = json.loads((out / "results.json").read_text())
+    found = read_json(out / "results.json")
     for row in found["rows"]:
         row.pop("seconds")
     found.pop("command")
@@ -33,10 +34,10 @@ def test_every_method_has_its_name():
 
 def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main([*SMALL, "--out", str(out), "--samples", "2"]) == 0
+    assert main([*SMALL, *f"--out {out} --samples 2".split()]) == 0
     said = capsys.readouterr().out
     assert said.startswith("embedded at 60 tokens: ") and "pass@k" in said
-    found = json.loads((out / "results.json").read_text())
+    found = read_json(out / "results.json")
     assert {(row["method"], row["budget"]) for row in found["rows"]} == {
         (m, b) for m in METHODS for b in (60, 120)
     }
@@ -51,13 +52,8 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
     hashes = set()
     for split in ("test", "validation"):
         out = tmp_path / split
-        assert (
-            main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)])
-            == 0
-        )
-        hashes.add(
-            json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"]
-        )
+        assert main(f"eval -n 3 --methods greedy --split {split} --out {out}".split()) == 0
+        hashes.add(read_json(out / "results.json")["benchmarks"]["embedded"]["data_hash"])
     assert len(hashes) == 2
     assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
 
@@ -94,8 +90,8 @@ def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys):
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 4
     capsys.readouterr()
     for flags, words in (
-        (["--resume", "--num", "13"], "num is 13"),
-        (["--resume", "--set", "search.verify.patience=9"], "search.verify.patience is 9"),
+        ("--resume --num 13".split(), "num is 13"),
+        ("--resume --set search.verify.patience=9".split(), "search.verify.patience is 9"),
         ([], "--resume"),
     ):
         assert main([*SMALL, "--methods", "greedy", *out, *flags]) == 2
@@ -103,7 +99,7 @@ def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys):
 
 
 def test_the_default_folder_is_numbered(tmp_path):
-    numbered = [*SMALL, "--methods", "greedy", "--set", f"train.checkpoint_dir={tmp_path}"]
+    numbered = [*SMALL, *f"--methods greedy --set train.checkpoint_dir={tmp_path}".split()]
     assert main(numbered) == 0 and main(numbered) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-001", "eval-002"]
     assert main([*numbered, "--resume"]) == 0
@@ -126,13 +122,13 @@ def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget):
 
 
 def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys):
-    flags = ["eval", "-n", "12", "--model", "embedded", "--methods", "greedy", "mcts", "best-of-n"]
+    flags = "eval -n 12 --model embedded --methods greedy mcts best-of-n".split()
     for budget, best, of_those in (
         ("8", "every method's answers were cut: raise --budget-tokens", 3),
         ("20", "best-of-n is best", 1),
     ):
         out = tmp_path / budget
-        assert main([*flags, "--budget-tokens", budget, "--out", str(out)]) == 0
+        assert main([*flags, *f"--budget-tokens {budget} --out {out}".split()]) == 0
         said = capsys.readouterr()
         assert said.out.startswith(f"embedded at {budget} tokens: {best}"), said.out
         assert "2 questions tried, up to" in said.err and "raise --budget-tokens" in said.err
@@ -152,21 +148,21 @@ def long_rows(folder, words):
         {"question": f"Ana has {n} pens." + " She has 2 pens." * (words // 5), "answer": "2"}
         for n in range(4)
     ]
-    file.write_text("".join(json.dumps(row | {"split": "test"}) + "\n" for row in rows))
+    write_jsonl(file, (row | {"split": "test"} for row in rows))
     model = tiny_chat(folder / "model")
-    card = json.loads((model / "config.json").read_text())
+    card = read_json(model / "config.json")
     (model / "config.json").write_text(json.dumps(card | {"max_position_embeddings": 4096}))
-    return ["--source", str(file), "--model", str(model)]
+    return f"--source {file} --model {model}".split()
 
 
 def test_the_context_follows_the_rows(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
-    flags = ["eval", *long_rows(tmp_path, 1500), "--methods", "greedy", "-n", "4"]
-    short = ["--set", "search.max_tokens=8", "--budget-tokens", "8"]
+    flags = ["eval", *long_rows(tmp_path, 1500), *"--methods greedy -n 4".split()]
+    short = "--set search.max_tokens=8 --budget-tokens 8".split()
     assert main([*flags, *short, *out]) == 0
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["too long"] == 0
+    assert read_json(tmp_path / "out" / "results.json")["rows"][0]["too long"] == 0
     capsys.readouterr()
-    assert main([*flags, *short, "--set", "engine.max_context=1024", "--out", f"{out[1]}2"]) == 2
+    assert main([*flags, *short, *f"--set engine.max_context=1024 --out {out[1]}2".split()]) == 2
     said = capsys.readouterr().err
     assert (
         "error: 4 of 4 questions don't fit engine.max_context, which is 1,024: the longest" in said

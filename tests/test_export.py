@@ -9,6 +9,7 @@ import datasets
 import pytest
 from faults import a_job
 from pyarrow import parquet
+from tables import read_jsonl, write_jsonl
 from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
@@ -224,19 +225,12 @@ def test_rollouts_leave_teachers_out(data, tmp_path):
 
 
 def test_the_command_writes_every_kind(data, tmp_path, capsys):
-    assert (
-        main(["export", "--data", str(data), "--kind", "all", "--out", str(tmp_path / "all")]) == 0
-    )
+    assert main(f"export --data {data} --kind all --out {tmp_path / 'all'}".split()) == 0
     said = capsys.readouterr().out
     kinds = {path.stem for path in (tmp_path / "all").iterdir()}
     assert kinds == set(SUFFIXES) and said.count("rows in") == len(SUFFIXES)
     every = tmp_path / "every.parquet"
-    assert (
-        main(
-            ["export", "--data", str(data), "--kind", "value", "--every-token", "--out", str(every)]
-        )
-        == 0
-    )
+    assert main(f"export --data {data} --kind value --every-token --out {every}".split()) == 0
     nodes = parquet.ParquetFile(tmp_path / "all" / "value.parquet").metadata.num_rows
     assert parquet.ParquetFile(every).metadata.num_rows > nodes
 
@@ -245,8 +239,8 @@ def test_the_command_writes_every_kind(data, tmp_path, capsys):
 def test_rows_are_written_as_the_ending_says(data, tmp_path, kind):
     lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
     for out in (lines, table):
-        assert main(["export", str(data), "--kind", kind, "--out", str(out)]) == 0
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        assert main(f"export {data} --kind {kind} --out {out}".split()) == 0
+    rows = read_jsonl(lines)
     as_table = parquet.read_table(table).to_pylist()
     assert len(rows) == len(as_table) > 0
     for row, of_table in zip(rows, as_table, strict=True):
@@ -259,14 +253,14 @@ def test_rows_are_written_as_the_ending_says(data, tmp_path, kind):
 
 def test_trees_of_other_splits_are_no_training_set(data, tmp_path, capsys):
     journal, out = tmp_path / "journal.jsonl", tmp_path / "x.parquet"
-    command = ["export", "--data", str(tmp_path), "--kind", "sft", "--out", str(out)]
+    command = f"export --data {tmp_path} --kind sft --out {out}".split()
     trees = list(records(data))
     for tree in trees[:-1]:
         del tree["split"]  # a training run's journal says nothing
-    journal.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
+    write_jsonl(journal, trees)
     assert main(command) == 0
     trees[5]["split"] = "test"
-    journal.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
+    write_jsonl(journal, trees)
     out.unlink()
     capsys.readouterr()
     assert main(command) == 2
@@ -279,5 +273,5 @@ def test_trees_of_other_splits_are_no_training_set(data, tmp_path, capsys):
 
 
 def test_a_folder_is_no_file_to_write(data, tmp_path, capsys):
-    assert main(["export", str(data), "--kind", "sft", "--out", str(tmp_path)]) == 2
+    assert main(f"export {data} --kind sft --out {tmp_path}".split()) == 2
     assert "--out" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ VALUES = {
     "train.track": "tensorboard",
     "engine.openai.base_url": "http://localhost:11434/v1",
 }
-NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": ["--adapter", "x", "--out", "x"]}
+NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": "--adapter x --out x".split()}
 # Read by argparse, or by what all commands share.
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tables import write_jsonl
 from verifiers.v1.cli.replay import main as replay
 
 import alphazero_llm_trainer as az
@@ -134,9 +135,9 @@ def test_the_embedded_evaluation(capsys, monkeypatch, tmp_path):
     weights = tmp_path / "weights.yaml"
     weights.write_text("rewards: {hre_weight: 0.7, pre_weight: 0.3}\n")
     more = ["--env.taskset.config-file", str(weights)]
-    assert run([OUR_ID, "-n", "2", "-o", "out", "--run.name", "run", *more]) == 0
+    assert run([*f"{OUR_ID} -n 2 -o out --run.name run".split(), *more]) == 0
     check_evaluation(capsys.readouterr().out, tmp_path)
-    replay([str(tmp_path / "out" / "run"), "--output-dir", "again", "--no-rich"])
+    replay(f"{tmp_path / 'out' / 'run'} --output-dir again --no-rich".split())
     assert rewards(tmp_path / "again") == rewards(tmp_path / "out" / "run")
 
 
@@ -208,13 +209,13 @@ def test_help_and_training_need_no_verifiers():
     "argv, ours",
     [
         ([OUR_ID], True),
-        (["someone/alphazero_llm_trainer@0.1.0", "-n", "2"], True),
+        ("someone/alphazero_llm_trainer@0.1.0 -n 2".split(), True),
         (["--env.taskset.id", OUR_ID], True),
         ([f"--env.taskset.id={OUR_ID}", "-s"], True),
-        (["gsm8k", "-m", OUR_ID], False),
+        (f"gsm8k -m {OUR_ID}".split(), False),
         (["@", "file.toml"], False),
         ([], False),
-        (["-n", "2", "--", "--env.taskset.id", OUR_ID], False),
+        (f"-n 2 -- --env.taskset.id {OUR_ID}".split(), False),
     ],
 )
 def test_which_command_lines_are_ours(argv, ours):
@@ -224,28 +225,28 @@ def test_which_command_lines_are_ours(argv, ours):
 @pytest.mark.parametrize(
     "argv, called, given",
     [
-        (["gsm8k", "-s", "--tier", "free"], "verifiers_own", ["gsm8k", "-s", "--tier", "free"]),
+        ("gsm8k -s --tier free".split(), "verifiers_own", "gsm8k -s --tier free".split()),
         ([OUR_ID, "--help-all"], "verifiers_own", [OUR_ID, "--help"]),
         (
-            [f"--env.taskset.id={OUR_ID}", "-s", "--", "--set", "a=--"],
+            f"--env.taskset.id={OUR_ID} -s -- --set a=--".split(),
             "train_main",
             ["--set", "a=--"],
         ),
-        ([OUR_ID, "-s", "--help"], "train_main", ["--help"]),
+        (f"{OUR_ID} -s --help".split(), "train_main", ["--help"]),
         (
-            [OUR_ID, "--tier=free", "-n", "2"],
+            f"{OUR_ID} --tier=free -n 2".split(),
             "evaluate",
-            [OUR_ID, "-n", "2", "--env.taskset.tier", "free"],
+            f"{OUR_ID} -n 2 --env.taskset.tier free".split(),
         ),
         (
-            [OUR_ID, "--use-student-model", "false", "-n", "1"],
+            f"{OUR_ID} --use-student-model false -n 1".split(),
             "evaluate",
-            [OUR_ID, "-n", "1", "--env.taskset.use-student-model", "false"],
+            f"{OUR_ID} -n 1 --env.taskset.use-student-model false".split(),
         ),
         (
             [OUR_ID, "--no-use-student-model"],
             "evaluate",
-            [OUR_ID, "--env.taskset.use-student-model", "false"],
+            f"{OUR_ID} --env.taskset.use-student-model false".split(),
         ),
     ],
 )
@@ -261,8 +262,8 @@ def test_what_a_command_line_runs(argv, called, given, monkeypatch):
     assert calls == [given]
 
 
-EMBEDDED = ["-m", "embedded-student", "--client.base-url", "embedded://student/v1"]
-REMOTE = ["-m", "x", "--client.base-url", "http://127.0.0.1:9/v1"]
+EMBEDDED = "-m embedded-student --client.base-url embedded://student/v1".split()
+REMOTE = "-m x --client.base-url http://127.0.0.1:9/v1".split()
 
 
 def setting(name, value):
@@ -303,17 +304,7 @@ def test_the_file_s_source_counts(tmp_path):
 def test_a_run_whose_rollouts_all_failed_is_a_failure(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code = run(
-        [
-            OUR_ID,
-            *REMOTE,
-            *setting("source", "embedded"),
-            "-n",
-            "2",
-            "-o",
-            "out",
-            "--run.name",
-            "run",
-        ]
+        [OUR_ID, *REMOTE, *setting("source", "embedded"), *"-n 2 -o out --run.name run".split()]
     )
     printed = capsys.readouterr()
     assert code == EXIT_ALL_FAILED
@@ -333,7 +324,7 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
         lambda argv: logging.getLogger("somebody").warning("the disk is slow"),
     )
     monkeypatch.setattr(report, "summarise", lambda folder: report.RolloutSummary(total=1))
-    assert run([OUR_ID, "-n", "1", "--tier", "free"]) == 0
+    assert run(f"{OUR_ID} -n 1 --tier free".split()) == 0
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1].endswith("the disk is slow")
     lines = printed.out.splitlines()
@@ -343,7 +334,7 @@ def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
     monkeypatch.setenv("OPENROUTER_API_KEY", "k")
     taught = report.RolloutSummary(total=1, taught=3)
     monkeypatch.setattr(report, "summarise", lambda folder: taught)
-    assert run([OUR_ID, "-n", "1", "--tier", "free", "--env.agent.harness.search", "mcts"]) == 0
+    assert run(f"{OUR_ID} -n 1 --tier free --env.agent.harness.search mcts".split()) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "teachers took part: 3 steps"
 
 
@@ -358,9 +349,7 @@ def test_the_summary_counts_only_what_ended(tmp_path):
         "errors": [],
         "traces": [{"errors": [{"message": "no\nroute"}], "rewards": {"a": None}}],
     }
-    (tmp_path / report.TRACES).write_text(
-        "".join(json.dumps(row) + "\n" for row in (ended, failed))
-    )
+    write_jsonl(tmp_path / report.TRACES, (ended, failed))
     summary = report.summarise(tmp_path)
     assert (summary.total, summary.failed, summary.first_error) == (2, 1, "no route")
     assert summary.means == pytest.approx({"reward": 0.7, "a": 1.0, "b": 0.5})

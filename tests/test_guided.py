@@ -11,7 +11,7 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from support import hashed_reward
+from scripted import hashed_reward
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement

@@ -3,12 +3,12 @@ and its targets.
 """
 
 import importlib.util
-import json
 import math
 from pathlib import Path
 
 import pytest
-from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from tables import read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
@@ -29,8 +29,8 @@ from alphazero_llm_trainer.types import Step
 
 TESTS = Path(__file__).parent
 GUMBEL = closed(gumbel, 0.1)
-CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
-SCALED = json.loads((TESTS / "golden" / "scaled_puct.json").read_text())
+CASES = read_json(TESTS / "golden" / "gumbel.json")
+SCALED = read_json(TESTS / "golden" / "scaled_puct.json")
 
 
 def golden_script():

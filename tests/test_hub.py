@@ -42,10 +42,10 @@ def test_an_address_that_says_nothing_is_not_waited_for(monkeypatch):
 
 
 COMMANDS = [
-    ["eval", "--source", "gsm8k", "--num", "2", "--model", "embedded"],
-    ["eval", "--source", "embedded", "--num", "2", "--model", "org/none"],
-    ["eval", "--source", "embedded", "--num", "2", "--prm", "org/none"],
-    ["serve", "--model", "embedded", "--port", "0", "--prm", "org/none"],
+    "eval --source gsm8k --num 2 --model embedded".split(),
+    "eval --source embedded --num 2 --model org/none".split(),
+    "eval --source embedded --num 2 --prm org/none".split(),
+    "serve --model embedded --port 0 --prm org/none".split(),
     ["fetch", "qwen3-0.6b"],
 ]
 

@@ -13,10 +13,10 @@ from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
 
-ARGUMENTS = [
-    "train", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--set", "train.validation_size=0",
-    "--set", "train.questions_per_round=8", "--set", "rewards.use_student_model=false",
-]  # fmt: skip
+ARGUMENTS = """
+    train --model embedded --num-examples 16 --eval-size 8 --set train.validation_size=0 --set
+    train.questions_per_round=8 --set rewards.use_student_model=false
+""".split()
 
 
 class Terminal(io.StringIO):
@@ -189,7 +189,7 @@ def test_loading_is_told_before_it_takes_seconds(
     import torch  # noqa: F401
 
     monkeypatch.setattr(live, "BEAT", 1e9)  # this machine may be slow
-    arguments = ["search", "2 + 2?", "--model", "embedded", "--simulations", "1", *flags]
+    arguments = ["search", "2 + 2?", *"--model embedded --simulations 1".split(), *flags]
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""  # it is there already
     load = Progress.load

@@ -2,7 +2,6 @@
 and generation.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import library_logprobs
+from tables import read_jsonl, write_jsonl
 from test_serve import ready, start
 
 from alphazero_llm_trainer.config.load import load_config
@@ -51,10 +51,8 @@ def lm_eval(tmp_path_factory):
     if named:
         return Path(named)
     folder = tmp_path_factory.mktemp("lm-eval") / "venv"
-    commands = [["uv", "venv", str(folder), "-p", sys.executable]]
-    commands.append(
-        ["uv", "pip", "install", "--no-config", "--python", str(folder / "bin" / "python")]
-    )
+    commands = [[*f"uv venv {folder} -p".split(), sys.executable]]
+    commands.append(f"uv pip install --no-config --python {folder / 'bin' / 'python'}".split())
     commands[1] += ["lm-eval[api]>=0.4.9", "torch", "transformers"]
     for command in commands:
         if (
@@ -73,31 +71,17 @@ def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
     for task in load_tasks("embedded", "test", 5):
         first = (task.solution or "").split("\n")[0]
         rows.append({"question": task.problem.question, "choices": [first, "1 + 1 = 2", "2 * 3"]})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "rows.jsonl", rows)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "choices.yaml").write_text(CHOICES)
     (tmp_path / "tasks" / "answers.yaml").write_text(ANSWERS)
     served = ready(start(tmp_path))
     try:
         settings = f"model=student,base_url={served.url}/v1/completions,tokenizer=tokenizer,max_length=1024"
-        command = [
-            str(lm_eval),
-            "--model",
-            "local-completions",
-            "--model_args",
-            settings,
-            "--tasks",
-            "choices,answers",
-        ]
-        command += [
-            "--include_path",
-            "tasks",
-            "--batch_size",
-            "2",
-            "--output_path",
-            "out",
-            "--log_samples",
-        ]
+        command = f"""
+            {lm_eval} --model local-completions --model_args {settings} --tasks choices,answers
+        """.split()
+        command += "--include_path tasks --batch_size 2 --output_path out --log_samples".split()
         offline = {
             "NO_PROXY": "127.0.0.1",
             "HF_HUB_OFFLINE": "1",
@@ -119,7 +103,7 @@ def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
 
     def samples(name):
         [file] = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return read_jsonl(file)
 
     for sample in samples("choices"):
         row = rows[sample["doc_id"]]

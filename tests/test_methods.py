@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import Lines, ScriptedPolicy, run
+from scripted import Lines, ScriptedPolicy, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract

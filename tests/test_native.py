@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from support import (
-    STEP_ENDS,
-    library_logprobs,
-    library_scores,
-    run,
-    tiny_engine,
-)
+from scripted import run
+from support import STEP_ENDS, library_logprobs, library_scores, tiny_engine
 from torch import nn
 from transformers import (
     GPT2Config,

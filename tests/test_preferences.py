@@ -109,20 +109,12 @@ def test_a_prm_learns_from_a_file(tmp_path, capsys):
         )
     file.write_text("\n".join(lines))
     out, quick = str(tmp_path / "prm"), ["--set", "train.optimizer.epochs=1"]
-    assert (
-        main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"])
-        == 0
-    )
+    assert main([*f"prm --model embedded --data {file} --out {out}".split(), *quick, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert (
         sum(card["questions"].values()) == 60
         and card["pairs"]["test"] > 0
         and card["sampled_tokens"] == 0
     )
-    assert (
-        main(
-            ["value", "--model", "embedded", "--data", str(file), "--out", str(tmp_path / "value")]
-        )
-        == 2
-    )
+    assert main(f"value --model embedded --data {file} --out {tmp_path / 'value'}".split()) == 2
     assert "step preferences" in capsys.readouterr().err

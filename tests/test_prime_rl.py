@@ -113,7 +113,7 @@ def test_the_launcher_starts_an_orchestrator_that_knows_the_algorithm(
     import prime_rl.entrypoints.rl
 
     def launch():
-        words = ["orchestrator", "--algo.type", "other"]
+        words = "orchestrator --algo.type other".split()
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode and "'tree'" in done.stdout + done.stderr
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import tiny_llama
+from tables import read_json, read_jsonl
 from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
@@ -40,31 +41,25 @@ from alphazero_llm_trainer.training.rows import TrainRow
 FOUR_BITS = [
     {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
 ]
-FLAGS = [
-    "--set", "student=embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
-]  # fmt: skip
-SMALL = [
-    "--set", "train.method=grpo",
-    *FLAGS, "--num-examples", "16", "--save-every", "8", "--eval-size", "8",
-    "--set", "train.questions_per_round=8",
-    "--set", "train.validation_size=8",
-    "--set", "train.keep_best=false",
-    "--set", "train.rows_per_round=8",
-    "--set", "train.demonstrations=20",
-    "--set", "train.optimizer.batch_size=5",
-    "--set", "train.optimizer.epochs=2",
-]  # fmt: skip
+FLAGS = """
+    --set student=embedded
+    --set models.embedded.quantization=nf4 --set models.embedded.adapter=lora
+""".split()
+SMALL = (
+    """
+    --set train.method=grpo --num-examples 16 --save-every 8 --eval-size 8
+    --set train.questions_per_round=8 --set train.validation_size=8 --set train.keep_best=false
+    --set train.rows_per_round=8 --set train.demonstrations=20
+    --set train.optimizer.batch_size=5 --set train.optimizer.epochs=2
+""".split()
+    + FLAGS
+)
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that runs can be compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -148,7 +143,7 @@ def test_merging_is_exact_and_the_folder_is_plain(student, tmp_path):
     save_adapter(student.model, tmp_path / "adapter")
     merged(bare(student.model), tmp_path / "adapter").save_pretrained(tmp_path)
     student.tokenizer.save_pretrained(tmp_path)
-    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    assert "quantization_config" not in read_json(tmp_path / "config.json")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     # 4-bit kernel and fp32 rounding included
@@ -204,12 +199,9 @@ def test_all_weights_under_an_adapter_are_not_trained(tmp_path, capsys):
     first.model.eval()
     flags = [
         *SMALL,
-        "--model",
-        str(tmp_path / "adapter"),
-        "--checkpoint-dir",
-        str(tmp_path / "runs"),
+        *f"--model {tmp_path / 'adapter'} --checkpoint-dir {tmp_path / 'runs'}".split(),
     ]
-    whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
+    whole = "--set models.embedded.quantization=none --set models.embedded.adapter=full".split()
     assert train_main([*flags, *whole]) == 2
     error = capsys.readouterr().err
     assert "folder is a LoRA adapter" in error and error.count("\n") == 1
@@ -325,16 +317,15 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student):
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("qlora")
     assert train_main([*SMALL, "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001"
 
 
 def test_a_run_searches_trains_merges_and_is_evaluated(whole_run, config):
-    card = json.loads((whole_run / "run.json").read_text())
+    card = read_json(whole_run / "run.json")
     assert card["adapter"] == "lora" and card["after"]["problems"] == 8
-    lines = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(whole_run / "metrics.jsonl")
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     state = load_file(whole_run / "adapter" / "adapter_model.safetensors")
@@ -431,14 +422,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     hub, out = Hub(), tmp_path / "merged"
     monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    given = [
-        "--adapter",
-        str(whole_run / "adapter"),
-        "--out",
-        str(out),
-        "--push-to-hub",
-        "me/student",
-    ]
+    given = f"--adapter {whole_run / 'adapter'} --out {out} --push-to-hub me/student".split()
     assert main(["merge", "--model", "embedded", *given]) == 0, (
         "the adapter knows that its base has 4 bits"
     )
@@ -456,9 +440,9 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
 @pytest.mark.parametrize(
     "flags, wanted",
     [
-        (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
+        ("--adapter {adapter} --out {run}".split(), "is there already"),
         (
-            ["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"],
+            "--adapter {adapter} --out x --model {run}/student".split(),
             "trained over other weights",
         ),
     ],
@@ -471,24 +455,13 @@ def test_merge_refuses_what_is_wrong(flags, wanted, whole_run, capsys):
 
 def test_sft_goes_on_in_4_bits(tmp_path):
     out = tmp_path / "sft"
-    flags = [
-        "--eval-size",
-        "8",
-        "--set",
-        "train.demonstrations=24",
-        "--set",
-        "train.validation_size=8",
-    ]
-    flags += [
-        "--set",
-        "train.sft_steps=6",
-        "--set",
-        "train.optimizer.learning_rate=5e-3",
-        "--set",
-        "train.micro_batch=8",
-    ]
-    assert main(["sft", *FLAGS, "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
-    manifest = json.loads((out / "manifest.json").read_text())
+    flags = "--eval-size 8 --set train.demonstrations=24 --set train.validation_size=8".split()
+    flags += """
+        --set train.sft_steps=6 --set train.optimizer.learning_rate=5e-3 --set
+        train.micro_batch=8
+    """.split()
+    assert main(["sft", *FLAGS, *f"--model {PACKAGED} --out {out}".split(), *flags]) == 0
+    manifest = read_json(out / "manifest.json")
     assert manifest["adapter"] == "lora" and manifest["steps"] == 6
     assert manifest["test_before"]["problems"] == manifest["test_greedy"]["problems"] == 8
     config = load_config(overrides=FOUR_BITS)

@@ -24,42 +24,22 @@ from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 
 ROOT = Path(__file__).parents[1]
-SMALL = [
-    *("--model", "embedded", "--eval-size", "0", "--quiet"),
-    *(
-        "--set",
-        "problems.levels=[1, 2]",
-        "--set",
-        "search.temperature=1.2",
-        "--set",
-        "search.concurrent=8",
-    ),
-    *(
-        "--set",
-        "train.questions_per_round=8",
-        "--set",
-        "train.save_every=8",
-    ),
-    *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
-    *("--set", "rewards.use_student_model=false"),
-]
-FEW = [
-    "--set",
-    "train.updates_per_round=3",
-    "--set",
-    "train.optimizer.batch_size=4",
-    "--set",
-    "train.optimizer.warmup=0",
-]
-METHODS = {
-    "rft": FEW,
-    "alphazero": FEW,
-    "grpo": [
-        *("--set", "search.simulations=3"),
-        *("--set", "train.optimizer.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.optimizer.epochs=2"),
-        *("--set", "train.demonstration_share=0.25", "--set", "train.optimizer.warmup=0"),
-    ],
-}  # fmt: skip
+SMALL = """
+    --model embedded --eval-size 0 --quiet
+    --set problems.levels=[1,2] --set search.temperature=1.2 --set search.concurrent=8
+    --set train.questions_per_round=8 --set train.save_every=8 --set train.demonstrations=16
+    --set train.validation_size=0 --set rewards.use_student_model=false
+""".split()
+FEW = """
+    --set train.updates_per_round=3
+    --set train.optimizer.batch_size=4 --set train.optimizer.warmup=0
+""".split()
+GRPO = """
+    --set search.simulations=3 --set train.optimizer.batch_size=8 --set train.rows_per_round=12
+    --set train.optimizer.epochs=2 --set train.demonstration_share=0.25
+    --set train.optimizer.warmup=0
+""".split()
+METHODS = {"rft": FEW, "alphazero": FEW, "grpo": GRPO}
 # What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -153,7 +133,7 @@ def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, m
     flags = [*named, "--num-examples", "16", *METHODS[method]]
     fsdp = sharding == "fsdp"
     if fsdp:  # with an adapter, which most of the sharded weights are no part of
-        flags += ["--set", "train.adapter=lora", "--set", "train.optimizer.learning_rate=0.003"]
+        flags += "--set train.adapter=lora --set train.optimizer.learning_rate=0.003".split()
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
     if fsdp:
@@ -192,7 +172,7 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(sharding, tmp_path, monk
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
     count = 4 if sharding == "fsdp" else 1
-    again = [["--out", str(tmp_path / "two"), "--resume", "--quiet"]] * count
+    again = [f"--out {tmp_path / 'two'} --resume --quiet".split()] * count
     if sharding == "fsdp":
         set_fsdp(monkeypatch)
     kill_after_a_checkpoint(tmp_path / "two", flags)
@@ -244,7 +224,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch):
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     example = ROOT / "examples" / "accelerate_fsdp.yaml"
-    arguments = launch_command_parser().parse_args(["--config_file", str(example), "train_vllm.py"])
+    arguments = launch_command_parser().parse_args(f"--config_file {example} train_vllm.py".split())
     handed_on = prepare_multi_gpu_env(_validate_launch_command(arguments)[0])
     assert {name: handed_on[name] for name in FSDP} == FSDP
     for name in FSDP:

@@ -21,6 +21,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+from tables import read_json, read_jsonl
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
@@ -432,7 +433,7 @@ def test_a_server_that_comes_late_is_greeted_again(url):
 
 
 def test_search_prints_the_first_chain_and_the_tree(url, capsys):
-    argv = ["search", "--base-url", url, "--model", "student", "--simulations", "4"]
+    argv = f"search --base-url {url} --model student --simulations 4".split()
     assert main([*argv, PROBLEMS[1].question]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == PROBLEMS[1].question and shown[1].startswith("  ")
@@ -471,27 +472,20 @@ assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
 
 def test_eval_compares_methods_over_a_server(url, tmp_path):
     methods = ["greedy", "majority", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
-    argv = ["eval", "-n", "12", "--start", "340", "--methods", *methods, "--budget-tokens", "120"]
+    argv = [*"eval -n 12 --start 340 --methods".split(), *methods, "--budget-tokens", "120"]
     assert (
         main(
             [
                 *argv,
-                "--base-url",
-                url,
-                "--model",
-                "student",
-                "--set",
-                "search.step=line",
-                "--out",
-                str(tmp_path / "a"),
+                *f"""
+                    --base-url {url} --model student --set search.step=line --out {tmp_path / "a"}
+                """.split(),
             ]
         )
         == 0
     )
-    assert main([*argv, "--model", "embedded", "--out", str(tmp_path / "b")]) == 0
-    remote, local = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("a", "b")
-    )
+    assert main([*argv, *f"--model embedded --out {tmp_path / 'b'}".split()]) == 0
+    remote, local = (read_json(tmp_path / name / "results.json") for name in ("a", "b"))
     assert remote["student"] == f"student at {url}"
     for mine, theirs in zip(remote["rows"], local["rows"], strict=True):
         assert mine["sampled_tokens"] > 0
@@ -502,18 +496,18 @@ def test_eval_compares_methods_over_a_server(url, tmp_path):
 
 def test_sampled_trees_teach_by_their_texts(url, tmp_path, capsys):
     out, table = tmp_path / "trees", tmp_path / "sft.parquet"
-    argv = ["sample", "--base-url", url, "--model", "student", "-n", "8", "--out", str(out)]
+    argv = f"sample --base-url {url} --model student -n 8 --out {out}".split()
     assert main([*argv, "--set", "search.step=line"]) == 0
-    journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    journal = read_jsonl(out / "journal.jsonl")
     assert len(journal) == 8 and {line["tokens"] for line in journal} == {"server"}
-    export = ["export", "--data", str(out), "--kind"]
+    export = f"export --data {out} --kind".split()
     assert main([*export, "sft", "--out", str(table)]) == 0
     rows = pytest.importorskip("pyarrow.parquet").read_table(table).to_pylist()
     assert rows and all("####" in row["completion"] and not row["completion_ids"] for row in rows)
     for refused in (
         [*export, "value", "--out", str(table)],
         [*export, "rollouts", "--out", str(tmp_path / "r.jsonl")],
-        ["value", "--model", "embedded", "--data", str(out), "--out", str(tmp_path / "v")],
+        f"value --model embedded --data {out} --out {tmp_path / 'v'}".split(),
     ):
         capsys.readouterr()
         assert main(refused) == 2
@@ -523,7 +517,7 @@ def test_sampled_trees_teach_by_their_texts(url, tmp_path, capsys):
 
 def test_serve_puts_search_before_another_server(url, tmp_path):
     kept, step = tmp_path / "kept", ["--set", "search.step=line"]
-    flags = ["--base-url", url, "--model", "student", "--keep-traces", str(kept), *step]
+    flags = [*f"--base-url {url} --model student --keep-traces {kept}".split(), *step]
     with serving(*flags) as place, openai.OpenAI(base_url=place, api_key="any") as client:
         earlier = {"role": "assistant", "content": "Ask me."}
         chat = [earlier, {"role": "user", "content": PROBLEMS[2].question}]
@@ -538,12 +532,12 @@ def test_serve_puts_search_before_another_server(url, tmp_path):
             client.chat.completions.create(model="student@sample", messages=chat)
         with pytest.raises(openai.BadRequestError, match="ask that one"):
             client.completions.create(model="student", prompt="3 + 4 =")
-    [line] = [json.loads(line) for line in (kept / "journal.jsonl").read_text().splitlines()]
+    [line] = read_jsonl(kept / "journal.jsonl")
     assert line["tokens"] == "server" and line["split"] == "served"
 
 
 def test_a_model_that_the_server_does_not_have_is_named(url, capsys):
-    assert main(["search", "--base-url", url, "--model", "magic"]) == 2
+    assert main(f"search --base-url {url} --model magic".split()) == 2
     error = capsys.readouterr().err
     assert "magic" in error and error.count("error: ") == 1
 

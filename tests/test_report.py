@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from support import grpo_config
+from tables import read_json, read_jsonl, write_jsonl
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
@@ -92,7 +93,7 @@ def runs(tmp_path_factory):
 
 def test_a_finished_run_has_its_page(runs):
     page = Page(runs[0] / "report.html")
-    card = json.loads((runs[0] / "run.json").read_text())
+    card = read_json(runs[0] / "run.json")
     for name in ("before", "after"):
         found = card[name]["accuracy"]
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
@@ -123,7 +124,7 @@ def test_a_run_that_is_not_finished_is_reported_too(runs, tmp_path, capsys):
     shutil.copytree(
         runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*")
     )
-    card = json.loads((cut / "run.json").read_text())
+    card = read_json(cut / "run.json")
     for key in ("after", "gain", "reward_gain", "seconds", "kept", "rounds", "search_cost", "ends"):
         del card[key]  # what stands there after the last round
     (cut / "run.json").write_text(json.dumps(card))
@@ -141,22 +142,22 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs, tmp_path, cap
     run = tmp_path / "run-001"
     run.mkdir()
     shutil.copy(runs[0] / "run.json", run)
-    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(runs[0] / "metrics.jsonl")
     for line in lines:
         if "mean_reward" in line:
             line |= {"flat": 8, "all_wrong": 7, "all_right": 1}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(run / "metrics.jsonl", lines)
     assert train_main(["--resume", str(run)]) == 0
     said = "Nothing was learnt from search: all 16 groups had zero variance (14 questions all wrong, 2 all right)"
     assert capsys.readouterr().out.startswith(said)
     page = Page(run / "report.html")
     assert said in page and "try easier problems" in page
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     card["config"]["rewards"]["custom"] = "mine.py:reward"  # equal rewards aren't wrong answers
     said, _ = verdict(card, lines)
     assert "all 16 groups had zero variance: no response" in said and "wrong" not in said
     lines[0]["flat"] = 7
-    said, _ = verdict(json.loads((run / "run.json").read_text()) | {"kept_round": 1}, lines)
+    said, _ = verdict(read_json(run / "run.json") | {"kept_round": 1}, lines)
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
@@ -191,7 +192,7 @@ def test_a_critic_s_verdict_comes_first(tmp_path):
 
 
 def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs, tmp_path):
-    card, metrics = json.loads((runs[0] / "run.json").read_text()), []
+    card, metrics = read_json(runs[0] / "run.json"), []
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
     said, kind = verdict(card | {"kept_round": 0}, metrics)
     assert "the student that training began with is kept" in said and not kind

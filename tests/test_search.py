@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
+from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     a_problem,
@@ -19,6 +19,7 @@ from support import (
     run,
     scripted_evaluate,
 )
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -326,7 +327,7 @@ def test_golden_trees(select):
     """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the
     difference.
     """
-    pinned = json.loads((GOLDEN / f"{select}.json").read_text(encoding="utf-8"))
+    pinned = read_json(GOLDEN / f"{select}.json")
     assert golden(select) == pinned
     assert len(pinned["tree"]["parent"]) > 20
 

@@ -21,6 +21,7 @@ import httpx
 import openai
 import pytest
 from support import library_logprobs
+from tables import read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -55,7 +56,9 @@ def start(folder, *arguments, files=None, **variables):
     few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *arguments],
+            [*few, sys.executable, *"""
+                -m alphazero_llm_trainer serve --model embedded --port 0
+            """.split(), *arguments],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     return Served(process, "", folder)
@@ -348,7 +351,7 @@ def test_vf_eval_answers_through_the_server(served, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     words = f"alphazero-llm-trainer -n 3 -m student@mcts --client.base-url {served.url}/v1".split()
     before = len(journal.read_text().splitlines())
-    assert vf_eval([*words, "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")]) == 0
+    assert vf_eval([*words, *f"--env.taskset.source embedded -o {tmp_path / 'out'}".split()]) == 0
     assert len(journal.read_text().splitlines()) == before + 3
 
 
@@ -373,42 +376,14 @@ def test_a_client_that_goes_ends_its_search(served, stream):
     wait_until(lambda: not served.live())
 
 
-WRONG_CHATS = [
-    ({"messages": None}, "messages"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+WRONG = table("requests")
+WRONG["chat"] += [
     ({"messages": asked("\ud800")}, None),
     ({"messages": asked("apples " * 2000)}, None),
-    ({"temperature": float("nan")}, "temperature"),
-    ({"n": 17}, "n"),
-    ({"n": True}, "n"),
-    ({"stop": [""]}, "stop"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"top_k": 40}, "top_k"),
     ({"y" * 300: 5}, "y" * 200),
-    ({"budget_tokens": 5}, "budget_tokens"),
-    ({"model": "student@mcts", "budget_tokens": 20_001}, "budget_tokens"),
     ({"deadline_ms": 10**400}, "deadline_ms"),
-    ({"model": "student@best-of-4", "simulations": 3}, "simulations"),
-    ({"model": "student@mcts", "method": "beam"}, "method"),
-    ({"method": "magic"}, "method"),
-    ({"continue_final_message": True}, "continue_final_message"),  # the last message is the user's
-    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
 ]
-WRONG_COMPLETIONS = [
-    ({"prompt": None}, "prompt"),
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": [[5, 6], []]}, "prompt"),
-    ({"prompt": [5, -1]}, None),
-    ({"prompt": [10**30]}, None),
-    ({"prompt": [5, True]}, "prompt"),
-    ({"prompt": ["x"] * 10, "n": 13}, "prompt"),
-    ({"prompt": [5] * 1024}, None),
-    ({"logprobs": 1, "stream": True}, "logprobs"),
-    ({"best_of": 2}, "best_of"),
-    ({"model": "student@mcts"}, "model"),
-]
+WRONG["completions"] += [({"prompt": [5] * 1024}, None)]
 
 
 def test_wrong_requests_get_openais_errors(served):
@@ -421,8 +396,10 @@ def test_wrong_requests_get_openais_errors(served):
             "stream": True,
         }
         completion = {"model": "student", "prompt": "x"}
-        wrong = [("/chat/completions", chat | more, param) for more, param in WRONG_CHATS]
-        wrong += [("/completions", completion | more, param) for more, param in WRONG_COMPLETIONS]
+        wrong = [("/chat/completions", chat | more, param) for more, param in WRONG["chat"]]
+        wrong += [
+            ("/completions", completion | more, param) for more, param in WRONG["completions"]
+        ]
         for path, body, param in wrong:
             response = http.post(path, content=json.dumps(body))
             error = response.json()["error"]
@@ -539,12 +516,12 @@ def test_a_silent_crowd_takes_nobodys_place(both):
 
 def test_served_trees_are_kept_for_export_and_hold_no_gold(served, tmp_path):
     journal = served.folder / "kept"
-    lines = [json.loads(line) for line in (journal / "journal.jsonl").read_text().splitlines()]
+    lines = read_jsonl(journal / "journal.jsonl")
     assert len(lines) > 10 and len({line["key"] for line in lines}) == len(lines)
     assert all(line["split"] == "served" and set(line["tree"]["hre"]) == {None} for line in lines)
     # Nobody graded them, so training doesn't take them by mistake.
     out = tmp_path / "rollouts.jsonl"
-    exported = ["export", "--data", str(journal), "--kind", "rollouts", "--out", str(out)]
+    exported = f"export --data {journal} --kind rollouts --out {out}".split()
     assert main(exported) == 2
     assert main([*exported, "--any-split"]) == 0
     assert out.read_text().count("\n") > 0
@@ -555,7 +532,7 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert main(["serve", "--model", "embedded", "--port", port]) == 2
+        assert main(f"serve --model embedded --port {port}".split()) == 2
     error = capsys.readouterr().err
     assert port in error and error.count("\n") == 1
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import run
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -35,7 +36,6 @@ from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
-from tests.support import run
 
 # -- text ------------------------------------------------------------------------------------------
 

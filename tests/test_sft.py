@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
@@ -198,7 +199,7 @@ def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path, monkey
     )
     manifest = supervise(config, None, tmp_path, scratch)
     assert manifest["validation_accuracy"] == (0.9 if scratch else 0.4)  # of what is kept
-    assert manifest == json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest == read_json(tmp_path / "manifest.json")
     assert manifest["steps"] == 4 and manifest["rows"] == 20 and len(manifest["data_sha256"]) == 64
     assert manifest["test_greedy"]["problems"] == 8 and (("gain" in manifest) != scratch)
     loaded = load_student(config, path=tmp_path)

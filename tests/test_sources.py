@@ -215,11 +215,11 @@ def test_the_guides_game_is_trained_and_played(tmp_path, monkeypatch, capsys):
             assert not source.grade(steps[-1], task).correct
     quick = ["train.sft_steps=2", "train.validation_size=4", "train.evaluate_every=2"]
     sets = [word for key in quick for word in ("--set", key)]
-    common = ["--source", address, "--quiet"]
-    words = ["sft", *common, "--model", "small", "-n", "8", "--eval-size", "4", "--out", "doubling"]
+    common = f"--source {address} --quiet".split()
+    words = ["sft", *common, *"--model small -n 8 --eval-size 4 --out doubling".split()]
     assert main([*words, *sets]) == 0
-    methods = ["--methods", "greedy", "adaptive-best-of-n"]
-    words = ["eval", *common, "--model", "doubling", *methods, "-n", "4", "--out", "eval"]
+    methods = "--methods greedy adaptive-best-of-n".split()
+    words = ["eval", *common, "--model", "doubling", *methods, *"-n 4 --out eval".split()]
     assert main(words) == 0
     assert "adaptive-best-of-n" in capsys.readouterr().out
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from support import grpo_config
+from tables import read_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
@@ -42,7 +43,7 @@ def one_sentence(text):
 
 @NO_CUDA
 def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere, capsys):
-    assert train_main([*HUB, "--use-grpo", "--dry-run", "--set", "teachers.tier=production"]) == 2
+    assert train_main([*HUB, *"--use-grpo --dry-run --set teachers.tier=production".split()]) == 2
     said = capsys.readouterr()
     for what in (
         "50 of 96 questions",
@@ -60,7 +61,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere, caps
 
 
 def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere, capsys):
-    flags = ["--model", "embedded", "--num-examples", "192", "--eval-size", "50"]
+    flags = "--model embedded --num-examples 192 --eval-size 50".split()
     assert train_main(["--resume", "--dry-run"]) == 2
     assert "found no run" in one_sentence(capsys.readouterr().err)
     config = grpo_config(["student=embedded", "train.num_examples=192", "train.eval_size=50"])
@@ -71,9 +72,9 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere, capsys):
         assert train_main(["--resume", "--dry-run", *more]) == 0
         said = capsys.readouterr().out
         assert said.startswith("goes_on_with: checkpoints/run-001") and "questions: 192" in said
-    assert train_main(["--resume", "--dry-run", "--num-examples", "96"]) == 2
+    assert train_main("--resume --dry-run --num-examples 96".split()) == 2
     assert "train.num_examples is 192 there and 96 here" in one_sentence(capsys.readouterr().err)
-    assert train_main(["--resume", "--dry-run", "--seed", "9"]) == 2
+    assert train_main("--resume --dry-run --seed 9".split()) == 2
     said = one_sentence(capsys.readouterr().err)
     # What wasn't asked for isn't named.
     assert "and seed is 7 there and 9 here: leave out" in said and "train." not in said
@@ -153,7 +154,7 @@ def test_checks_need_no_torch(nowhere):
 
 def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
     def questions(*flags):
-        assert main(["train", "--dry-run", "--json", "--model", "embedded", *flags]) == 0
+        assert main([*"train --dry-run --json --model embedded".split(), *flags]) == 0
         return json.loads(capsys.readouterr().out)["questions"]
 
     rows(nowhere, 60)
@@ -163,7 +164,7 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
     # Endless sources: what the recipe says.
     assert questions() == questions("--source", "numbers") == 4800
     (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
-    assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
+    assert main("train --dry-run --source 60.jsonl --config own.yaml".split()) == 2
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
 
 
@@ -171,16 +172,9 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
 
 
 def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
-    flags = [
-        "-n",
-        "8",
-        "--eval-size",
-        "4",
-        "--set",
-        "train.validation_size=4",
-        "--set",
-        "train.questions_per_round=4",
-    ]
+    flags = (
+        "-n 8 --eval-size 4 --set train.validation_size=4 --set train.questions_per_round=4".split()
+    )
     files = []
     for count in (8, 0):
         out = tmp_path / str(count)
@@ -191,10 +185,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
                     "--model",
                     "embedded",
                     *flags,
-                    "--out",
-                    str(out),
-                    "--set",
-                    f"train.preflight={count}",
+                    *f"--out {out} --set train.preflight={count}".split(),
                 ]
             )
             == 0
@@ -203,7 +194,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
         assert ("pre-flight, 32 responses: " in said) == (count > 0)
         assert ("a response to each of 8 questions: " in said) == (count > 0)
         run = out / "run-001"
-        trees = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        trees = read_jsonl(run / "journal.jsonl")
         for record in trees:
             record["cost"].pop("seconds")
         keys = [{k: v for k, v in tree.items() if k not in ("sha256", "hash")} for tree in trees]
@@ -240,18 +231,8 @@ def test_a_preflight_stops_what_would_learn_nothing(responses, right, unstated, 
 
 
 def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path, capsys):
-    flags = [
-        "train",
-        "--model",
-        "embedded",
-        "-n",
-        "4",
-        "--eval-size",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    short = ["--set", "search.max_tokens=2", "--set", "train.validation_size=0"]
+    flags = f"train --model embedded -n 4 --eval-size 2 --out {tmp_path / 'out'}".split()
+    short = "--set search.max_tokens=2 --set train.validation_size=0".split()
     assert main([*flags, *short]) == 2
     said = capsys.readouterr().err
     assert "error: pre-flight: of 16 responses none is right and all were cut" in said

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.step_ends import StepEnds, step_ends
 
-from support import LINE_ENDS, STEP_ENDS, VOCABULARY, run, tiny_engine  # isort: skip
+from scripted import run  # isort: skip
+from support import LINE_ENDS, STEP_ENDS, VOCABULARY, tiny_engine  # isort: skip
 
 TEXT = "First, 3.5 + 2 = 5.5 apples.\n\nSo Ana has 5.5. Is it more?\n  Yes!\n\n\n#### 5.5\n"
 

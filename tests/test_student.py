@@ -12,6 +12,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tables import read_json
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
@@ -57,7 +58,7 @@ from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
 from alphazero_llm_trainer.types import Opening
 
-MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
+MANIFEST = read_json(PACKAGED / "manifest.json")
 
 
 def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
@@ -160,7 +161,7 @@ def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
 def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_path):
     """For training transformers' own class was taken, which made `314?` of a question."""
     folder = shutil.copytree(PACKAGED, tmp_path / "folder")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = read_json(folder / "tokenizer_config.json")
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind}))
     expected = load_tokenizer(str(PACKAGED))
     text = "Ana has 314 pens. How many?\n"
@@ -177,7 +178,7 @@ def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_pa
 def test_a_tokenizer_that_loses_text_is_one_sentence(tmp_path):
     folder = shutil.copytree(PACKAGED, tmp_path / "folder")
     file = folder / "tokenizer.json"
-    broken = json.loads(file.read_text())
+    broken = read_json(file)
     broken["decoder"] = {"type": "Strip", "content": "3", "start": 1, "stop": 0}
     file.write_text(json.dumps(broken))
     with pytest.raises(CheckpointError, match="gives back"):
@@ -568,7 +569,7 @@ def test_what_can_not_be_saved_is_told_before_a_training(command, folder, tmp_pa
     settings = read_object(folder / "generation_config.json") | {"length_penalty": 2.0}
     write_json(folder / "generation_config.json", settings)
     out = tmp_path / "out"
-    assert main([command, "--model", str(folder), "--out", str(out), "-q"]) == 2
+    assert main(f"{command} --model {folder} --out {out} -q".split()) == 2
     said = capsys.readouterr().err
     assert "can be read and not written" in said and "length_penalty" in said
     assert said.count("\n") == 1 and not [*out.glob("*")]

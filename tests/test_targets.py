@@ -3,7 +3,7 @@ one.
 """
 
 import pytest
-from support import ScriptedPolicy, a_problem, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.mcts.driver import Search

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 import verifiers.v1 as vf
 from test_environment import served
 
@@ -37,14 +36,6 @@ def installed(monkeypatch):
     on the path.
     """
     monkeypatch.syspath_prepend(str(FOLDER))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def open_taskset(address, **options):
@@ -355,30 +346,11 @@ def test_other_environments_are_refused(tmp_path, monkeypatch):
 
 def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path):
     small = ["--set", "search.simulations=4"]
-    assert main(["search", "--source", WORDS, "--model", "embedded", *small]) == 0
+    assert main([*f"search --source {WORDS} --model embedded".split(), *small]) == 0
     sample = [
-        "sample",
-        "--source",
-        WORDS,
-        "--model",
-        "embedded",
-        "-n",
-        "2",
-        "--out",
-        str(tmp_path / "trees"),
+        *f"sample --source {WORDS} --model embedded -n 2 --out {tmp_path / 'trees'}".split(),
         *small,
     ]
     assert main(sample) == 0
-    evaluate = [
-        "eval",
-        "--source",
-        WORDS,
-        "--model",
-        "embedded",
-        "-n",
-        "4",
-        "--methods",
-        "greedy",
-        "majority",
-    ]
-    assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval")]) == 0
+    evaluate = f"eval --source {WORDS} --model embedded -n 4 --methods greedy majority".split()
+    assert main([*evaluate, *f"--budget-tokens 200 --out {tmp_path / 'eval'}".split()]) == 0

@@ -4,7 +4,8 @@ they may take.
 
 import pytest
 from fault_server import FaultServer
-from support import ScriptedPolicy, a_problem, grpo_config, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
+from support import grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -187,7 +188,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
             + stopped["terminal_checker"]["cost"]["dollars"]
         )
         assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
-        assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+        assert train_main(f"--resume --checkpoint-dir {tmp_path}".split()) == 0
     card = RunFolder(folder.path).read_card()
     assert early < len(server.served) <= CALLS == card["teacher_budget"]["spent"]["calls"]
     both = [card["teachers"]["test/one"], card["terminal_checker"]]

@@ -12,19 +12,16 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    EOS,
-    LINE_ENDS,
+from scripted import (
     ScriptedPolicy,
     ScriptedTokens,
     a_problem,
     hashed_reward,
-    library_logprobs,
     run,
     scripted_evaluate,
-    tiny_engine,
-    tiny_llama,
 )
+from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
+from tables import read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
@@ -179,7 +176,7 @@ def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visi
 
 
 def test_the_golden_token_tree():
-    assert json.loads(json.dumps(golden())) == json.loads(GOLDEN.read_text())
+    assert json.loads(json.dumps(golden())) == read_json(GOLDEN)
 
 
 def golden():

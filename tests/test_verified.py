@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Lines, ScriptedPolicy, hashed_reward
+from scripted import Lines, ScriptedPolicy, hashed_reward
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -191,7 +192,7 @@ def test_the_golden_trees():
     """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the
     difference.
     """
-    pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    pinned = read_json(GOLDEN)
     assert golden() == pinned
     assert {verdict for tree in pinned for verdict in tree["verdict"]} >= {
         REJECTED,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import run, tiny_engine, tiny_llama
+from scripted import run
+from support import tiny_engine, tiny_llama
 
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError

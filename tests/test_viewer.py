@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support import (
+from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     ScriptedTokens,
@@ -20,6 +20,7 @@ from support import (
     run,
     scripted_evaluate,
 )
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -243,7 +244,7 @@ def sampled(tmp_path_factory):
         "teachers.tier=embedded",
     )
     more = [part for setting in settings for part in ("--set", setting)]
-    assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
+    assert main([*f"sample --model embedded --out {folder} --num 6".split(), *more]) == 0
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
@@ -284,7 +285,7 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled, capsys):
 
 
 def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path):
-    train = ["train", "-n", "4", "--model", "embedded", "--eval-size", "0", "--out", str(tmp_path)]
+    train = f"train -n 4 --model embedded --eval-size 0 --out {tmp_path}".split()
     small = ["train.preflight=0", "train.validation_size=0", "train.questions_per_round=4"]
     sets = [word for key in small for word in ("--set", key)]
     assert main([*train, *sets]) == 0
@@ -297,11 +298,11 @@ def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path):
 
 
 def test_a_search_printed_as_json_is_a_tree(tmp_path, capsys):
-    assert main(["search", "--model", "embedded", "--mode", "token", "--json"]) == 0
+    assert main("search --model embedded --mode token --json".split()) == 0
     (tmp_path / "one.json").write_text(capsys.readouterr().out, encoding="utf-8")
     assert view(tmp_path / "one.json") == 0
     drawn = Data((tmp_path / "one.html").read_text(encoding="utf-8")).tree()
-    raw = json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))
+    raw = read_json(tmp_path / "one.json")
     assert drawn["chosen"] == raw["chosen"] and drawn["search"]["rule"] == "puct"
     assert drawn["pieces"]
 

@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import torch
+from tables import read_jsonl
 from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
@@ -239,29 +240,20 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(s
         "train.optimizer.learning_rate=0.01",
     ]
     rounds += ["train.keep_best=false", "train.validation_size=12"]
-    command = ["train", "--use-grpo", "-n", "36", "--save-every", "12", "--eval-size", "12", "-q"]
+    command = "train --use-grpo -n 36 --save-every 12 --eval-size 12 -q".split()
     command += ["--checkpoint-dir", str(tmp_path)]
     assert (
         main([*command, *(word for key in (*overrides, *rounds) for word in ("--set", key))]) == 0
     )
     assert len(set(server.answered) - {"student"}) >= 3 and set(server.students) == {"student"}
     run = tmp_path / "run-001"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(run / "metrics.jsonl")
     # What was sampled is what the trainer computes with the weights of that round.
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 3 and max(gaps) < 1e-4
     [adapter] = run.glob("adapter*")
-    command = [
-        sys.executable,
-        "-m",
-        "alphazero_llm_trainer",
-        "eval",
-        "--model",
-        str(adapter),
-        "--num",
-        "4",
-    ]
-    command += ["--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
+    command = [sys.executable, *f"-m alphazero_llm_trainer eval --model {adapter} --num 4".split()]
+    command += f"--methods greedy --out {tmp_path / 'eval'} -q".split()
     command += [word for key in overrides for word in ("--set", key)]
     assert subprocess.run(command, check=False).returncode == 0
     assert set(server.students) == {"student"}

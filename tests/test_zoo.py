@@ -3,9 +3,11 @@ computes it, in the engine and in training, past every window; or it is refused 
 """
 
 import asyncio
+from copy import deepcopy
 
 import pytest
 import torch
+from tables import table
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from alphazero_llm_trainer.config.sections import EngineConfig
@@ -27,140 +29,10 @@ from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs
 from support import STEP_ENDS  # isort: skip
 
 CLOSE = 1e-4  # nats
-WINDOW, LENGTH, CONTEXT = 7, 40, 48
+LENGTH, CONTEXT = 40, 48
 PROMPT = 5
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", FULL, "sliding_attention"]}
-
-WORDS = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-OLDER = {
-    **WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-SHAPE = {**OLDER, "num_key_value_heads": 2, "head_dim": 8}
-EXPERTS = {
-    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}  # fmt: skip
-GPT2 = {**WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 48}
-EYE = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
-
-
-def longrope(length):
-    """Rotary factors that change where a sequence has more than `length` tokens."""
-    rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 1.0], "short_factor": [1.0] * 4}
-    return {**SHAPE, "rope_scaling": rope, "original_max_position_embeddings": length}
-
-
-# name: model type and configuration
-RIGHT = {
-    "llama": ("llama", SHAPE),
-    "qwen2": ("qwen2", SHAPE),
-    "qwen2 with a window": ("qwen2", {**SHAPE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
-    "qwen3": ("qwen3", SHAPE),
-    "smollm3": ("smollm3", {**SHAPE, "no_rope_layers": [1, 0, 1]}),
-    "mistral": ("mistral", {**SHAPE, "sliding_window": WINDOW}),
-    "mixtral": ("mixtral", {**SHAPE, **EXPERTS, "sliding_window": WINDOW}),
-    "ministral": ("ministral", {**SHAPE, **MIXED}),
-    "gemma": ("gemma", SHAPE),
-    "gemma2": ("gemma2", {**SHAPE, **MIXED, "final_logit_softcapping": 1.0}),
-    "gemma3_text": ("gemma3_text", {**SHAPE, **MIXED}),
-    "phi": ("phi", OLDER),
-    "phi3 with a window": ("phi3", {**SHAPE, "sliding_window": WINDOW}),
-    "phi3 within its factors' length": ("phi3", longrope(CONTEXT)),
-    "phimoe": ("phimoe", {**SHAPE, **EXPERTS, "sliding_window": WINDOW}),
-    "olmo2": ("olmo2", SHAPE),
-    "olmo3": ("olmo3", {**SHAPE, **MIXED}),
-    "granite": ("granite", {**SHAPE, "logits_scaling": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
-    "cohere": ("cohere", {**SHAPE, "logit_scale": 0.3}),
-    "cohere2": ("cohere2", {**SHAPE, **MIXED, "logit_scale": 0.3}),
-    "starcoder2": ("starcoder2", {**SHAPE, "sliding_window": WINDOW}),
-    "stablelm": ("stablelm", SHAPE),
-    "gpt2": ("gpt2", GPT2),
-    "gpt_neox": ("gpt_neox", OLDER),
-    "gptj": ("gptj", {**GPT2, "rotary_dim": 4}),
-    "gpt_bigcode": ("gpt_bigcode", {**GPT2, "multi_query": True}),
-    "opt": ("opt", {**OLDER, "ffn_dim": 48, "word_embed_proj_dim": 16}),
-    "qwen2_moe": ("qwen2_moe", {**SHAPE, **EXPERTS}),
-    "qwen3_moe": ("qwen3_moe", {**SHAPE, **EXPERTS, "use_sliding_window": True, "sliding_window": WINDOW}),
-    "gpt_oss": ("gpt_oss", {**SHAPE, **EXPERTS, **MIXED}),
-    "falcon with rotary positions": ("falcon", {**OLDER, "multi_query": True, "new_decoder_architecture": False}),
-    "falcon 40b": ("falcon", {**OLDER, "num_kv_heads": 2, "new_decoder_architecture": True}),
-    "exaone4": ("exaone4", {**SHAPE, **MIXED}),
-    "glm4": ("glm4", SHAPE),
-    "gemma3 with eyes": ("gemma3", {"text_config": {**SHAPE, **MIXED}, "vision_config": EYE}),
-}  # fmt: skip
-# Right in the engine, and in training row by row alone: a token's place in a packed row says how
-# far it is from another.
-FLAT = {"mpt": ("mpt", {**WORDS, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64})}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "head_dim": 4,
-}
-DEEPSEEK = {
-    **LATENT,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-}
-MAMBA = {**WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4}
-MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2, "chunk_size": 8}
-BAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 8,
-    "attn_layer_indices": [1],
-}
-LINEAR = {
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-HYBRID = {
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "num_experts": 2,
-    "use_mamba_kernels": False,
-    "mamba_d_state": 8,
-}
-NEO = {
-    **WORDS,
-    "window_size": 8,
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "max_position_embeddings": 64,
-}
-REFUSED = {
-    "bert": ("bert", OLDER),
-    "bloom": ("bloom", {**WORDS, "hidden_size": 32, "n_head": 4, "n_layer": 2}),
-    "falcon with alibi": ("falcon", {**OLDER, "alibi": True, "multi_query": False, "new_decoder_architecture": False}),
-    "gpt_neo": ("gpt_neo", {**NEO, "attention_types": [[["global", "local"], 1]]}),
-    "deepseek_v3": ("deepseek_v3", {**OLDER, "num_key_value_heads": 4, **DEEPSEEK, "first_k_dense_replace": 1}),
-    "llama4_text": ("llama4_text", {**SHAPE, **EXPERTS, "attention_chunk_size": 8, "intermediate_size_mlp": 48}),
-    "mamba": ("mamba", MAMBA),
-    "mamba2": ("mamba2", MAMBA2),
-    "jamba": ("jamba", {**OLDER, "num_key_value_heads": 2, **HYBRID}),
-    "bamba": ("bamba", {**OLDER, "num_key_value_heads": 2, **BAMBA}),
-    "lfm2": ("lfm2", {**SHAPE, "layer_types": ["conv", FULL, "conv"], "conv_L_cache": 3}),
-    "qwen3_next": ("qwen3_next", {**SHAPE, **EXPERTS, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
-    "qwen3_5_text": ("qwen3_5_text", {**SHAPE, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
-    "recurrent_gemma": ("recurrent_gemma", {**SHAPE, "attention_window_size": WINDOW, "lru_width": 32}),
-    "phi3 past its factors' length": ("phi3", longrope(16)),
-}  # fmt: skip
+ZOO = table("zoo")
+RIGHT, FLAT, REFUSED = ZOO["right"], ZOO["flat"], ZOO["refused"]
 PACKED = {"deepseek_v3", "llama4_text"}  # that training packs none the less
 # BERT sees what comes after; the longest row of a batch decides which factors all have.
 UNTRAINED = {"bert", "phi3 past its factors' length"}
@@ -168,7 +40,7 @@ UNTRAINED = {"bert", "phi3 past its factors' length"}
 
 def made(name, zoo):
     """A random model whose tokens tell much of each other."""
-    kind, shape = zoo[name]
+    kind, shape = deepcopy(zoo[name])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
     randomise(model)
