@@ -9,12 +9,14 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import PACKAGED
+from alphazero_llm_trainer.teachers import client
 
 TINY = "--num-examples 4 --eval-size 4 --model embedded --set train.validation_size=0".split()
 
 
-def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys):
+def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys, monkeypatch):
     """Tier `local` with nothing listening: failures are recorded, the student goes on alone."""
+    monkeypatch.setattr(client, "RETRIES", 0)  # each waits for seconds
     config = tmp_path / "teachers.yaml"
     config.write_text(
         "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - "
