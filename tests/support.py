@@ -1,14 +1,10 @@
-"""Test tools: a fake step policy, a fake advisor, and a tiny real Llama with an engine over it."""
+"""Tiny real models and what is measured over them: a random Llama, an engine, a round of training."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -19,10 +15,6 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
 from alphazero_llm_trainer.engine.protocol import (
-    Drawn,
-    Generated,
-    Limits,
-    TeacherProposal,
     Verifier,
 )
 from alphazero_llm_trainer.engine.step_ends import StepEnds
@@ -40,16 +32,8 @@ from alphazero_llm_trainer.training.rows import Minibatches, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
 from alphazero_llm_trainer.training.stats import RoundStats
 from alphazero_llm_trainer.types import (
-    Continuation,
-    Cost,
-    Direction,
-    Problem,
-    RewardParts,
-    Step,
     Task,
 )
-
-END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
 
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})
@@ -63,218 +47,6 @@ def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
     if config.train.groups == "chain":
         return config
     return load_training(overrides=[{"search": {"simulations": 3}}, small, *overrides])
-
-
-class ScriptedPolicy:
-    """FAKE policy (`search.driver.StepPolicy`): steps drawn from a seed, no model. A test tool,
-    never a student.
-
-    One token a character. `words` different steps; after each step the response closes with
-    probability `close`, half of the times by a final-answer line (`answers` different ones), else
-    by the end token alone. Draws depend on (own seed, problem, prefix, call seed, sample) only.
-    """
-
-    def __init__(self, seed: int, words: int = 3, close: float = 0.35, answers: int = 3) -> None:
-        self.seed, self.words, self.close, self.answers = seed, words, close, answers
-        self.calls = 0
-
-    def draw(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
-    ) -> list[Continuation]:
-        prefix = "".join(step.text for step in steps)
-        return [
-            self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits)
-            for i in range(n)
-        ]
-
-    def _sample(self, rng: Random, limits: Limits) -> Continuation:
-        steps: list[Step] = []
-        left, ended = limits.tokens, False
-        while left > 0 and len(steps) < limits.steps and not ended:
-            ended = rng.random() < self.close
-            final = rng.random() < 0.5
-            if ended:
-                text, ids = (f"#### {rng.randrange(self.answers)}", ()) if final else ("", ())
-                ids = (*map(ord, text), END)
-            else:
-                word = rng.randrange(self.words)
-                text = f"w{word}" + "x" * word + "\n"
-                ids = tuple(map(ord, text))
-            if len(ids) > left:
-                ids, ended = ids[:left], False
-                text = "".join(chr(token) for token in ids if token != END)
-            left -= len(ids)
-            steps.append(Step(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), text))
-        return Continuation(
-            tuple(steps), ended, cut=not ended and not steps[-1].text.endswith("\n")
-        )
-
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,  # a script has none
-        without: Drawn = (),  # and repeats itself
-    ) -> tuple[list[Continuation], Cost]:
-        self.calls += 1
-        await asyncio.sleep(0)
-        drawn = self.draw(problem, steps, n, seed, limits)
-        sampled = sum(len(step.token_ids) for one in drawn for step in one.steps)
-        return drawn, Cost(sampled_tokens=sampled, calls=1)
-
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]:
-        final = "####" in text
-        ids = (*map(ord, text), END) if final else tuple(map(ord, text + "\n"))
-        step = Step(ids, tuple(-1.0 for _ in ids), text if final else text + "\n")
-        return Continuation((step,), final, source, direction), Cost(
-            scored_tokens=len(ids), calls=1
-        )
-
-
-class Lines:
-    """FAKE policy: responses in their turn, the last one again and again; a line is one token. A
-    test tool.
-    """
-
-    def __init__(self, *responses: tuple[str, ...]) -> None:
-        self.responses, self.drawn = responses, 0
-
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        return (1, 2)
-
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        *more: Any,
-        **named: Any,
-    ) -> tuple[list[Continuation], Cost]:
-        before = tuple(step.text for step in steps)
-        known = [
-            one for one in self.responses if one[: len(before)] == before and len(one) > len(before)
-        ]
-        rest = known[min(self.drawn, len(known) - 1)][len(before) :]
-        self.drawn += not before
-        lines = rest[: min(limits.steps, limits.tokens)]
-        found = tuple(Step((len(text),), (-0.1,), text) for text in lines)
-        return [Continuation(found, len(lines) == len(rest))], Cost(
-            sampled_tokens=len(lines), calls=1
-        )
-
-
-class ScriptedTokens:
-    """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix.
-    A test tool.
-
-    `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts
-    what was asked.
-    """
-
-    def __init__(self, seed: int, words: int = 6, close: float = 0.25) -> None:
-        self.seed, self.words, self.close, self.context = seed, words, close, 10**9
-        self.calls = {"rollout": 0, "topk": 0}
-
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        return tuple(map(ord, problem.id))
-
-    def text(self, token_ids: tuple[int, ...]) -> str:
-        return "".join("." if token == END else chr(96 + token) for token in token_ids)
-
-    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
-        return [Step(token_ids, logprobs, self.text(token_ids))]
-
-    def verdict(self, response: tuple[int, ...]) -> str | None:
-        return "ended" if response and response[-1] == END else None
-
-    def logprobs(self, prefix: tuple[int, ...]) -> list[float]:
-        """`[words + 1]`, nats."""
-        rng = Random(f"{self.seed}/{prefix}")
-        weights = [rng.random() ** 2 * self.close, *(rng.random() ** 2 for _ in range(self.words))]
-        total = math.fsum(weights)
-        return [math.log(weight / total) for weight in weights]
-
-    def ranked(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
-        return sorted(enumerate(self.logprobs(prefix)), key=lambda pair: -pair[1])[:k]
-
-    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
-        self.calls["topk"] += 1
-        await asyncio.sleep(0)
-        return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
-
-    async def rollout(
-        self,
-        prompt: tuple[int, ...],
-        response: tuple[int, ...],
-        kind: str,
-        limit: int,
-        seed: int,
-        top_k: int,
-    ) -> tuple[Generated, Cost]:
-        self.calls["rollout"] += 1
-        await asyncio.sleep(0)
-        rng, ids, chosen, top = Random(seed), prompt + response, [], []
-        while len(chosen) < limit and (not chosen or chosen[-1] != END):
-            logprobs = self.logprobs(ids)
-            top.append(tuple(self.ranked(ids, top_k)))
-            weights = [math.exp(logprob) for logprob in logprobs]
-            token = (
-                top[-1][0][0] if kind == "greedy" else rng.choices(range(len(weights)), weights)[0]
-            )
-            chosen.append(token)
-            ids = (*ids, token)
-        values = tuple(
-            self.logprobs((*prompt, *response, *chosen[:i]))[token]
-            for i, token in enumerate(chosen)
-        )
-        generated = Generated(
-            tuple(chosen), values, "eos" if chosen[-1] == END else "length", tuple(top)
-        )
-        return generated, Cost(sampled_tokens=len(chosen), calls=1)
-
-
-class ScriptedAdvisor:
-    """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere."""
-
-    def __init__(self, proposals: Sequence[TeacherProposal]) -> None:
-        self.proposals = list(proposals)
-        self.asked: list[tuple[str, ...]] = []
-        self.told: list[tuple[TeacherProposal, float, float]] = []
-
-    def asks(self, agreement: float, best: float) -> bool:
-        return True
-
-    async def propose(
-        self, problem: Problem, steps: Sequence[str], seed: int
-    ) -> list[TeacherProposal]:
-        self.asked.append(tuple(steps))
-        return self.proposals
-
-    def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
-        self.told.append((proposal, value, student))
-
-
-def hashed_reward(text: str) -> float:
-    """A number in [0, 1] that depends on a text alone, with many ties (16 levels)."""
-    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 16 / 15
-
-
-async def scripted_evaluate(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-) -> RewardParts:
-    """FAKE terminal reward: a hash of the response."""
-    return RewardParts(hashed_reward("".join(step.text for step in steps)))
-
-
-def a_problem(name: str = "p0") -> Problem:
-    return Problem(name, f"question {name}?", "scripted")
 
 
 # Far from uniform, with grouped keys.
@@ -320,15 +92,6 @@ def library_scores(
     """
     rows = library_logprobs(model, [*prefix, *continuation])
     return [float(rows[len(prefix) + i - 1, token]) for i, token in enumerate(continuation)]
-
-
-def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """`asyncio.run` of the coroutine function `main`; a hang is a TimeoutError."""
-
-    async def limited() -> Any:
-        return await asyncio.wait_for(main(), seconds)
-
-    return asyncio.run(limited())
 
 
 CHAT_TEMPLATE = (

@@ -2,22 +2,18 @@
 refused by their field.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from support import tiny_engine, tiny_llama
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from tables import read_json
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
@@ -42,12 +38,12 @@ IDS = (5, 3, 17, 8, 3, 40, 11)
 PARTS = ["q_proj", "v_proj"]
 
 
-def lora(**options: Any) -> PeftConfig:
+def lora(**options):
     return LoraConfig(**{"target_modules": PARTS, "r": 4, "lora_alpha": 8, **options})
 
 
 # LoRA of linear layers, which is computed beside a base
-PLAIN: dict[str, Callable[[], PeftConfig]] = {
+PLAIN = {
     "lora": lora,
     "rslora": lambda: lora(use_rslora=True, lora_alpha=16),
     "patterns": lambda: lora(
@@ -56,7 +52,7 @@ PLAIN: dict[str, Callable[[], PeftConfig]] = {
     "some layers": lambda: lora(layers_to_transform=[1]),
 }
 # what is not, with the field that says so
-OTHERS: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
+OTHERS = {
     "dora": ("use_dora", lambda: lora(use_dora=True)),
     "biases": ("bias", lambda: lora(bias="all")),
     "pissa": ("init_lora_weights", lambda: lora(init_lora_weights="pissa")),
@@ -76,7 +72,7 @@ OTHERS: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
     ),
 }
 # and what peft can't merge either
-NEVER: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
+NEVER = {
     "prompt": (
         "peft_type",
         lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
@@ -85,7 +81,7 @@ NEVER: dict[str, tuple[str, Callable[[], PeftConfig]]] = {
 }
 
 
-def base(tied: bool = False) -> LlamaForCausalLM:
+def base(tied=False):
     """A base with a head of its own, or one that shares the embedding's weights."""
     model = tiny_llama()
     if tied:
@@ -94,17 +90,17 @@ def base(tied: bool = False) -> LlamaForCausalLM:
     return model
 
 
-def logprobs(model: Any) -> torch.Tensor:
+def logprobs(model):
     with torch.no_grad():
         return model(input_ids=torch.tensor([IDS])).logits[0].log_softmax(-1)
 
 
-def made(config: PeftConfig, folder: Path, tied: bool = False, model: Any = None) -> torch.Tensor:
+def made(config, folder, tied=False, model=None):
     """A trained adapter in a folder, as peft writes one; returns what peft's own model says with
     it.
     """
     torch.manual_seed(1)
-    adapted: Any = get_peft_model(base(tied) if model is None else model, config)
+    adapted = get_peft_model(base(tied) if model is None else model, config)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data += torch.randn(parameter.shape) * 0.2
@@ -112,15 +108,15 @@ def made(config: PeftConfig, folder: Path, tied: bool = False, model: Any = None
     return logprobs(adapted)
 
 
-def adapted(folder: Path, tied: bool = False) -> Any:
-    model: Any = base(tied)
+def adapted(folder, tied=False):
+    model = base(tied)
     load_adapter(model, folder, POLICY)
     activate(model, POLICY)
     return model
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind, tmp_path):
     expected = made(PLAIN[kind](), tmp_path / "theirs")
     before = logprobs(base())
     assert (expected - before).abs().max() > 0.01
@@ -148,7 +144,7 @@ def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind: str, tmp_pa
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
-def test_a_merged_folder_says_what_peft_says(kind: str, tied: bool, tmp_path: Path) -> None:
+def test_a_merged_folder_says_what_peft_says(kind, tied, tmp_path):
     config = PLAIN[kind]() if kind in PLAIN else OTHERS[kind][1]()
     expected = made(config, tmp_path / "adapter", tied)
     sum_of_both = merged(bare(base(tied)), tmp_path / "adapter")
@@ -163,12 +159,12 @@ def test_a_merged_folder_says_what_peft_says(kind: str, tied: bool, tmp_path: Pa
     assert apart or tied
 
 
-def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path: Path) -> None:
+def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path):
     """`tie_word_embeddings: true` over a file with both: transformers reads both."""
     own = base()
     own.config.tie_word_embeddings = True
     own.save_pretrained(tmp_path / "base")
-    assert json.loads((tmp_path / "base" / "config.json").read_text())["tie_word_embeddings"]
+    assert read_json(tmp_path / "base" / "config.json")["tie_word_embeddings"]
     model = load_weights(AutoModelForCausalLM, str(tmp_path / "base"))
     before = logprobs(model)
     torch.testing.assert_close(before, logprobs(own))
@@ -184,9 +180,7 @@ def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", [*OTHERS, *NEVER])
-def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(
-    kind: str, tmp_path: Path
-) -> None:
+def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(kind, tmp_path):
     field, config = {**OTHERS, **NEVER}[kind]
     made(config(), tmp_path)
     with pytest.raises(CheckpointError) as caught:
@@ -200,17 +194,17 @@ def test_other_kinds_are_one_sentence_with_their_field_and_the_way_out(
     )
 
 
-def test_a_field_that_nobody_knows_yet_is_refused(tmp_path: Path) -> None:
+def test_a_field_that_nobody_knows_yet_is_refused(tmp_path):
     """peft itself ignores it with a warning."""
     made(lora(), tmp_path)
     file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "use_xora": {"scale": 2}}))
+    file.write_text(json.dumps({**read_json(file), "use_xora": {"scale": 2}}))
     with pytest.raises(CheckpointError, match="use_xora"):
         load_adapter(base(), tmp_path, POLICY)
 
 
 @pytest.mark.parametrize("fault", ["lacking", "unexpected", "shape"])
-def test_weights_that_do_not_fit_are_no_adapter(fault: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_no_adapter(fault, tmp_path):
     made(lora(), tmp_path)
     file = tmp_path / "adapter_model.safetensors"
     weights = load_file(file)
@@ -228,9 +222,7 @@ def test_weights_that_do_not_fit_are_no_adapter(fault: str, tmp_path: Path) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(tmp_path, monkeypatch):
     for dtype in (torch.bfloat16, torch.float16):
         made(lora(modules_to_save=["lm_head"]), tmp_path / str(dtype), model=base().to(dtype))
         assert {p.dtype for p in merged(base().to(dtype), tmp_path / str(dtype)).parameters()} == {
@@ -247,36 +239,27 @@ def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(
             merged(model, tmp_path / name)
 
 
-def loud() -> Any:
+def loud():
     """A base in bfloat16 with large logits."""
-    model: Any = base()
+    model = base()
     model.lm_head.weight.data *= 10
     return model.bfloat16()
 
 
-def test_vllm_is_told_no_ranks_by_layer(tmp_path: Path) -> None:
+def test_vllm_is_told_no_ranks_by_layer(tmp_path):
     made(PLAIN["patterns"](), tmp_path / "adapter")
     with pytest.raises(ConfigError, match="rank_pattern"):
         write_adapter(adapted(tmp_path / "adapter"), tmp_path / "vllm")
 
 
-def test_the_command_merges_leaves_nothing_half_and_names_the_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped: Any = AutoModelForCausalLM.from_pretrained(PACKAGED)
+def test_the_command_merges_leaves_nothing_half_and_names_the_field(tmp_path, capsys, monkeypatch):
+    shipped = AutoModelForCausalLM.from_pretrained(PACKAGED)
     expected = made(
         lora(use_dora=True, target_modules=["lm_head", "q_proj"]), tmp_path / "dora", model=shipped
     )
-    flags = [
-        "--model",
-        "embedded",
-        "--adapter",
-        str(tmp_path / "dora"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    flags = f"--model embedded --adapter {tmp_path / 'dora'} --out {tmp_path / 'out'}".split()
     capsys.readouterr()
-    assert main(["eval", "--model", str(tmp_path / "dora"), "--set", "student=embedded"]) == 2
+    assert main(f"eval --model {tmp_path / 'dora'} --set student=embedded".split()) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "use_dora" in error and "merge" in error
     with monkeypatch.context() as patch:
@@ -305,8 +288,8 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dora", "prompt"]
 
 
-def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_path: Path) -> None:
-    own: Any = AutoModelForCausalLM.from_pretrained(PACKAGED)
+def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_path):
+    own = AutoModelForCausalLM.from_pretrained(PACKAGED)
     with torch.no_grad():
         own.model.norm.weight.mul_(1.5)
     shutil.copytree(PACKAGED, tmp_path / "base")
@@ -315,9 +298,7 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     write_facts(
         tmp_path / "adapter", "own", StudentModel(path=str(tmp_path / "base")), adapter=True
     )
-    assert (
-        main(["merge", "--adapter", str(tmp_path / "adapter"), "--out", str(tmp_path / "out")]) == 0
-    )
+    assert main(f"merge --adapter {tmp_path / 'adapter'} --out {tmp_path / 'out'}".split()) == 0
     torch.testing.assert_close(
         logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
         expected,
@@ -326,16 +307,13 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     )
 
 
-def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path: Path) -> None:
+def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path):
     adapter, out = tmp_path / "adapter", tmp_path / "out"
     made(lora(), adapter, model=AutoModelForCausalLM.from_pretrained(PACKAGED))
     template = "{% for m in messages %}{{ m['content'] }}!{% endfor %}"
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
         (adapter / "chat_template.jinja").write_text(template)  # alone at first
-        assert (
-            main(["merge", "--model", "embedded", "--adapter", str(adapter), "--out", str(out)])
-            == 0
-        )
+        assert main(f"merge --model embedded --adapter {adapter} --out {out}".split()) == 0
         assert (out / "chat_template.jinja").read_text() == template
         assert AutoTokenizer.from_pretrained(out).chat_template == template
         shutil.rmtree(out)
@@ -344,15 +322,15 @@ def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path: Path) ->
 
 
 def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_saved_stays(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     shape = CONFIG_MAPPING["glm4_moe"](
         vocab_size=61, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, n_routed_experts=4, num_experts_per_tok=2,
         n_shared_experts=1, first_k_dense_replace=1, max_position_embeddings=64,
     )  # fmt: skip
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(shape).eval()
+    model = AutoModelForCausalLM.from_config(shape).eval()
     model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()  # a buffer that is saved
     with pytest.raises(ConfigError, match="down_proj"):
         fit_lora(model, OurLora(targets=("down_proj",)), "x")

@@ -1,23 +1,18 @@
 """AlphaZero's rows, losses and loop: what the tree says, and what the update does with it."""
 
-from __future__ import annotations
-
 import itertools
-import json
 import math
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from support import tiny_llama
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
-from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.training.learner import Learner, Schedule
@@ -38,11 +33,11 @@ from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 PROMPT = (40, 41)
 
 
-def a_tree() -> Tree:
+def a_tree():
     """root -> a -> b -> end (right); a -> c (open); root -> d (open) -> e (rejected)."""
     tree = Tree()
 
-    def add(parent: int, token: int, visits: int = 1, probability: float = 0.25) -> int:
+    def add(parent, token, visits=1, probability=0.25):
         node = tree.attach(parent, Step((token, token), (math.log(probability), 0.0), f"{token}"))
         for _ in range(visits):
             tree.backup(node, 0.5)
@@ -56,7 +51,7 @@ def a_tree() -> Tree:
     return tree
 
 
-def test_a_state_is_worth_the_discount_to_the_nearest_right_end() -> None:
+def test_a_state_is_worth_the_discount_to_the_nearest_right_end():
     tree = a_tree()
     a, d, b, c, end = 1, 2, 3, 4, 6
     found = outcomes(tree, 0.5)
@@ -67,7 +62,7 @@ def test_a_state_is_worth_the_discount_to_the_nearest_right_end() -> None:
     assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5, short: 1.0}
 
 
-def test_pi_is_the_way_or_the_searchs_shares_along_it() -> None:
+def test_pi_is_the_way_or_the_searchs_shares_along_it():
     tree = a_tree()
     a, d, b, c, end = 1, 2, 3, 4, 6
     way = [a, b, end]
@@ -83,7 +78,7 @@ def test_pi_is_the_way_or_the_searchs_shares_along_it() -> None:
     assert choices(tree, [], "path") == choices(tree, [], "visits") == {}
 
 
-def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none() -> None:
+def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none():
     tree = a_tree()
     targets = outcomes(tree, 0.5)
     rows = branches(tree, PROMPT, choices(tree, [1, 3, 6], "path"), targets, itertools.count())
@@ -102,7 +97,7 @@ def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none()
     assert [row.index for row in rows] == [0, 1, 2]
 
 
-def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere() -> None:
+def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     tree = a_tree()
     short = tree.attach(1, Step((9, 8), (-9.0, 0.0), "short"))
     tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
@@ -110,11 +105,11 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere() 
         tree.attach(ROOT, Step((token,), (-1.0,), f"open {token}"))
     task = Task(Problem("p", "question", "numbers"), "1")
     graded = GradedTree("0/p", task, tree, Cost(), "enough", False, 0)
-    source: Any = SimpleNamespace(
+    source = SimpleNamespace(
         demonstrations=[], size=None, config=load_training(overrides=["train.method=alphazero"])
     )
-    student: Any = SimpleNamespace(prompt_ids=lambda question: PROMPT)
-    collector: Any = SimpleNamespace(counted=list)
+    student = SimpleNamespace(prompt_ids=lambda question: PROMPT)
+    collector = SimpleNamespace(counted=list)
     builder = AlphaZeroRows(source, student, collector)
     [way] = builder.remember([graded])
     assert way.completion_ids == (10, 10, 9, 8, 41) and way.advantages == (1.0,) * 4 + (0.0,)
@@ -131,7 +126,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere() 
     assert all(not any(row.advantages) for row in builder.states)
 
 
-def learner(model: torch.nn.Module, **settings: object) -> Learner:
+def learner(model, **settings):
     train = load_training(overrides=["train.method=alphazero"]).train
     train = train.model_copy(update=settings)
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
@@ -140,7 +135,7 @@ def learner(model: torch.nn.Module, **settings: object) -> Learner:
     )
 
 
-def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy() -> None:
+def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy():
     """Against a loop over tokens and states under the model's own forward, gradients included."""
     model = tiny_llama(3).requires_grad_(True)
     made = learner(model, value_coefficient=0.5)
@@ -185,7 +180,7 @@ def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy() -> No
     assert of_value.any()
 
 
-def test_the_value_reaches_the_layers_below_it() -> None:
+def test_the_value_reaches_the_layers_below_it():
     """Rows without a step to learn move the trunk all the same: one network has both."""
     model = tiny_llama(3).requires_grad_(True)
     made = learner(model)
@@ -202,7 +197,7 @@ def test_the_value_reaches_the_layers_below_it() -> None:
     assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
 
 
-def test_the_cross_entropy_of_soft_targets_by_hand() -> None:
+def test_the_cross_entropy_of_soft_targets_by_hand():
     logits = torch.tensor([[0.3, -2.0, 0.0]])
     targets, weights = torch.tensor([[1.0, 0.25, 0.0]]), torch.tensor([[1.0, 2.0, 0.0]])
     p = [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(2.0))]
@@ -236,15 +231,16 @@ def test_a_value_coefficient_is_alphazeros_alone() -> None:
 
 def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path: Path) -> None:
     """Most answers to a hard game have no answer: they are compared all the same."""
-    flags = ["--set", "student=small", "--source", "pancake", "-n", "4", "--quiet"]
+    flags = "--set student=small --source pancake -n 4 --quiet".split()
     start = tmp_path / "start"
-    small = ["--set", "train.sft_steps=1", "--set", "train.demonstrations=16"]
-    sizes = ["--eval-size", "1", "--set", "train.validation_size=0"]
-    assert main(["sft", "--model", "small", "--source", "pancake", *small, *sizes, "--quiet",
-                 "--out", str(start)]) == 0  # fmt: skip
+    sft = """
+        sft --model small --source pancake --quiet --eval-size 1 --set train.sft_steps=1
+        --set train.demonstrations=16 --set train.validation_size=0 --out
+    """
+    assert main([*sft.split(), str(start)]) == 0
     out = tmp_path / "eval"
-    methods = ["--methods", "greedy", "step-rejection", "--budget-tokens", "100"]
+    methods = "--methods greedy step-rejection --budget-tokens 100".split()
     assert main(["eval", "--model", str(start), *flags, *methods, "--out", str(out)]) == 0
-    results = json.loads((out / "results.json").read_text())
+    results = read_json(out / "results.json")
     assert results["pairs"] and not any(row["cut"] for row in results["rows"])
     assert all(row["accuracy"][0] == 0.0 for row in results["rows"])

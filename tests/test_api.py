@@ -2,8 +2,6 @@
 same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json
@@ -11,9 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tables import read_json
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
@@ -26,7 +24,7 @@ QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have no
 SMALL = {"train.validation_size": 4, "train.questions_per_round": 12, "train.demonstrations": 0}
 
 
-def pens(count: int = 60) -> list[az.Task]:
+def pens(count=60):
     question = "Ana has {} pens. She buys 4 more pens. How many pens does Ana have now?"
     return [
         az.Task(az.Problem(f"pens/{i}", question.format(i), "pens"), str(i + 4))
@@ -34,7 +32,7 @@ def pens(count: int = 60) -> list[az.Task]:
     ]
 
 
-def test_importing_it_is_light_and_every_name_is_there() -> None:
+def test_importing_it_is_light_and_every_name_is_there():
     code = (
         "import sys, alphazero_llm_trainer as az\n"
         "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
@@ -48,23 +46,10 @@ def test_importing_it_is_light_and_every_name_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
 
 
-def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_says_what_the_command_says(capsys):
     found = az.search(QUESTION, model="embedded", simulations=8, seed=3)
     assert (
-        main(
-            [
-                "search",
-                QUESTION,
-                "--model",
-                "embedded",
-                "--simulations",
-                "8",
-                "--seed",
-                "3",
-                "--json",
-            ]
-        )
-        == 0
+        main(["search", QUESTION, *"--model embedded --simulations 8 --seed 3 --json".split()]) == 0
     )
     said = json.loads(capsys.readouterr().out)
     assert found.answer == said["answer"] and found.response == said["response"]
@@ -82,7 +67,7 @@ def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
+def test_settings_reach_the_search_and_a_loaded_student_is_used():
     student = az.load("embedded")
     assert str(student) == "Student embedded: 117,632 parameters, engine inprocess"
     tokens = az.search(QUESTION, model=student, simulations=5, mode="token", temperature=0.7)
@@ -99,8 +84,8 @@ def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
         az.search(QUESTION, model="nothing")
 
 
-def test_words_that_a_small_vocabulary_lacks_are_said() -> None:
-    said: list[str] = []
+def test_words_that_a_small_vocabulary_lacks_are_said():
+    said = []
     az.search("What is 7 plus 8?", model="embedded", simulations=1, progress=said.append)
     az.search(QUESTION, model="embedded", simulations=1, progress=said.append)
     assert [line for line in said if "know" in line] == [
@@ -108,13 +93,13 @@ def test_words_that_a_small_vocabulary_lacks_are_said() -> None:
     ]
 
 
-def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
-    async def timed(problem: az.Problem, response: str, task: az.Task) -> float:
+def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path):
+    async def timed(problem, response, task):
         # The main thread's alone, as is Ctrl-C.
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return 0.5
 
-    async def notebook() -> az.Table:
+    async def notebook():
         found = az.evaluate(
             pens(), reward=timed, methods=["greedy"], num=2, out=tmp_path / "eval", progress=False
         )
@@ -128,17 +113,15 @@ def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) 
     assert az.evaluate(out=tmp_path / "default", **some).rows[0]["problems"] == 2
 
 
-def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked: list[str] = []
+    asked = []
 
-    def brief(problem: az.Problem, response: str, task: az.Task) -> float:
+    def brief(problem, response, task):
         asked.append(task.gold)
         return 1.0 / (1.0 + len(response))
 
-    lines: list[str] = []
+    lines = []
     run = az.train(
         pens(),
         reward=brief,
@@ -150,9 +133,7 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
         config=SMALL,
         progress=lines.append,
     )
-    assert (
-        run.finished and run.before is not None and run.after is not None and run.gain is not None
-    )
+    assert run.finished
     assert run.gain.value == pytest.approx(run.after.value - run.before.value)
     assert asked and lines and str(run) and (run.student / "config.json").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"] and run.folder == Path("runs/1")
@@ -186,7 +167,7 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
         az.load("runs/1")
     monkeypatch.setattr(source, "_held", {})  # as a new session begins
     source._opened.cache_clear()
-    card = json.loads((run.folder / "run.json").read_text())
+    card = read_json(run.folder / "run.json")
     card["config"]["rewards"]["custom"] = "__main__:judge"
     card["config"]["problems"]["source"] = "embedded"
     (tmp_path / "runs" / "2").mkdir()
@@ -202,8 +183,8 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
-def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(config: Any) -> None:
+def test_train_takes_a_recipe_by_its_name(monkeypatch):
+    def asked(config):
         raise ConfigError(
             f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}"
         )
@@ -217,7 +198,7 @@ def test_train_takes_a_recipe_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
             az.train(model="embedded", config=recipe)
 
 
-def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
+def test_evaluate_gives_a_table_and_goes_on(tmp_path):
     asked = {
         "methods": ["greedy", "majority"],
         "num": 5,
@@ -243,15 +224,15 @@ def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
             az.evaluate(pens(), "embedded", **{**asked, **given})
 
 
-def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Path) -> None:
+def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path):
     student = az.load("embedded")
-    wrong: list[Any] = [
-        lambda: az.train(3),  # type: ignore[arg-type]
-        lambda: az.train([1, 2]),  # type: ignore[list-item]
-        lambda: az.train(pens(), model=student),  # type: ignore[arg-type]
-        lambda: az.evaluate(pens(), model=3),  # type: ignore[arg-type]
-        lambda: az.search({"question": QUESTION}),  # type: ignore[arg-type]
-        lambda: az.train(pens(), [len, max]),  # type: ignore[arg-type]
+    wrong = [
+        lambda: az.train(3),
+        lambda: az.train([1, 2]),
+        lambda: az.train(pens(), model=student),
+        lambda: az.evaluate(pens(), model=3),
+        lambda: az.search({"question": QUESTION}),
+        lambda: az.train(pens(), [len, max]),
     ]
     for call in wrong:
         with pytest.raises(az.AlphaZeroError) as caught:

@@ -2,13 +2,10 @@
 is fetched at import.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -19,7 +16,7 @@ PACKAGE = "alphazero_llm_trainer"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     """`mcts.tree` for alphazero_llm_trainer/mcts/tree.py; a package's own name for its __init__."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -45,7 +42,7 @@ UPWARD = {("environment.front_end", "cli.train")}
 PROTOCOLS_ONLY = {"mcts", "problems"}  # of the engine
 
 
-def imports(name: str) -> Iterator[str]:
+def imports(name):
     """Modules of this package that a module imports, inside functions and for types too."""
     home = f"{PACKAGE}.{name}".rstrip(".")
     package = home if name in PACKAGES else home.rpartition(".")[0]
@@ -63,36 +60,36 @@ def imports(name: str) -> Iterator[str]:
         )
 
 
-def room(name: str) -> str:
+def room(name):
     return name.partition(".")[0]
 
 
-def may_import(name: str, imported: str) -> bool:
+def may_import(name, imported):
     mine, theirs = LAYERS[room(name)], LAYERS[room(imported)]
     if room(name) in PROTOCOLS_ONLY and 2 <= theirs < mine:
         return imported == "engine.protocol"
     return room(name) == room(imported) or theirs < mine or theirs == mine == 0
 
 
-def test_imports_go_downward() -> None:
+def test_imports_go_downward():
     inside = TREES.keys() - {"", "__main__"}
     upward = {(name, one) for name in inside for one in imports(name) if not may_import(name, one)}
     assert upward == UPWARD, "imports against docs/design.md section 2"
 
 
-def test_no_import_cycle() -> None:
+def test_no_import_cycle():
     TopologicalSorter(
         {name: set(imports(name)) for name in TREES}
     ).prepare()  # raises CycleError, which names it
 
 
-def python(*lines: str) -> None:
+def python(*lines):
     subprocess.run(
         [sys.executable, "-c", "\n".join(lines)], check=True, timeout=120, cwd=ROOT.parent
     )
 
 
-def test_the_package_and_its_search_load_nothing_heavy() -> None:
+def test_the_package_and_its_search_load_nothing_heavy():
     heavy = "'torch', 'verifiers', 'transformers', 'trl', 'datasets', 'openai'"
     python(
         "import sys",
@@ -107,7 +104,7 @@ def test_the_package_and_its_search_load_nothing_heavy() -> None:
 
 
 @pytest.mark.slow  # all libraries are loaded
-def test_nothing_asks_the_network_when_it_is_imported() -> None:
+def test_nothing_asks_the_network_when_it_is_imported():
     names = [f"{PACKAGE}.{name}" for name in TREES if name not in ("", "__main__")]
     python(
         "import importlib, socket",
@@ -117,7 +114,7 @@ def test_nothing_asks_the_network_when_it_is_imported() -> None:
     )
 
 
-def test_no_name_in_the_search_core_speaks_of_gold() -> None:
+def test_no_name_in_the_search_core_speaks_of_gold():
     for name, tree in TREES.items():
         if room(name) == "mcts":
             words = {
@@ -130,7 +127,7 @@ def test_no_name_in_the_search_core_speaks_of_gold() -> None:
             }, name
 
 
-def test_only_rollouts_may_reward_by_gold() -> None:
+def test_only_rollouts_may_reward_by_gold():
     """Whoever else makes a terminal reward passes None for the tasks, in so many letters."""
     makers = set()
     for name, tree in TREES.items():
@@ -148,7 +145,7 @@ def test_only_rollouts_may_reward_by_gold() -> None:
     assert makers == {"rollouts"}
 
 
-def test_no_code_of_a_models_folder_is_trusted() -> None:
+def test_no_code_of_a_models_folder_is_trusted():
     """transformers' auto classes ask on the terminal where nothing is said, and run it."""
     for name, tree in TREES.items():
         for call in ast.walk(tree):

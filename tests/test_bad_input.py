@@ -2,12 +2,9 @@
 written.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults import a_job
@@ -18,11 +15,11 @@ from alphazero_llm_trainer.scale.sample import run_sample
 SHIPPED = Path(__file__).parents[1] / "alphazero_llm_trainer" / "assets" / "student"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys, *words):
     """The one sentence that a command line is refused with."""
     capsys.readouterr()
     try:
-        code: Any = main(words)
+        code = main(words)
     except SystemExit as stop:
         code = stop.code
     [said] = [
@@ -35,44 +32,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 # -- the command line ------------------------------------------------------------------------------
 
-LINES: dict[str, tuple[list[str], str]] = {
-    "a text for a number": (["info", "--set", "seed=x"], "seed is 'x'"),
-    "no such file": (["search", "--source", "nowhere.jsonl"], "nowhere.jsonl"),
-    "an empty question": (["search", ""], "empty"),
-    "a flag of a wrong type": (["train", "--num-examples", "many"], "--num-examples"),
-    "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
-    "an unknown student": (["train", "--model", "gpt-5"], "gpt-5"),
-    "levels of a source without": (
-        ["train", "--source", "gsm8k", "--set", "problems.levels=[1]"],
-        "problems.levels",
-    ),
-    "no key": (
-        ["train", "--use-grpo", "--model", "embedded", "--set", "teachers.tier=free"],
-        "OPENROUTER_API_KEY",
-    ),
-    "no checker": (
-        ["train", "--use-grpo", "--model", "embedded", "--set", "teachers.terminal_checker=true"],
-        "teachers.tier",
-    ),
-    "nothing to resume": (["train", "--resume", "--out", "none"], "--resume"),
-    "sft of what isn't there": (["sft", "--model", "llama-3.2-3b"], "llama-3.2-3b"),
-    "sft from scratch on rows": (["sft", "--set", "problems.source=gsm8k"], "problems.source"),
-    "sft without test problems": (["sft", "--eval-size", "0"], "--eval-size"),
-    "an unknown method": (["eval", "--methods", "guessing"], "guessing"),
-}
-
-
-@pytest.mark.parametrize("case", LINES)
-def test_a_command_line_that_cannot_be(
-    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
-    words, named = LINES[case]
-    assert named in refused(capsys, *words)
-    assert not list(tmp_path.iterdir()), "bad input left something behind"
-
 
 # -- rows and models -------------------------------------------------------------------------------
 
@@ -84,14 +43,14 @@ def test_a_command_line_that_cannot_be(
         '{"question": "\\ud800 apples?", "answer": "#### 3"}',
     ],
 )
-def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_row_that_is_none(row, capsys, tmp_path):
     (tmp_path / "gsm8k").mkdir()
     good = json.dumps({"question": "1 and 2 apples?", "answer": "1 + 2 = 3\n#### 3"})
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join([row, *[good] * 20]) + "\n")
     out = str(tmp_path / "out")
     for named in (
-        ["gsm8k", "--set", f"problems.path={tmp_path}"],
+        f"gsm8k --set problems.path={tmp_path}".split(),
         [str(tmp_path / "gsm8k" / "train.jsonl")],
     ):
         said = refused(
@@ -110,13 +69,13 @@ def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_pa
         assert "line 1" in said or "Unicode" in said
 
 
-def student(tmp_path: Path) -> Path:
+def student(tmp_path):
     folder = tmp_path / "student"
     shutil.copytree(SHIPPED, folder)
     return folder
 
 
-def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers(capsys, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = student(tmp_path)
@@ -130,21 +89,21 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
 
 # -- journals and run folders ----------------------------------------------------------------------
 
-CHANGES: dict[str, tuple[tuple[Any, ...], Any]] = {
+CHANGES = {
     "a text as tree": (("tree",), "tree"),
     "a log-probability less": (("tree", "logprobs", 1), []),
 }
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def lines(tmp_path_factory):
     """The lines of a journal of 4 small trees of the embedded student."""
     folder = tmp_path_factory.mktemp("trees")
     run_sample(a_job(4), folder)
     return (folder / "journal.jsonl").read_text().splitlines()
 
 
-def changed(lines: list[str], folder: Path, path: tuple[Any, ...], value: Any) -> Path:
+def changed(lines, folder, path, value):
     """A journal whose third record is changed."""
     record = inner = json.loads(lines[2])
     for part in path[:-1]:
@@ -157,9 +116,7 @@ def changed(lines: list[str], folder: Path, path: tuple[Any, ...], value: Any) -
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_record_that_is_none(
-    case: str, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_is_none(case, lines, tmp_path, capsys):
     """`export` refuses it, as `value` and `prm` do, which read it the same way."""
     folder = changed(lines, tmp_path, *CHANGES[case])
     said = refused(
@@ -176,9 +133,7 @@ def test_a_record_that_is_none(
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_tokens_beyond_the_student(
-    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_beyond_the_student(lines, tmp_path, capsys):
     folder = changed(lines, tmp_path, ("tree", "token_ids", 1, 0), 50_000)
     for command in ("value", "prm"):
         said = refused(
@@ -192,34 +147,3 @@ def test_tokens_beyond_the_student(
             str(tmp_path / command),
         )
         assert "50000" in said
-
-
-@pytest.mark.parametrize("line", [b"\xff\xfe", b"3", b'{"key": 5}', b'{"key"'])
-def test_a_line_that_is_none(
-    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "journal.jsonl").write_bytes(line + b"\n")
-    assert "line 1" in refused(capsys, "view", str(tmp_path))
-    out = str(tmp_path / "x.parquet")
-    assert "line 1" in refused(
-        capsys, "export", "--data", str(tmp_path), "--kind", "sft", "--out", out
-    )
-
-
-@pytest.mark.parametrize(
-    "card", ["", "3", '{"config": 5, "method": "grpo"}', '{"config": {"search": 5}}']
-)
-def test_a_run_card_that_is_none(
-    card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text(card)
-    refused(capsys, "train", "--resume", str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_a_report_of_what_is_no_run(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text('{"config": {}, "method": "grpo"}')
-    (tmp_path / name).write_text("3\n")
-    assert name in refused(capsys, "report", str(tmp_path))

@@ -2,8 +2,6 @@
 what was done.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
 @pytest.mark.parametrize("reward", ["levels", "coin"])
-def test_arms_agree_and_count_what_they_do(reward: str) -> None:
+def test_arms_agree_and_count_what_they_do(reward):
     sizes = {"trees": 2, "simulations": 20, "prompt": 9, "horizon": 5, "keep": 2, "reward": reward}
     slow, slow_trees = run_arm(Arm("plain", "plain", "greedy", **sizes))
     fast, fast_trees = run_arm(Arm("ours", "ours", "greedy", **sizes))
@@ -36,7 +34,7 @@ def test_arms_agree_and_count_what_they_do(reward: str) -> None:
     assert fast["rows_per_forward"] > slow["rows_per_forward"] == 1.0
 
 
-def test_unique_tokens_are_distinct_prefixes() -> None:
+def test_unique_tokens_are_distinct_prefixes():
     setting = Setting(Arm("ours", "ours", "greedy", trees=2, prompt=3))
     responses = [{(1, 2, 3), (1, 2, 4), (1, 2), (7,)}, {(1, 2, 3, 9), (5, 1), (5, 2)}]
     for problem, found in zip(setting.problems, responses, strict=True):
@@ -47,7 +45,7 @@ def test_unique_tokens_are_distinct_prefixes() -> None:
     assert setting.unique_tokens() == 2 * 3 + sum(map(len, prefixes))
 
 
-def test_forwards_inside_generate_are_counted() -> None:
+def test_forwards_inside_generate_are_counted():
     model = tiny_llama(3)
     watched = Watched(model)
     search = PlainSearch(
@@ -65,7 +63,7 @@ def test_forwards_inside_generate_are_counted() -> None:
     assert watched.work.forwards == work.forwards
 
 
-def test_each_flip_has_one_other_flip_of_its_row_as_sibling() -> None:
+def test_each_flip_has_one_other_flip_of_its_row_as_sibling():
     row, before = "32145", "4:41235\n"
     problem = Problem("one", f"8 flips: {flip('41235', 4)}", "pancake", 1)
     after = {k: f"{k}:{flip('41235', k)}\n" for k in range(2, 6)}

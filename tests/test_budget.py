@@ -2,22 +2,18 @@
 within the budget.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
+from scripted import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.metered import ReadTokens
 from alphazero_llm_trainer.mcts.tree import ROOT
-from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
+from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rollouts import Collector, GradedTree, answer_search
@@ -27,7 +23,7 @@ from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 MODES = ["search.mode=step", "search.mode=token"]
 
 
-def loaded(*overrides: str) -> tuple[Config, Student]:
+def loaded(*overrides):
     config = load_config(overrides=["student=embedded", *overrides])
     return config, load_student(config)
 
@@ -35,7 +31,7 @@ def loaded(*overrides: str) -> tuple[Config, Student]:
 class Valued(ScriptedPolicy):
     """FAKE policy: as its base, with a prompt for value functions."""
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem):
         return (7, 8, 9)
 
 
@@ -46,15 +42,15 @@ class Network:
 
     rollout_weight, computes = 0.5, True
 
-    def __init__(self) -> None:
-        self.reads: list[tuple[int, ...]] = []
+    def __init__(self):
+        self.reads = []
 
-    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+    async def __call__(self, token_ids):
         self.reads.append(token_ids)
         return sum(token_ids) % 17 / 16
 
 
-def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
+def distinct(sequences):
     """Tokens of a trie of these sequences."""
     return len({ids[:i] for ids in sequences for i in range(1, len(ids) + 1)})
 
@@ -63,7 +59,7 @@ def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) -> None:
+def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode):
     config, student = loaded(mode)
     used = []
     for i, task in enumerate(load_tasks("embedded", "test", 12)):
@@ -85,11 +81,11 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) ->
     assert max(used) > 0.8
 
 
-def test_what_a_response_was_sampled_with_is_its_perplexity() -> None:
+def test_what_a_response_was_sampled_with_is_its_perplexity():
     config, student = loaded("search.simulations=3")
     seen = set()
 
-    async def main() -> None:
+    async def main():
         own, scored = (
             Perplexity(student, config.search.max_tokens, own=own) for own in (True, False)
         )
@@ -110,11 +106,11 @@ def test_what_a_response_was_sampled_with_is_its_perplexity() -> None:
     assert len(seen) >= 5
 
 
-def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget() -> None:
+def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget():
     config, student = loaded()
     [task] = load_tasks("embedded", "test", 1)
 
-    async def main() -> tuple[Cost, ...]:
+    async def main():
         measure = Perplexity(student, config.search.max_tokens, own=True)
         whole, again = (
             await measure.open(task.problem, None),
@@ -132,14 +128,12 @@ def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget() -
 
 @pytest.mark.parametrize("rollout", ["sample", "none"])
 @pytest.mark.parametrize("tokens", [False, True], ids=["step", "token"])
-def test_a_value_network_reads_within_the_budget_and_each_token_once(
-    rollout: str, tokens: bool
-) -> None:
+def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout, tokens):
     for seed in range(12):
         for budget in (30, 90, 400):
             for judges in (False, True):
                 network = Network()
-                policy: Any = ScriptedTokens(seed, close=0.05) if tokens else Valued(seed)
+                policy = ScriptedTokens(seed, close=0.05) if tokens else Valued(seed)
                 settings = SearchConfig(
                     mode="token" if tokens else "step", rollout=rollout, simulations=40, samples=2, top_k=3,
                     max_tokens=25, budget_tokens=budget,
@@ -154,7 +148,7 @@ def test_a_value_network_reads_within_the_budget_and_each_token_once(
                     assert network.reads and cost.sampled_tokens > 0
 
 
-def test_a_head_on_the_policy_is_free() -> None:
+def test_a_head_on_the_policy_is_free():
     class Head(Network):
         computes = False
 
@@ -162,7 +156,7 @@ def test_a_head_on_the_policy_is_free() -> None:
     assert run(lambda: search.run(a_problem(), 1)).cost.scored_tokens == 0
 
 
-def test_a_reader_reads_each_token_once() -> None:
+def test_a_reader_reads_each_token_once():
     reader = ReadTokens()
     assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]
     assert [reader.unread(ids) for ids in [(1, 2, 4, 6), (1, 2, 4, 6), ()]] == [1, 1, 0]
@@ -171,7 +165,7 @@ def test_a_reader_reads_each_token_once() -> None:
 # -- training --------------------------------------------------------------------------------------
 
 
-async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedTree]:
+async def collected(collector, tasks):
     return [
         tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 7)
     ]
@@ -179,7 +173,7 @@ async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedT
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("budget", ["null", "150"])
-def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None:
+def test_a_training_tree_pays_for_its_perplexity(mode, budget):
     config, student = loaded(mode, f"search.budget_tokens={budget}", "search.simulations=12")
     frozen = frozen_student(student, config, shared=False)
     perplexity = Perplexity(frozen, config.search.max_tokens)
@@ -191,7 +185,7 @@ def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None
             assert tree.cost.sampled_tokens + tree.cost.scored_tokens <= int(budget)
         # Each token of the tree's responses was scored once.
         assert tree.cost.scored_tokens == distinct([t.token_ids for t in trajectories(tree.tree)])
-    assert not collector.perplexity._known  # type: ignore[union-attr]
+    assert not collector.perplexity._known
     # What the frozen student drew are the baselines: they are in the trees' cost too.
     spent = student.engine.cost.sampled_tokens + frozen.engine.cost.sampled_tokens
     assert frozen.engine.cost.sampled_tokens > 0

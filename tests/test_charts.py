@@ -1,7 +1,5 @@
 """Charts and tables of pages: what is drawn, and how tables are aligned."""
 
-from __future__ import annotations
-
 import math
 import re
 from xml.etree import ElementTree
@@ -15,12 +13,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 NAME = '<b>"sft" & $more$</b>'
 
 
-def texts(chart: str) -> list[str | None]:
+def texts(chart):
     """The texts of a chart; what isn't well-formed raises."""
     return [element.text for element in ElementTree.fromstring(chart).iter(f"{SVG}text")]
 
 
-def test_rows_say_their_values() -> None:
+def test_rows_say_their_values():
     rows = {
         NAME: Interval(0.5, 0.25, 1.0),
         "none right": Interval(0.0, 5e-19, 0.07),
@@ -39,7 +37,7 @@ def test_rows_say_their_values() -> None:
     assert chart == row_chart("Accuracy", rows, "accuracy [95%]", reference=0.5)  # to the byte
 
 
-def test_lines_leave_out_what_is_no_number() -> None:
+def test_lines_leave_out_what_is_no_number():
     points = [(10, exact(0.25)), (20, exact(math.nan)), (30, exact(0.5))]
     chart = line_chart(
         "Learning", {"right": points, NAME: points, "none": []}, "tokens", (0.0, 1.0)
@@ -51,7 +49,7 @@ def test_lines_leave_out_what_is_no_number() -> None:
     assert line_chart("Learning", {"none": [], "nan": points[1:2]}, "tokens") == ""
 
 
-def test_tables_are_aligned() -> None:
+def test_tables_are_aligned():
     rows = [["method", "accuracy"], ["greedy", "0.5"], ["mcts", "0.75"]]
     assert columns(rows) == "method  accuracy\ngreedy       0.5\nmcts        0.75"
     cells = table([["method", "gain"], [NAME, "+0.040 [-0.060, +0.140]"], ["mcts", ""]])

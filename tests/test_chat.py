@@ -2,18 +2,15 @@
 think.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import tiny_chat
+from tables import read_json, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.answers import is_final, thinks, without_thinking
@@ -41,7 +38,7 @@ from alphazero_llm_trainer.rewards.combined import steps_of
 from alphazero_llm_trainer.training.critic import Critic, save_critic
 from alphazero_llm_trainer.training.merging import bare
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
-from alphazero_llm_trainer.types import NOTHING, Continuation, Direction, Opening, Problem, Step
+from alphazero_llm_trainer.types import NOTHING, Direction, Opening, Problem, Step
 
 GEMMA = (
     "{{ '<bos>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
@@ -84,21 +81,21 @@ QUESTION = "Ana has 2 pens."
 
 
 @pytest.fixture
-def student() -> Any:
+def student():
     return load_student(load_config(overrides=["student=embedded"]))
 
 
-def with_template(student: Any, template: str, opening: Opening = NOTHING, **spec: Any) -> Any:
+def with_template(student, template, opening=NOTHING, **spec):
     student.tokenizer.chat_template = template
     student.opening, student.spec = opening, student.spec.model_copy(update=spec)
     return student
 
 
-def prompt(student: Any) -> str:
+def prompt(student):
     """What the student's prompt was before it became tokens: its own vocabulary has few of these
     words.
     """
-    seen: list[str] = []
+    seen = []
     encode = type(student).encode
     type(student).encode = lambda self, text: seen.append(text) or encode(self, text)
     try:
@@ -112,9 +109,7 @@ SHOTS = Opening("Be brief.", (("1 + 1?", "1 + 1 = 2"), ("2 + 2?", "2 + 2 = 4")),
 
 
 @pytest.mark.parametrize("template", [GEMMA, MISTRAL, SILENT])
-def test_a_system_text_goes_into_the_first_question_where_the_role_is_refused(
-    student: Any, template: str
-) -> None:
+def test_a_system_text_goes_into_the_first_question_where_the_role_is_refused(student, template):
     text = prompt(with_template(student, template, SHOTS))
     assert text.count("Be brief.") == 1 and "Be brief.\n\n1 + 1?" in text
     assert (
@@ -136,8 +131,8 @@ def test_a_system_text_goes_into_the_first_question_where_the_role_is_refused(
 
 
 def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_out(
-    student: Any,
-) -> None:
+    student,
+):
     assert prompt(replace(student, opening=SHOTS)).startswith("1 + 1?\n")
     assert prompt(with_template(student, QWEN3, SHOTS)).startswith(
         "<|system|>Be brief.\n<|user|>1 + 1?\n"
@@ -145,7 +140,7 @@ def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_ou
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    "template, said",
     [
         ("{{ messages[0]['content'] }}", "leaves out the"),
         (
@@ -164,9 +159,7 @@ def test_a_system_role_that_is_shown_stays_and_the_embedded_student_leaves_it_ou
         ("{{ nothing.at.all }}{{ messages[-1]['content'] }}", "refuses these messages"),
     ],
 )
-def test_a_template_that_takes_no_question_is_one_sentence(
-    student: Any, template: str, said: str
-) -> None:
+def test_a_template_that_takes_no_question_is_one_sentence(student, template, said):
     with pytest.raises(RequestError, match=said) as caught:
         with_template(student, template, SHOTS).prompt_ids(QUESTION)
     assert "\n" not in str(caught.value)
@@ -175,7 +168,7 @@ def test_a_template_that_takes_no_question_is_one_sentence(
 # -- thinking --------------------------------------------------------------------------------------
 
 
-def test_thinking_is_switched_by_the_students_entry(student: Any) -> None:
+def test_thinking_is_switched_by_the_students_entry(student):
     none = "<think>\n\n</think>\n\n"
     assert prompt(with_template(student, QWEN3)).endswith(f"<|assistant|>{none}")
     assert prompt(with_template(student, QWEN3, thinking="off")).endswith(f"<|assistant|>{none}")
@@ -195,7 +188,7 @@ def test_thinking_is_switched_by_the_students_entry(student: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["on", "true"])
-def test_its_tokens_come_on_top(value: str) -> None:
+def test_its_tokens_come_on_top(value):
     config = load_config(overrides=["student=qwen3-0.6b", f"models.qwen3-0.6b.thinking={value}"])
     assert config.models["qwen3-0.6b"].thinking == "on"
     assert config.search.max_tokens == 1400 and config.search.max_depth == 140
@@ -208,23 +201,21 @@ def test_its_tokens_come_on_top(value: str) -> None:
     assert explicit.search.max_tokens == 99
     off = load_config(overrides=["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=off"])
     assert off.models["qwen3-0.6b"].thinking == "off" and off.search.max_tokens == 400
-    with pytest.raises(ConfigError, match="thinking"):
-        load_config(overrides=["models.qwen3-0.6b.thinking=maybe"])
 
 
-def test_a_trained_folder_goes_on_thinking(tmp_path: Path) -> None:
+def test_a_trained_folder_goes_on_thinking(tmp_path):
     folder = tiny_chat(tmp_path / "chat")
     found, _ = find_model(str(folder), load_config())
     student = load_student(load_config(overrides=[found, f"models.{found['student']}.thinking=on"]))
     write_facts(folder, "tiny-chat", trained_with(student, "embedded"))
-    assert json.loads((folder / "student.json").read_text())["thinking"] == "on"
+    assert read_json(folder / "student.json")["thinking"] == "on"
     assert find_model(str(folder), load_config())[0]["models"]["tiny-chat"]["thinking"] == "on"
 
 
 THOUGHT = "<think>\n1 + 1 = 2\n#### 5\nWait.\n</think>\n\n1 + 2 = 3\n#### 3\n"
 
 
-def test_thinking_is_no_step_of_the_penalty_and_ends_nothing() -> None:
+def test_thinking_is_no_step_of_the_penalty_and_ends_nothing():
     assert (
         steps_of(THOUGHT)
         == steps_of(THOUGHT.removeprefix("<think>\n"))
@@ -243,13 +234,11 @@ def test_thinking_is_no_step_of_the_penalty_and_ends_nothing() -> None:
     assert not is_final("#### 3 </think>", "<think>\n")
 
 
-def lines(text: str) -> list[str]:
+def lines(text):
     return [line + "\n" for line in text.split("\n")[:-1]]
 
 
-def test_a_step_inside_it_is_a_step_of_search(
-    student: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_inside_it_is_a_step_of_search(student, monkeypatch):
     """One token a line here, so that the cut is at every line and what it reads is the text
     above.
     """
@@ -273,7 +262,7 @@ def test_a_step_inside_it_is_a_step_of_search(
     student.engine.step_ends = ends
     cutter = EngineSteps(student, 1.0)
 
-    def cut(ids: tuple[int, ...], before: tuple[Step, ...] = ()) -> Continuation:
+    def cut(ids, before=()):
         return cutter.cut(Generated(ids, (0.0,) * len(ids), "stop"), before)
 
     whole = cut((0, 1, 2, 3, 4, 5, 6))
@@ -298,7 +287,7 @@ def test_a_step_inside_it_is_a_step_of_search(
         EngineTokens(student, 1.0, 1)
 
 
-def test_tags_are_read_where_they_are_special_tokens(student: Any) -> None:
+def test_tags_are_read_where_they_are_special_tokens(student):
     marks = ["<think>", "</think>", "[THINK]", "<|channel|>", "<|message|>", "<|start|>"]
     student.tokenizer.add_special_tokens({"extra_special_tokens": marks})
     for text in ("<think>1 + 1 = 2\n", "[THINK]2", "<|channel|>2<|message|>3"):
@@ -307,14 +296,14 @@ def test_tags_are_read_where_they_are_special_tokens(student: Any) -> None:
     assert "start" not in student.decode(student.encode("<|start|>2"))
 
 
-async def adopted(student: Any, steps: tuple[Step, ...]) -> Continuation:
+async def adopted(student, steps):
     continuation, _ = await EngineSteps(student, 1.0).adopt(
         Problem("a", QUESTION, "embedded"), steps, "#### 5", "teacher:x", Direction.RIGHT
     )
     return continuation
 
 
-def test_a_teachers_answer_inside_it_ends_nothing(student: Any) -> None:
+def test_a_teachers_answer_inside_it_ends_nothing(student):
     thought = Step(tuple(student.encode("1 + 1 = 2\n")), (), "<think>\n1 + 1 = 2\n")
     assert asyncio.run(adopted(student, ())).ended
     assert not asyncio.run(adopted(student, (thought,))).ended
@@ -322,12 +311,12 @@ def test_a_teachers_answer_inside_it_ends_nothing(student: Any) -> None:
     assert not first.ended and thinks(first.steps[0].text)
 
 
-def test_a_servers_answer_inside_it_ends_nothing() -> None:
+def test_a_servers_answer_inside_it_ends_nothing():
     reply = "#### 5\nso\n</think>\n#### 3\nmore\n"
     texts, read = response_steps(reply, "line", "<think>\n")
     assert texts == ["#### 5\n", "so\n", "</think>\n", "#### 3\n"] and not read
     config = load_config(overrides=["search.step=line"])
-    calls = ChatSteps(None, [], config.search, None)  # type: ignore[arg-type]
+    calls = ChatSteps(None, [], config.search, None)
     step = (Step((), (), "<think>\nso\n"),)
     problem = Problem("a", QUESTION, "embedded")
     inside, _ = asyncio.run(calls.adopt(problem, step, "#### 5", "teacher:x", Direction.RIGHT))
@@ -335,11 +324,11 @@ def test_a_servers_answer_inside_it_ends_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat(tmp_path_factory):
     return tiny_chat(tmp_path_factory.mktemp("models") / "Tiny-Chat", dtype=torch.bfloat16)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+def printed(capsys, *argv):
     assert main([*argv, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -347,7 +336,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 # -- what a folder is ------------------------------------------------------------------------------
 
 
-def test_a_folder_is_a_student_of_its_own(chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_a_student_of_its_own(chat, capsys):
     student = printed(capsys, "info", "--model", str(chat))["student"]
     assert (student["name"], student["path"], student["trained"]) == (
         "tiny-chat",
@@ -359,7 +348,7 @@ def test_a_folder_is_a_student_of_its_own(chat: Path, capsys: pytest.CaptureFixt
     assert facts == {"name": "tiny-chat", "path": str(chat), "trained": "all weights"}
 
 
-def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_folder_gets_adapters(chat, monkeypatch):
     monkeypatch.setattr(folders, "LORA_FROM", 10_000)
     found, folder = find_model(str(chat), load_config())
     assert folder is None and found["student"] == "tiny-chat"
@@ -372,7 +361,7 @@ def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_folders_of_the_embedded_kind_and_of_a_named_student_stay_what_they_are(chat: Path) -> None:
+def test_folders_of_the_embedded_kind_and_of_a_named_student_stay_what_they_are(chat):
     assert find_model(str(PACKAGED), load_config()) == ({"student": "embedded"}, PACKAGED)
     assert find_model(str(chat), load_config(overrides=["student=smollm2-135m"])) == ({}, chat)
 
@@ -383,27 +372,14 @@ TRAINED = ["train.num_examples=4", "train.preflight=0", "train.questions_per_rou
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-def test_what_a_run_wrote_goes_on_as_what_it_is(
-    chat: Path, tmp_path: Path, adapter: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_run_wrote_goes_on_as_what_it_is(chat, tmp_path, adapter, capsys):
     settings = [part for text in [*TRAINED, f"train.adapter={adapter}"] for part in ("--set", text)]
     assert (
-        main(
-            [
-                "train",
-                "--use-rft",
-                "--model",
-                str(chat),
-                "--out",
-                str(tmp_path),
-                *settings,
-                "--quiet",
-            ]
-        )
+        main([*f"train --use-rft --model {chat} --out {tmp_path}".split(), *settings, "--quiet"])
         == 0
     )
     run = tmp_path / "run-001"
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     assert (
         card["student"] == "tiny-chat" and "rft on tiny-chat" in (run / "report.html").read_text()
     )
@@ -418,7 +394,7 @@ def test_what_a_run_wrote_goes_on_as_what_it_is(
         ].path == str(chat)
 
 
-def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
+def test_a_broken_note_is_one_sentence(tmp_path):
     folder = tiny_chat(tmp_path / "broken")
     (folder / folders.FACTS).write_text("[]")
     with pytest.raises(CheckpointError, match=r"broken student\.json"):
@@ -428,13 +404,13 @@ def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def limits(*overrides: Any) -> tuple[int, int]:
+def limits(*overrides):
     search = load_config(overrides=overrides).search
     return search.max_tokens, search.max_depth
 
 
-def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: Path) -> None:
-    def drawn(load: Any, model: str, **given: Any) -> float:
+def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat):
+    def drawn(load, model, **given):
         found, _ = find_model(model, load_config())
         return float(
             load(
@@ -455,7 +431,7 @@ def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: P
     assert own == same != other
 
 
-def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
+def test_limits_are_the_students_and_explicit_ones_win(chat):
     assert limits("student=embedded") == limits("student=small") == (160, 12)
     found, _ = find_model(str(chat), load_config())
     assert limits(found) == limits("student=smollm2-135m") == (400, 40)
@@ -482,13 +458,13 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+def rows(tmp_path_factory):
     file = tmp_path_factory.mktemp("rows") / "pens.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_jsonl(file, ROWS)
     return str(file)
 
 
-def told(chat: Path, rows: str, *overrides: str) -> Any:
+def told(chat, rows, *overrides):
     found, _ = find_model(str(chat), load_config())
     config = load_config(
         overrides=[found, f"problems.source={rows}", "engine.max_context=1024", *overrides]
@@ -496,7 +472,7 @@ def told(chat: Path, rows: str, *overrides: str) -> Any:
     return load_student(config, opening=opening(config)), config
 
 
-def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -> None:
+def test_whose_prompt_a_student_is_told(chat, rows, tmp_path):
     student, _ = told(chat, rows)
     assert student.opening.system_prompt == SYSTEM_PROMPTS["numbers"]
     assert (
@@ -512,9 +488,7 @@ def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -
     assert told(folder, "embedded")[0].opening.system_prompt == SYSTEM_PROMPTS["numbers"]
 
 
-def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(
-    chat: Path, rows: str
-) -> None:
+def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(chat, rows):
     student, config = told(chat, rows, "problems.shots=2")
     shown = tasks_of(config, "train", 3)
     first = student.opening.messages("What now?")
@@ -540,14 +514,9 @@ def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(
     assert not held_out & {pair[0] for pair in student.opening.worked}
 
 
-def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None:
+def test_a_source_without_worked_solutions_refuses_shots(tmp_path):
     file = tmp_path / "bare.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n"
-            for row in ROWS
-        )
-    )
+    write_jsonl(file, ({"question": row["question"], "answer": row["answer"]} for row in ROWS))
     config = load_config(
         overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"]
     )
@@ -555,7 +524,7 @@ def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None
         opening(config)
 
 
-def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
+def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps():
     assert shortfall({"answer": 80, "length": 20}) is None and shortfall({}) is None
     assert shortfall({"answer": 70, "length": 5, "depth": 25}) == (
         "of 100 responses 30 were cut and 0 stated no answer: raise search.max_depth"
@@ -567,8 +536,8 @@ def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
-    chat: Path, tmp_path: Path, quick: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chat, tmp_path, quick, monkeypatch
+):
     monkeypatch.setattr(folders, "LORA_FROM", 10_000)
     monkeypatch.setattr(folders, "multiplies", lambda dtype: quick or dtype == "float32")
     found, _ = find_model(str(chat), load_config())
@@ -583,8 +552,8 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     assert bare(student.model).dtype == torch.bfloat16
     words = [part for text in TRAINED for part in ("--set", text)]
     run = tmp_path / "run-001"
-    words += ["--out", str(tmp_path), "--quiet"]
-    assert main(["train", "--use-rft", "--model", str(chat), *words]) == 0
+    words += f"--out {tmp_path} --quiet".split()
+    assert main([*f"train --use-rft --model {chat}".split(), *words]) == 0
     monkeypatch.setattr(folders, "multiplies", lambda dtype: not quick or dtype == "float32")
     assert load_student(config, path=run / "adapter").adapter == run / "adapter"
     written = load_file(run / "student" / "model.safetensors")
@@ -593,8 +562,8 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
-    chat: Path, tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chat, tmp_path, quantization, monkeypatch
+):
     if quantization == "nf4":
         pytest.importorskip("bitsandbytes")
     monkeypatch.setattr(folders, "LORA_FROM", 10_000)
@@ -624,12 +593,12 @@ def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
     assert wide.weights != before
 
 
-def test_what_only_answers_keeps_its_precision(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_answers_keeps_its_precision(chat, monkeypatch):
     monkeypatch.setattr(folders, "LORA_FROM", 10_000)
     monkeypatch.setattr(folders, "multiplies", lambda dtype: dtype == "float32")
     config = load_config(overrides=[find_model(str(chat), load_config())[0]])
 
-    def widths(student: Any) -> set[torch.dtype]:
+    def widths(student):
         return {p.dtype for p in student.model.parameters()}
 
     for alone in (True, False):  # beside critics too

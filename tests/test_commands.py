@@ -2,9 +2,6 @@
 torch.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import re
 import subprocess
@@ -27,11 +24,11 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def parsed(*words: str) -> argparse.Namespace:
+def parsed(*words):
     return build_parser().parse_args(words)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
     )
@@ -41,20 +38,18 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
-def test_an_empty_line_is_a_question_for_help(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_line_is_a_question_for_help(argv, capsys):
     try:
         code = main(argv)
     except SystemExit as stop:
-        code = stop.code  # type: ignore[assignment]
+        code = stop.code
     out = capsys.readouterr().out
     assert code == 0
     for command in COMMANDS:
         assert f"\n    {command} " in out
 
 
-def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_package_s(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0
@@ -65,8 +60,8 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_help_tells_defaults_those_of_the_configuration_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     out = " ".join(capsys.readouterr().out.split())
@@ -78,13 +73,13 @@ def test_help_tells_defaults_those_of_the_configuration_too(
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_a_flag_wins_over_set() -> None:
+def test_a_flag_wins_over_set():
     args = parsed("search", "--set", "search.simulations=9", "--simulations", "5")
     assert resolve(args).search.simulations == 5
     assert flag_layers(args) == [{"search": {"simulations": 5}}]
 
 
-def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> None:
+def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path):
     assert resolve(parsed("search", "--model", "qwen3-0.6b")).student == "qwen3-0.6b"
     hub = resolve(parsed("search", "--model", "meta-llama/Llama-3.2-3B-Instruct"))
     assert hub.student == "llama-3.2-3b"
@@ -98,28 +93,26 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "says"),
+    "words, error, says",
     [
         (["--model", "nothing"], ConfigError, "no hub id (OWNER/NAME)"),
         (["--model", "."], CheckpointError, "config.json"),
     ],
 )
 def test_a_model_that_is_none_is_one_sentence(
-    words: list[str],
-    error: type[Exception],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words,
+    error,
+    says,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=re.escape(says)) as found:
         resolve(parsed("search", *words))
     assert "\n" not in str(found.value)
 
 
-def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = resolve(parsed("search", "--model", "somebody/Some-Model-1B"))
     assert (
@@ -132,10 +125,8 @@ def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(
 # -- info ------------------------------------------------------------------------------------------
 
 
-def test_info_is_yaml_with_the_configuration_for_config(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["info", "--model", "embedded"]) == 0
+def test_info_is_yaml_with_the_configuration_for_config(capsys, tmp_path):
+    assert main("info --model embedded".split()) == 0
     facts = yaml.safe_load(capsys.readouterr().out)
     assert (
         list(facts)[:5] == ["version", "python", "cuda", "cores", "kernels"]
@@ -153,11 +144,9 @@ def test_info_is_yaml_with_the_configuration_for_config(
         assert all(path.is_file() for path in read) and "--config" in facts["places"]["own values"]
 
 
-def test_info_as_json_is_json_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_as_json_is_json_alone(capsys, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
-    assert main(["info", "--json", "--model", "embedded"]) == 0
+    assert main("info --json --model embedded".split()) == 0
     out = capsys.readouterr().out
     facts = json.loads(out)
     assert facts["student"]["name"] == "embedded" and facts["student"]["parameters"] > 100_000
@@ -170,34 +159,35 @@ def test_info_as_json_is_json_alone(
 # -- start-up --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["--help"], 0),
-        (["info", "--config", "--json"], 0),
-        (["search", "--model", "nowhere"], 2),
-        (["train", "--set", "teachers.tier=free"], 2),
-        (["eval", "--methods", "best"], 2),
-        (["sample", "--num", "0", "--out", "x"], 2),
-        (["value", "--data", "nowhere"], 2),
-    ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else None,
-)
-def test_what_needs_no_model_loads_no_library_of_models(
-    words: list[str], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LIGHT = {
+    "--help": 0,
+    "info --config --json": 0,
+    "search --model nowhere": 2,
+    "train --set teachers.tier=free": 2,
+    "eval --methods best": 2,
+    "sample --num 0 --out x": 2,
+    "value --data nowhere": 2,
+}
+
+
+def test_what_needs_no_model_loads_no_library_of_models(monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    text = (
-        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
-        f"try:\n    code = main({words!r})\nexcept SystemExit as stop:\n    code = stop.code\n"
-        f"found = {HEAVY} & set(sys.modules)\nprint(found, file=sys.stderr)\nassert not found and "
-        f"code == {code}, (found, code)"
-    )
-    result = run(text)
+    code = f"""
+import sys
+from alphazero_llm_trainer.cli.main import main
+for line, wanted in {LIGHT}.items():
+    try:
+        code = main(line.split())
+    except SystemExit as stop:
+        code = stop.code
+    heavy = {HEAVY} & set(sys.modules)
+    assert (code, heavy) == (wanted, set()), (line, code, heavy)
+"""
+    result = run(code)
     assert result.returncode == 0, result.stderr
 
 
-def test_a_search_loads_no_library_that_it_does_not_use() -> None:
+def test_a_search_loads_no_library_that_it_does_not_use():
     """transformers' models bring accelerate and compilers along (`torch._dynamo`)."""
     unused = {"bitsandbytes", "datasets", "matplotlib", "peft", "trl", "verifiers"}
     result = run(
@@ -208,7 +198,7 @@ def test_a_search_loads_no_library_that_it_does_not_use() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_verbose_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_shows_where_an_error_was_raised(capsys):
     for words, lines in (([], False), (["-v"], True)):
         assert main(["search", "--simulations", "0", *words]) == 2
         err = capsys.readouterr().err

@@ -2,12 +2,9 @@
 them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -29,7 +26,7 @@ from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import evaluation_parts, result_text
 
 
-def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
+def cell(method, outcomes, budget=100, **more):
     n = len(outcomes)
     verdicts = {"correct": outcomes.count("1"), "wrong": outcomes.count("0")}
     return Cell(
@@ -46,7 +43,7 @@ def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
     )
 
 
-def sampled(correct: list[list[bool]], tokens: int) -> Cell:
+def sampled(correct, tokens):
     return Cell("embedded", SAMPLES, 2, correct=correct, sampled_tokens=tokens)
 
 
@@ -54,12 +51,12 @@ def sampled(correct: list[list[bool]], tokens: int) -> Cell:
 
 
 @pytest.fixture(scope="module")
-def sampler() -> MethodContext:
+def sampler():
     config = load_config(overrides=["student=embedded"])
     return MethodContext(load_student(config), Calculator(), config)
 
 
-def test_a_cell_adds_up(sampler: MethodContext) -> None:
+def test_a_cell_adds_up(sampler):
     benchmark = Benchmark("embedded", load_tasks("embedded", "test", 30))
     found = asyncio.run(run_cell(sampler, benchmark, "best-of-n", 120, Progress(quiet=True)))
     assert len(found.outcomes) == 30 == sum(found.verdicts.values()) == sum(found.ended_by.values())
@@ -75,7 +72,7 @@ def test_a_cell_adds_up(sampler: MethodContext) -> None:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def test_pairs_say_gain_loss_and_no_gain() -> None:
+def test_pairs_say_gain_loss_and_no_gain():
     base, better, worse = "0110" * 60, "1110" * 60, "0010" * 60
     cells = [
         cell("greedy", base),
@@ -97,14 +94,14 @@ def test_pairs_say_gain_loss_and_no_gain() -> None:
     assert ("best-of-n", "adaptive-best-of-n") not in said
 
 
-def test_pass_at_k_of_a_table() -> None:
+def test_pass_at_k_of_a_table():
     row = at_k(sampled([[True, False], [False, False]], 80))
     assert row["pass@1"][0] == 0.25
     assert row["pass@2"] == [0.5, wilson(1, 2).low, wilson(1, 2).high]
     assert "pass@4" not in row and row["sampled_tokens"] == 40
 
 
-def results_of(*cells: Cell) -> dict[str, Any]:
+def results_of(*cells):
     return {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7,
         "rows": [summary(one) for one in cells], "pairs": paired(cells),
@@ -114,7 +111,7 @@ def results_of(*cells: Cell) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    "cells, said",
     [
         ((cell("greedy", "0011"), cell("majority", "0101")), "greedy, majority are level"),
         ((cell("greedy", "0101"), cell("mcts", "0111")), "mcts is best, accuracy 0.750 [0.301, "),
@@ -122,11 +119,11 @@ def results_of(*cells: Cell) -> dict[str, Any]:
         ((replace(cell("mcts", "0000"), verdicts={"too long": 4}),), "4 of 4 questions don't fit"),
     ],
 )
-def test_what_came_of_it_is_said_in_a_sentence(cells: tuple[Cell, ...], said: str) -> None:
+def test_what_came_of_it_is_said_in_a_sentence(cells, said):
     assert said in result_text(results_of(*cells))
 
 
-def test_the_tables_hold_every_row_the_best_first() -> None:
+def test_the_tables_hold_every_row_the_best_first():
     cells = [cell(*one) for one in (("greedy", "0101"), ("mcts", "0111"), ("mcts", "1111", 200))]
     results = results_of(*cells)
     [every] = [
@@ -140,7 +137,7 @@ def test_the_tables_hold_every_row_the_best_first() -> None:
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> None:
+def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path):
     identity, rows = {"seed": 7, "search": {"max_tokens": 160}}, {"embedded": {"data_hash": "aa"}}
     folder, kept = EvalFolder(tmp_path / "new", identity, rows, resume=False), cell("greedy", "01")
     folder.write(kept)
@@ -150,7 +147,7 @@ def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> No
         with pytest.raises(ConfigError, match="--resume"):
             EvalFolder(tmp_path / ("none" if resume else "new"), identity, rows, resume)
 
-    def read(identity: dict[str, Any] = identity, rows: dict[str, Any] = rows) -> Cell | None:
+    def read(identity=identity, rows=rows):
         return EvalFolder(tmp_path / "new", identity, rows, True).read("embedded", "greedy", 100)
 
     assert read() == kept and folder.read("embedded", "greedy", 200) is None

@@ -2,8 +2,6 @@
 goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -12,9 +10,7 @@ import resource
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +39,7 @@ from alphazero_llm_trainer.training.run import (
 # -- a run's folder --------------------------------------------------------------------------------
 
 
-def sealed(run: Path, number: int) -> Path:
+def sealed(run, number):
     folder = run / f"checkpoint-{number}"
     folder.mkdir(parents=True)
     (folder / "weights.bin").write_bytes(bytes([number]) * 1000)
@@ -52,12 +48,12 @@ def sealed(run: Path, number: int) -> Path:
     return folder
 
 
-def cut(name: str) -> Callable[[Path], Any]:
+def cut(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
 
 
 @pytest.mark.parametrize(
-    ("damage", "name"),
+    "damage, name",
     [
         (cut("weights.bin"), "weights.bin"),
         (lambda folder: (folder / "weights.bin").write_bytes(b"\1" * 1000), "weights.bin"),
@@ -66,10 +62,8 @@ def cut(name: str) -> Callable[[Path], Any]:
         (lambda folder: (folder / MANIFEST).write_text('{"rounds_done": 3}'), MANIFEST),
     ],
 )
-def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(
-    damage: Any, name: str, tmp_path: Path
-) -> None:
-    said: list[str] = []
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(damage, name, tmp_path):
+    said = []
     run = RunFolder(tmp_path)
     assert run.newest_checkpoint(said.append) == (None, {})
     for number in (9, 10, 100):  # by number, not by name
@@ -83,7 +77,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(
     assert run.newest_checkpoint(said.append)[1]["rounds_done"] == 10 and len(said) == 1
 
 
-def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path):
     for number in (4, 8, 10, 12, 100):
         newest = sealed(tmp_path, number)
     cut("weights.bin")(newest)  # the run goes on from 12, and writes 14
@@ -94,7 +88,7 @@ def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-14"]
 
 
-def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
+def test_runs_are_numbered_and_found_again(tmp_path):
     with pytest.raises(CheckpointError, match=r"found no run\.json"):
         find_run(tmp_path, None)
     first, second, third = (new_run(tmp_path) for _ in range(3))
@@ -116,7 +110,7 @@ def test_runs_are_numbered_and_found_again(tmp_path: Path) -> None:
             third.read_card()
 
 
-def test_metrics_survive_a_cut_and_a_step_back(tmp_path: Path) -> None:
+def test_metrics_survive_a_cut_and_a_step_back(tmp_path):
     folder = RunFolder(tmp_path)
     lines = [{"event": "start"}, *({"round": i, "reward": i / 4} for i in range(4))]
     for line in lines:
@@ -140,14 +134,10 @@ class ForgetfulDisk:
     what a cut now would leave (None stands for a folder). Nothing is really synced.
     """
 
-    def __init__(
-        self, root: Path, patch: pytest.MonkeyPatch, at_cut: Callable[[ForgetfulDisk], None]
-    ) -> None:
+    def __init__(self, root, patch, at_cut):
         self.root, self.at_cut = root.resolve(), at_cut
-        self.held: dict[
-            int, int
-        ] = {}  # descriptors by inode: while they are open no other file gets the number
-        self.names: dict[int, dict[str, int]] = {}
+        self.held = {}  # descriptors by inode: while they are open no other file gets the number
+        self.names = {}
         self.look()
         self.synced_names, self.synced = (
             dict(self.names),
@@ -158,11 +148,11 @@ class ForgetfulDisk:
         for name in ("replace", "rename", "link", "mkdir", "unlink", "remove", "rmdir"):
             patch.setattr(os, name, self.watched(getattr(os, name)))
 
-    def close(self) -> None:
+    def close(self):
         while self.held:
             os.close(self.held.popitem()[1])
 
-    def look(self) -> None:
+    def look(self):
         """Take in all names."""
         self.names = {}
         for folder, folders, names in os.walk(self.root):
@@ -170,17 +160,17 @@ class ForgetfulDisk:
                 name: self.hold(os.path.join(folder, name)) for name in (*folders, *names)
             }
 
-    def hold(self, path: str) -> int:
+    def hold(self, path):
         inode = os.stat(path).st_ino
         if inode not in self.held:
             self.held[inode] = os.open(path, os.O_RDONLY)
         return inode
 
-    def bytes_of(self, inode: int) -> bytes | None:
+    def bytes_of(self, inode):
         facts = os.fstat(self.held[inode])
         return None if stat.S_ISDIR(facts.st_mode) else os.pread(self.held[inode], facts.st_size, 0)
 
-    def happened(self) -> None:
+    def happened(self):
         """This is a moment to cut."""
         if not self.inside:  # not what a check itself does
             self.inside = True
@@ -189,8 +179,8 @@ class ForgetfulDisk:
             self.at_cut(self)
             self.inside = False
 
-    def watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*paths: Any, **named: Any) -> Any:
+    def watched(self, plain):
+        def call(*paths, **named):
             result = plain(*paths, **named)
             if any(
                 Path(os.path.abspath(path)).is_relative_to(self.root)
@@ -202,7 +192,7 @@ class ForgetfulDisk:
 
         return call
 
-    def fsync(self, number: int) -> None:
+    def fsync(self, number):
         inode = os.fstat(number).st_ino
         if self.inside or not Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(
             self.root
@@ -215,10 +205,10 @@ class ForgetfulDisk:
             self.synced[inode] = self.bytes_of(inode)
         self.happened()
 
-    def left(self, target: Path) -> Path:
+    def left(self, target):
         """Write what a cut now would leave to `target`."""
 
-        def fill(folder: int, place: Path) -> None:
+        def fill(folder, place):
             place.mkdir(parents=True)
             for name, inode in self.synced_names.get(folder, {}).items():
                 if self.bytes_of(inode) is None:
@@ -231,13 +221,11 @@ class ForgetfulDisk:
         return target
 
 
-def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path, monkeypatch):
     root, done, seen = tmp_path / "disk", [-1], set()
     root.mkdir()
 
-    def look(disk: ForgetfulDisk) -> None:
+    def look(disk):
         left = disk.left(tmp_path / "cut")
         if done[-1] >= 0:
             seen.add(int((left / "plain").read_text()))
@@ -255,14 +243,14 @@ def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(
     disk.close()
 
 
-def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_at_every_cut(tmp_path, monkeypatch):
     """A checkpoint that was reported is there whole, with all trees that it counts, whatever its
     trainer synced.
     """
     root, reported = tmp_path / "run", 0
     root.mkdir()
 
-    def look(disk: ForgetfulDisk) -> None:
+    def look(disk):
         left = disk.left(tmp_path / "cut")
         folder, facts = RunFolder(left).newest_checkpoint(pytest.fail)
         assert facts.get("rounds_done", 0) >= reported
@@ -286,15 +274,13 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypatch):
     """A tree is kept once the journal was synced. What is left in the middle is gone on from."""
     job, root, cuts = a_job(5), tmp_path / "disk", 0
-    kept: frozenset[str] = frozenset()
+    kept = frozenset()
     sync_journal = Journal.sync
 
-    def sync_and_note(journal: Journal) -> None:
+    def sync_and_note(journal):
         nonlocal kept
         sync_journal(journal)
         if journal.path == root / JOURNAL:
@@ -302,7 +288,7 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(
                 json.loads(line)["key"] for line in journal.path.read_bytes().splitlines()
             )
 
-    def look(disk: ForgetfulDisk) -> None:
+    def look(disk):
         nonlocal cuts
         left = disk.left(tmp_path / "cut")
         if 0 < len(kept) < 5:
@@ -325,7 +311,7 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(
     assert trees_of(tmp_path / "on") == trees_of(root)
 
 
-def trees_of(folder: Path) -> dict[str, Any]:
+def trees_of(folder):
     """What counts of all trees in a folder, by key."""
     return {key: what_counts(record) for key, record in trees_in(folder).items()}
 
@@ -333,14 +319,14 @@ def trees_of(folder: Path) -> dict[str, Any]:
 # -- a disk that is full ---------------------------------------------------------------------------
 
 
-def ended(work: Callable[[Any], int]) -> int:
+def ended(work):
     parser = Parser(prog="x")
     parser.set_defaults(run=work)
     return run_command(parser, [])
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    "error, words",
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "/d/journal.jsonl"),
@@ -350,10 +336,8 @@ def ended(work: Callable[[Any], int]) -> int:
         (StorageError("/d has 3 MB free: free some space"), "3 MB free"),
     ],
 )
-def test_what_a_disk_refuses_is_one_sentence(
-    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def work(args: Any) -> int:
+def test_what_a_disk_refuses_is_one_sentence(error, words, capsys):
+    def work(args):
         raise error
 
     assert ended(work) == 1
@@ -362,7 +346,7 @@ def test_what_a_disk_refuses_is_one_sentence(
 
 
 @contextlib.contextmanager
-def small_files(most: int) -> Iterator[None]:
+def small_files(most):
     """No file of this process may grow beyond `most` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
@@ -372,9 +356,7 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_sample_on_a_full_disk_goes_on_with_every_tree_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path, capsys):
     run_sample(a_job(8), tmp_path / "whole")
     with small_files(6_000):
         assert ended(lambda args: run_sample(a_job(8), tmp_path / "out", resume=True) and 0) == 1
@@ -384,29 +366,27 @@ def test_sample_on_a_full_disk_goes_on_with_every_tree_once(
     assert trees_of(tmp_path / "out") == trees_of(tmp_path / "whole")
 
 
-TRAIN = (
-    "-q", "train", "--use-grpo", "--num-examples", "8", "--save-every", "4", "--eval-size", "4", "--model", "embedded",
-    "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
-    "--set", "train.demonstrations=8", "--set", "search.simulations=1", "--set", "train.requeue_limit=0",
-    "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.epochs=1", "--out",
-)  # fmt: skip
+TRAIN = """
+    -q train --use-grpo --num-examples 8 --save-every 4 --eval-size 4 --model embedded
+    --set train.questions_per_round=4 --set train.validation_size=4 --set train.rows_per_round=4
+    --set train.demonstrations=8 --set search.simulations=1 --set train.requeue_limit=0
+    --set train.optimizer.batch_size=4 --set train.optimizer.epochs=1 --out
+""".split()
 
 
 @pytest.mark.slow
-def test_train_on_a_full_disk_goes_on_to_the_same_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path, capsys):
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert main([*TRAIN, str(whole)]) == 0
     with small_files(300_000):  # a checkpoint is larger
         assert main([*TRAIN, str(out)]) == 1
     assert "--resume" in capsys.readouterr().err
-    assert main(["-q", "train", "--resume", "--out", str(out)]) == 0
+    assert main(f"-q train --resume --out {out}".split()) == 0
     one, other = (find_run(folder, None).student / "model.safetensors" for folder in (whole, out))
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_written_or_are_gone(tmp_path):
     path = tmp_path / "run" / "best.safetensors"
     path.parent.mkdir()
     with (
@@ -425,7 +405,7 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
 # -- locks -----------------------------------------------------------------------------------------
 
 
-def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
+def test_one_process_writes_a_folder_until_it_dies(tmp_path):
     holder = forked(lambda: (FolderLock(tmp_path / "run"), time.sleep(60)))
     try:
         wait_for(
@@ -458,11 +438,9 @@ def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["sft", "value", "prm", "sample", "eval", "train"])
-def test_every_command_that_writes_a_folder_asks_for_it(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_writes_a_folder_asks_for_it(command, tmp_path, capsys):
     """And is refused before anything is loaded."""
-    words = ["-n", "10", "--out", str(tmp_path)]
+    words = f"-n 10 --out {tmp_path}".split()
     if command == "train":
         RunFolder(tmp_path).write_card(
             {"config": grpo_config().model_dump(mode="json"), "method": "grpo"}

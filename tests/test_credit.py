@@ -1,7 +1,5 @@
 """Credit: closed forms against hand loops."""
 
-from __future__ import annotations
-
 import math
 import statistics
 
@@ -26,8 +24,8 @@ groups = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max
 
 @given(groups)
 def test_group_advantages_equal_a_hand_loop_over_all_samples(
-    group: list[tuple[float, int]],
-) -> None:
+    group,
+):
     rewards, counts = [r for r, _ in group], [c for _, c in group]
     written_out = [reward for reward, count in group for _ in range(count)]
     mean, std = statistics.fmean(written_out), statistics.pstdev(written_out)
@@ -41,14 +39,14 @@ def test_group_advantages_equal_a_hand_loop_over_all_samples(
         )
 
 
-def test_group_advantages_are_clipped_on_both_sides() -> None:
+def test_group_advantages_are_clipped_on_both_sides():
     rewards, counts = [1.0, *[0.0] * 30], [1] * 31
     assert max(group_advantages(rewards, counts)) == 3.0
     assert min(group_advantages([1 - reward for reward in rewards], counts)) == -3.0
 
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.3, 0.3], [0.3, 0.3 + 1e-12]])
-def test_a_group_that_teaches_nothing(rewards: list[float]) -> None:
+def test_a_group_that_teaches_nothing(rewards):
     assert zero_variance(rewards) and not zero_variance([*rewards, 2.0, 2.0 + 1e-6])
     if rewards:
         assert group_advantages(rewards, [2] * len(rewards)) == pytest.approx(
@@ -56,7 +54,7 @@ def test_a_group_that_teaches_nothing(rewards: list[float]) -> None:
         )
 
 
-def test_step_advantages_equal_a_hand_loop() -> None:
+def test_step_advantages_equal_a_hand_loop():
     values, lengths = [(0.5, 0.25), (0.75, 0.5), (0.0, 0.75)], [3, 1, 2]
     found = step_advantages(values, lengths, scale=0.2)
     assert found == pytest.approx([1.25, 1.25, 1.25, 1.25, -3.0, -3.0])
@@ -68,7 +66,7 @@ def test_step_advantages_equal_a_hand_loop() -> None:
         step_advantages(values, [1, 2], scale=1.0)
 
 
-def test_asymmetric() -> None:
+def test_asymmetric():
     assert asymmetric([1.5, -2.0, 0.0, -0.5], 0.25) == [1.5, -0.5, 0.0, -0.125]
     assert asymmetric([1.5, -2.0], 0.0) == [1.5, 0.0]  # positives-only
 
@@ -87,8 +85,8 @@ groups_of_steps = st.lists(
 
 @given(groups_of_steps)
 def test_process_advantages_equal_a_hand_loop(
-    group: list[tuple[list[tuple[float, int]], int]],
-) -> None:
+    group,
+):
     scores = [[score for score, _ in row] for row, _ in group]
     lengths = [[length for _, length in row] for row, _ in group]
     counts = [count for _, count in group]
@@ -115,9 +113,7 @@ def test_process_advantages_equal_a_hand_loop(
     st.floats(0, 1),
     st.floats(0, 1),
 )
-def test_gae_equals_its_definition(
-    steps: list[tuple[float, float]], gamma: float, lam: float
-) -> None:
+def test_gae_equals_its_definition(steps, gamma, lam):
     """Equation 16 written out: the sum of (gamma * lambda)^l times the TD errors ahead."""
     rewards, values = [r for r, _ in steps], [v for _, v in steps]
     after = [*values[1:], 0.0]

@@ -2,20 +2,15 @@
 what can go wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from support import grpo_config
+from tables import read_json
 
 from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli.main import main
@@ -40,47 +35,28 @@ from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 
 TASK = Task(Problem("mine/1", "2 + 2?", "mine"), "4")
-SMALL = [
-    "--use-grpo", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--save-every", "16",
-    "--set", "train.questions_per_round=8",
-    "--set", "train.validation_size=8",
-    "--set", "train.demonstrations=8",
-    "--set", "train.requeue_limit=0",
-    "--set", "train.rows_per_round=8",
-    "--set", "train.optimizer.batch_size=4",
-    "--set", "train.optimizer.epochs=1",
-]  # fmt: skip
-ALONE = [
-    "--set",
-    "rewards.hre_weight=0",
-    "--set",
-    "rewards.pre_weight=0",
-    "--set",
-    "rewards.step_penalty=0",
-]
+SMALL = """
+    --use-grpo --model embedded --num-examples 16 --eval-size 8 --save-every 16 --set
+    train.questions_per_round=8 --set train.validation_size=8 --set train.demonstrations=8 --set
+    train.requeue_limit=0 --set train.rows_per_round=8 --set train.optimizer.batch_size=4 --set
+    train.optimizer.epochs=1
+""".split()
+ALONE = "--set rewards.hre_weight=0 --set rewards.pre_weight=0 --set rewards.step_penalty=0".split()
 
 # Shorter responses are better; nothing in it looks at the answer.
 BRIEF = "def brief(problem, response, task):\n    return 1.0 / (1.0 + len(response) / 20)\n"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def asked(function: Callable[..., Any], response: str = "a response") -> float:
+def asked(function, response="a response"):
     reward = CustomReward(function, "mine.py:fn")(TASK.problem, response, TASK)
     return asyncio.run(asyncio.wait_for(reward, 60))
 
 
-async def stops(*_: Any) -> float:
+async def stops(*_):
     return next(iter(()))
 
 
-def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
+def file_of(folder, code, name="rewards.py"):
     file = folder / name
     file.write_text(code, encoding="utf-8")
     return file
@@ -89,14 +65,14 @@ def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
 # -- the function ----------------------------------------------------------------------------------
 
 
-def test_sync_and_async_functions_see_problem_response_and_task() -> None:
+def test_sync_and_async_functions_see_problem_response_and_task():
     seen = []
 
-    def sync(problem: Problem, response: str, task: Task) -> float:
+    def sync(problem, response, task):
         seen.append((problem, response, task))
         return 0.25
 
-    async def waits(problem: Problem, response: str, task: Task) -> float:
+    async def waits(problem, response, task):
         await asyncio.sleep(0)
         return sync(problem, response, task) + 0.5
 
@@ -107,7 +83,7 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    "function, said",
     [
         (lambda *_: 1.5, r"gave 1\.5 for problem mine/1: return one number from 0 to 1"),
         (lambda *_: float("nan"), "gave nan"),
@@ -136,21 +112,19 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
         (lambda _: 1.0, r"raised TypeError \(.*given\) for problem mine"),
     ],
 )
-def test_what_a_function_does_wrong_is_one_sentence(
-    function: Callable[..., Any], said: str
-) -> None:
+def test_what_a_function_does_wrong_is_one_sentence(function, said):
     with pytest.raises(RewardError, match=r"rewards\.custom is 'mine\.py:fn' and " + said):
         asked(function)
 
 
-def test_sync_calls_run_beside_each_other() -> None:
+def test_sync_calls_run_beside_each_other():
     together = Barrier(4)  # broken, and an error, unless four calls meet
     reward = CustomReward(lambda *_: float(together.wait(60) >= 0), "mine")
     assert asyncio.run(reward.scores([TASK] * 8, ["x"] * 8)) == [1.0] * 8
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    "address, said",
     [
         ("{file}:absent", "has no absent: it has brief"),
         ("{file}:number", "a int: name a function"),
@@ -159,7 +133,7 @@ def test_sync_calls_run_beside_each_other() -> None:
         ("no_such_module:fn", r"write file\.py:NAME"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_one_sentence(address, said, tmp_path):
     file = file_of(
         tmp_path, BRIEF + "number = 3\ndef trl(completions, **kwargs):\n    return 0.0\n"
     )
@@ -171,7 +145,7 @@ def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "parts", "total", "outcome"),
+    "given, parts, total, outcome",
     [
         ({}, (1.0, 0.5, 0.2), (0.4 + 0.3 + 0.2) / 2, (0.4 + 0.2) / 1.4),
         ({"hre_weight": 0, "pre_weight": 0}, (1.0, 0.5, 0.2), 0.2, 0.2),
@@ -180,16 +154,14 @@ def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path
         ({}, (1.0, 0.5, None), 0.7, None),
     ],
 )
-def test_it_joins_or_replaces_the_other_parts_by_its_weight(
-    given: dict[str, float], parts: tuple[Any, ...], total: float, outcome: float | None
-) -> None:
+def test_it_joins_or_replaces_the_other_parts_by_its_weight(given, parts, total, outcome):
     weights = RewardConfig(step_penalty=0, **given)
     found = combined(*parts, steps=3, right=0, wrong=0, weights=weights)
     assert found.total == pytest.approx(total) and (found.hre, found.pre, found.custom) == parts
     assert found.outcome == (None if outcome is None else pytest.approx(outcome))
 
 
-def test_a_reward_alone_needs_no_other_part() -> None:
+def test_a_reward_alone_needs_no_other_part():
     alone = {"hre_weight": 0, "pre_weight": 0, "use_student_model": False}
     assert grpo_config([{"rewards": {**alone, "custom": "m:f"}}]).rewards.own
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0"):
@@ -199,7 +171,7 @@ def test_a_reward_alone_needs_no_other_part() -> None:
 # -- trees -----------------------------------------------------------------------------------------
 
 
-def graded_tree() -> Tree:
+def graded_tree():
     """Two first steps, each with two ends: (good) 0.9 and 0.5, (bad) 0.3 and 0.1; by gold all are
     right but the first.
     """
@@ -219,7 +191,7 @@ def graded_tree() -> Tree:
     return tree
 
 
-def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
+def test_graded_outcomes_reach_targets_pairs_and_tables():
     tree = Tree.from_dict(json.loads(json.dumps(graded_tree().to_dict())))
     assert [one.outcome for one in trajectories(tree)] == [0.9, 0.5, 0.3, 0.1]
     root, good, *_ = value_targets(tree)
@@ -233,7 +205,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     task = Task(Problem("mine/1", "q", "mine"), "4")
     graded = GradedTree(
         "mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0
-    )  # type: ignore[arg-type]
+    )
     assert row(graded.record()).outcome == "wrong"
     summary = Summary()
     summary.add({"key": "mine/1", "ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
@@ -243,9 +215,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def test_training_reports_the_reward_and_leaves_failed_questions_out(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path, capsys):
     """Two problems in three are rewarded; the others get NaN, 1.5 or an exception, and the run goes
     on.
     """
@@ -257,10 +227,10 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(
         "    return {1: float('nan'), 2: 1.5}.get(kind, 1.0 / (1.0 + len(response) / 20))\n"
     )
     file, out = file_of(tmp_path, code), tmp_path / "runs"
-    arguments = [*SMALL, *ALONE, "--set", "rewards.use_student_model=false", "--out", str(out)]
+    arguments = [*SMALL, *ALONE, *f"--set rewards.use_student_model=false --out {out}".split()]
     assert train_main([*arguments, "--reward", f"{file}:some"]) == 0
     run, said = out / "run-001", capsys.readouterr()
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     records = list(read(run / "journal.jsonl"))
     failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
     assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
@@ -287,29 +257,22 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(
         assert card[when]["reward"]["value"] == pytest.approx(sum(known) / len(known))
         assert card[when]["failed_rewards"] == 8 - len(known)
     gain = TrainingRun(run, card).reward_gain
-    assert (
-        gain is not None
-        and gain.value == card["reward_gain"]["value"]
-        and "reward before [95%]" in said.out
-    )
+    assert gain.value == card["reward_gain"]["value"] and "reward before [95%]" in said.out
     page = (run / "report.html").read_text()
     assert "reward after [95%]" in page and f"{len(failed)} questions<" in page
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
     assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))
 
 
-def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) -> None:
+def test_a_reward_that_always_fails_ends_the_run(tmp_path, capsys):
     file = file_of(tmp_path, "def broken(problem, response, task):\n    return response.score\n")
     # Noticed by the evaluation before training; without one, by the first round.
     for held_out in ("8", "0"):
         arguments = [
             *SMALL,
-            "--eval-size",
-            held_out,
-            "--set",
-            "train.validation_size=0",
-            "--out",
-            str(tmp_path / held_out),
+            *f"""
+                --eval-size {held_out} --set train.validation_size=0 --out {tmp_path / held_out}
+            """.split(),
         ]
         assert train_main([*arguments, "--reward", f"{file}:broken"]) == 2
         said = capsys.readouterr().err
@@ -324,40 +287,20 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) ->
         ) in said
 
 
-def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any) -> None:
+def test_eval_without_gold_answers_compares_rewards(tmp_path, capsys):
     file = file_of(
         tmp_path,
         BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n",
     )
-    arguments = [
-        "eval",
-        "--source",
-        f"{file}:TASKS",
-        "--model",
-        "embedded",
-        "--methods",
-        "greedy",
-        "majority",
-        "-n",
-        "3",
-        "--samples",
-        "2",
-    ]
-    alone = [
-        "--set",
-        "rewards.hre_weight=0",
-        "--set",
-        "rewards.pre_weight=0",
-        "--budget-tokens",
-        "40",
-        "80",
-    ]
+    arguments = f"""
+        eval --source {file}:TASKS --model embedded --methods greedy majority -n 3 --samples 2
+    """.split()
+    alone = "--set rewards.hre_weight=0 --set rewards.pre_weight=0 --budget-tokens 40 80".split()
     assert (
-        main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")])
-        == 0
+        main([*arguments, *alone, *f"--reward {file}:brief --out {tmp_path / 'eval'}".split()]) == 0
     )
     said = capsys.readouterr().out
-    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    results = read_json(tmp_path / "eval" / "results.json")
     rows = results["rows"]
     assert results["pairs"] == []
     best = max(
@@ -372,17 +315,10 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any)
     )
 
 
-def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_vf_eval_scores_by_the_reward(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = file_of(tmp_path, BRIEF)
-    arguments = [
-        "alphazero-llm-trainer",
-        "-n",
-        "3",
-        "--no-rich",
-        "--env.taskset.use-student-model",
-        "false",
-    ]
+    arguments = "alphazero-llm-trainer -n 3 --no-rich --env.taskset.use-student-model false".split()
     assert vf_eval([*arguments, "--env.taskset.task.custom", f"{file}:brief"]) == 0
     [traces] = tmp_path.rglob("traces.jsonl")
     for line in traces.read_text().splitlines():
@@ -398,7 +334,7 @@ def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "kind"),
+    "outcomes, kind",
     [
         ((1.0, None), "solved"),
         ((0.0, None), "hopeless"),
@@ -407,8 +343,6 @@ def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: 
         ((), None),
     ],
 )
-def test_a_response_without_a_grade_makes_no_question_a_mixed_one(
-    outcomes: tuple[float | None, ...], kind: str | None
-) -> None:
-    responses: Any = [SimpleNamespace(outcome=outcome) for outcome in outcomes]
+def test_a_response_without_a_grade_makes_no_question_a_mixed_one(outcomes, kind):
+    responses = [SimpleNamespace(outcome=outcome) for outcome in outcomes]
     assert group_kind(responses) == kind

@@ -2,20 +2,17 @@
 from.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.mcts.tree import COLUMNS, Rollout
@@ -33,7 +30,7 @@ CONTRACT = (
 )
 
 
-def script(name: str) -> ModuleType:
+def script(name):
     sys.path[:0] = [folder] if (folder := str(ROOT)) not in sys.path else []
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -43,11 +40,11 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def parser() -> argparse.ArgumentParser:
+def parser():
     return build_parser()
 
 
-def shell_lines(text: str) -> list[str]:
+def shell_lines(text):
     """The lines of the shell blocks of a Markdown text, continued ones joined."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -68,7 +65,7 @@ def test_links_into_the_repository_lead_somewhere():
     picture = re.search(
         r"!\[[^]]*\]\(https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/([^)]+)\)", README
     )
-    assert picture is not None and (ROOT / picture[1]).exists()
+    assert (ROOT / picture[1]).exists()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +106,7 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
 
-    def check(*flags: str) -> tuple[int, str]:
+    def check(*flags):
         command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), *flags]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         return done.returncode, done.stderr
@@ -138,10 +135,10 @@ def test_every_figure_names_its_commit(tmp_path):
     from benchmarks import provenance
 
     for file in (ROOT / "benchmarks" / "results").glob("*.json"):
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         assert {"commit", "clean", "date"} <= found.keys(), file.name
     provenance.write(tmp_path / "new" / "a.json", {"command": "uv run a", "rows": [1]})
-    found = json.loads((tmp_path / "new" / "a.json").read_text())
+    found = read_json(tmp_path / "new" / "a.json")
     assert found["command"] == "uv run a"
     assert provenance.git("cat-file", "-t", found["commit"]) == "commit"
 

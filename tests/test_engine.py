@@ -2,23 +2,20 @@
 in-process one adds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scripted import run
 from support import (
     EOS,
     LINE_ENDS,
@@ -27,7 +24,6 @@ from support import (
     check_tree,
     library_logprobs,
     library_scores,
-    run,
     tiny_engine,
     tiny_llama,
 )
@@ -37,7 +33,7 @@ from alphazero_llm_trainer.engine import inprocess, sampling
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama, library
-from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Sampler, Special
 from alphazero_llm_trainer.engine.vllm_server import ServerEngine
 from alphazero_llm_trainer.engine.without import Taken
@@ -61,21 +57,21 @@ IN_PROCESS = [
 class TwoWords:
     """A tokenizer of next to nothing: what a server and its client compare."""
 
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+    def __call__(self, text, add_special_tokens=False):
         return {"input_ids": [5, 6]}
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids):
         return str(ids)
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServerEngine]:
+def served():
     """The engine over a server that serves MODEL."""
     server = CompletionServer(
         lambda: SimpleNamespace(engine=tiny_engine(MODEL), tokenizer=TwoWords())
     )
     settings = EngineConfig(max_context=255, vllm={"base_url": server.url})
-    ends: Any = {"eos_id": EOS, "eos_ids": frozenset({EOS}), "step_ends": STEP_ENDS}
+    ends = {"eos_id": EOS, "eos_ids": frozenset({EOS}), "step_ends": STEP_ENDS}
     engine = ServerEngine(MODEL, TwoWords(), settings=settings, adapter="lora", **ends)
     yield engine
     engine.close()
@@ -85,19 +81,17 @@ def served() -> Iterator[ServerEngine]:
 class Replayed:
     """FAKE graph: runs the step again, and leaves its results where a graph does. A test tool."""
 
-    def __init__(self, decoder: Any, size: tuple[int, int]) -> None:
+    def __init__(self, decoder, size):
         self.decoder, self.size = decoder, size
 
-    def replay(self) -> None:
+    def replay(self):
         out = self.decoder._compute(self.size)
         for kept, made in zip(self.decoder.out, out, strict=True):
             kept.fill_(torch.nan)  # what is read after the next replay is no number
             kept[: self.size[0]] = made
 
 
-def made(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> InProcessEngine:
+def made(kind, request, monkeypatch):
     """An engine with one of the forwards, perhaps without stored next-token distributions."""
     kind, *more = kind.split(", ")
     if "no memo" in more:
@@ -110,37 +104,37 @@ def made(
     if "as on CUDA" in more:
         engine.sampler = engine.queue.sampler = DeviceSampler(library())
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        decoder: Any = engine.forward.decoder  # type: ignore[attr-defined]
+        decoder = engine.forward.decoder
         decoder.fixed = decoder.graphs_work = True
         decoder._without_waits, decoder._capture = decoder._compute, partial(Replayed, decoder)
     return engine
 
 
 @pytest.fixture(params=IN_PROCESS)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
+def engine(request, monkeypatch):
     return made(request.param, request, monkeypatch)
 
 
 @pytest.fixture(params=[*IN_PROCESS, "server"])
-def every(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def every(request, monkeypatch):
     if request.param == "server":
-        return request.getfixturevalue("served")  # type: ignore[no-any-return]
+        return request.getfixturevalue("served")
     return made(request.param, request, monkeypatch)
 
 
-def generate(engine: Engine, *requests: GenerateRequest) -> list[list[Generated]]:
+def generate(engine, *requests):
     return run(lambda: engine.generate(requests))
 
 
-def score(engine: Engine, *pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> list[list[float]]:
+def score(engine, *pairs):
     return run(lambda: engine.score(pairs))
 
 
-def sequences(groups: list[list[Generated]]) -> list[list[tuple[tuple[int, ...], str]]]:
+def sequences(groups):
     return [[(one.token_ids, one.finish) for one in group] for group in groups]
 
 
-def assert_idle(engine: Engine) -> None:
+def assert_idle(engine):
     """Nothing is left over in an in-process engine: no rows, no locks, a sound tree."""
     if isinstance(engine, InProcessEngine):
         queue = engine.queue
@@ -149,12 +143,12 @@ def assert_idle(engine: Engine) -> None:
         assert [node for node, locks in enumerate(engine.tree.locks) if locks] == []
 
 
-def random_prompt(rng: Random, low: int = 1, high: int = 9) -> tuple[int, ...]:
+def random_prompt(rng, low=1, high=9):
     # Few tokens, so that prompts share prefixes.
     return tuple(rng.randrange(5, 8) for _ in range(rng.randint(low, high)))
 
 
-def random_requests(seed: int, count: int) -> list[GenerateRequest]:
+def random_requests(seed, count):
     rng = Random(seed)
     return [
         GenerateRequest(
@@ -172,7 +166,7 @@ def random_requests(seed: int, count: int) -> list[GenerateRequest]:
 # -- the contract ----------------------------------------------------------------------------------
 
 
-def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
+def test_sampled_and_scored_logprobs_are_the_librarys(every):
     requests, rng = random_requests(1, 12), Random(4)
     for request, group in zip(requests, generate(every, *requests), strict=True):
         assert len(group) == request.n
@@ -188,7 +182,7 @@ def test_sampled_and_scored_logprobs_are_the_librarys(every: Engine) -> None:
     assert_idle(every)
 
 
-def test_greedy_equals_the_librarys_generate(every: Engine) -> None:
+def test_greedy_equals_the_librarys_generate(every):
     rng = Random(2)
     prompts = [random_prompt(rng) for _ in range(12)]
     groups = generate(
@@ -196,14 +190,14 @@ def test_greedy_equals_the_librarys_generate(every: Engine) -> None:
     )
     for prompt, [one] in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt])
-        found: Any = MODEL.generate(
+        found = MODEL.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, eos_token_id=EOS,
             pad_token_id=0,
         )  # fmt: skip
         assert one.token_ids == tuple(found[0, len(prompt) :].tolist())
 
 
-def test_top_k_and_next_token_topk_are_the_models(every: Engine) -> None:
+def test_top_k_and_next_token_topk_are_the_models(every):
     [[one]] = generate(every, GenerateRequest(PROMPT, max_new_tokens=8, seed=3, top_k=5))
     prefixes = [PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))]
     assert one.top is not None
@@ -219,17 +213,17 @@ def test_top_k_and_next_token_topk_are_the_models(every: Engine) -> None:
     assert len(everything) == VOCABULARY
 
 
-def test_alone_batched_concurrent_and_repeated_are_the_same(every: Engine) -> None:
+def test_alone_batched_concurrent_and_repeated_are_the_same(every):
     requests = random_requests(5, 24)
     together = sequences(generate(every, *requests))
     assert sequences(generate(every, *requests)) == together
 
-    async def later(i: int, request: GenerateRequest) -> list[list[Generated]]:
+    async def later(i, request):
         for _ in range(i % 7):
             await asyncio.sleep(0)
         return await every.generate([request])
 
-    async def concurrently() -> list[list[list[Generated]]]:
+    async def concurrently():
         return await asyncio.gather(*(later(i, request) for i, request in enumerate(requests)))
 
     every.reset_prefix_cache()
@@ -240,8 +234,8 @@ def test_alone_batched_concurrent_and_repeated_are_the_same(every: Engine) -> No
     assert_idle(every)
 
 
-def test_samples_depend_on_seed_and_index_and_steps_cut_them(every: Engine) -> None:
-    def drawn(n: int, seed: int, steps: int | None = None) -> list[Generated]:
+def test_samples_depend_on_seed_and_index_and_steps_cut_them(every):
+    def drawn(n, seed, steps=None):
         return generate(
             every, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_steps=steps)
         )[0]
@@ -260,11 +254,9 @@ def test_samples_depend_on_seed_and_index_and_steps_cut_them(every: Engine) -> N
 
 
 @pytest.mark.parametrize(
-    ("top_p", "temperature"), [(0.5, 1.0), (0.9, 1.5), (1.0, 1.5), (0.3, 0.5), (1e-9, 1.0)]
+    "top_p, temperature", [(0.5, 1.0), (0.9, 1.5), (1.0, 1.5), (0.3, 0.5), (1e-9, 1.0)]
 )
-def test_a_nucleus_has_the_fewest_likeliest_tokens(
-    every: Engine, top_p: float, temperature: float
-) -> None:
+def test_a_nucleus_has_the_fewest_likeliest_tokens(every, top_p, temperature):
     logprobs = library_logprobs(MODEL, PROMPT)[-1].double()
     chances, order = torch.softmax(logprobs / temperature, dim=-1).sort(descending=True)
     size = next((n for n in range(1, VOCABULARY) if chances[:n].sum() >= top_p), VOCABULARY)
@@ -296,17 +288,17 @@ def test_a_nucleus_has_the_fewest_likeliest_tokens(
 )
 @pytest.mark.parametrize("kind", ["native", "server"])
 def test_impossible_requests_get_no_further(
-    kind: str,
-    wrong: GenerateRequest,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kind,
+    wrong,
+    request,
+    monkeypatch,
+):
     """The kernels would read past the embedding; and nothing is begun."""
-    engine: Any = (
+    engine = (
         request.getfixturevalue("served") if kind == "server" else made(kind, request, monkeypatch)
     )
     fine, calls = GenerateRequest(PROMPT, max_new_tokens=2), engine.cost.calls
-    ways: list[Any] = [lambda: engine.generate([fine, wrong])]
+    ways = [lambda: engine.generate([fine, wrong])]
     if wrong.prompt_ids != PROMPT:
         ways.append(lambda: engine.score([(PROMPT, (5,)), (wrong.prompt_ids, (5,))]))
         ways.append(lambda: engine.next_token_topk([PROMPT, wrong.prompt_ids], 3))
@@ -320,7 +312,7 @@ def test_impossible_requests_get_no_further(
     assert_idle(engine)
 
 
-def test_cost_counts_calls_prompts_and_what_was_drawn(every: Engine) -> None:
+def test_cost_counts_calls_prompts_and_what_was_drawn(every):
     every.reset_prefix_cache()
     before = copy.copy(every.cost)
     [free] = generate(every, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
@@ -341,8 +333,8 @@ def test_cost_counts_calls_prompts_and_what_was_drawn(every: Engine) -> None:
     assert kept < drawn and every.cost.sampled_tokens - before.sampled_tokens == drawn + paid
 
 
-def test_set_policy_takes_no_weights_under_way(every: Engine) -> None:
-    async def both() -> None:
+def test_set_policy_takes_no_weights_under_way(every):
+    async def both():
         asked = [GenerateRequest(PROMPT, n=64, max_new_tokens=200, temperature=3.0)]
         under_way = asyncio.ensure_future(every.generate(asked))
         await asyncio.sleep(0.01)
@@ -355,7 +347,7 @@ def test_set_policy_takes_no_weights_under_way(every: Engine) -> None:
     assert every.version == 4
 
 
-def test_an_engine_without_a_value_head_says_so(every: Engine) -> None:
+def test_an_engine_without_a_value_head_says_so(every):
     with pytest.raises(EngineError, match="value head"):
         run(lambda: every.values([PROMPT]))
     every.set_value(None)
@@ -367,16 +359,16 @@ def test_an_engine_without_a_value_head_says_so(every: Engine) -> None:
 # -- what is computed ------------------------------------------------------------------------------
 
 
-def unique_prefixes(sequences: list[tuple[int, ...]]) -> int:
+def unique_prefixes(sequences):
     return len({ids[: i + 1] for ids in sequences for i in range(len(ids))})
 
 
-def tiny_engine_result(request: GenerateRequest) -> list[tuple[tuple[int, ...], str]]:
+def tiny_engine_result(request):
     [group] = sequences(generate(tiny_engine(MODEL), request))
     return group
 
 
-def test_samples_share_their_prefix(engine: InProcessEngine) -> None:
+def test_samples_share_their_prefix(engine):
     """Each distinct token that something follows is computed exactly once; a sample's last token
     never is.
     """
@@ -389,7 +381,7 @@ def test_samples_share_their_prefix(engine: InProcessEngine) -> None:
     assert inner < len(PROMPT) + sum(len(one.token_ids) - 1 for one in group)
 
 
-def test_known_tokens_are_not_computed_again() -> None:
+def test_known_tokens_are_not_computed_again():
     engine = tiny_engine(MODEL)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed = engine.stats.computed_tokens
@@ -410,7 +402,7 @@ def test_known_tokens_are_not_computed_again() -> None:
     assert_idle(engine)
 
 
-def test_eviction_changes_nothing() -> None:
+def test_eviction_changes_nothing():
     """A cache of 128 tokens serves 60 prompts of 18 distinct tokens and forgets the least recently
     used.
     """
@@ -439,7 +431,7 @@ def test_eviction_changes_nothing() -> None:
 # -- weights ---------------------------------------------------------------------------------------
 
 
-def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessEngine) -> None:
+def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine):
     requests = random_requests(3, 4)
     before, computed = generate(engine, *requests), engine.cost.prompt_tokens
     engine.sleep()
@@ -448,7 +440,7 @@ def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessE
     assert engine.cost.prompt_tokens == 2 * computed
 
 
-def test_set_policy_forgets_and_changes_results() -> None:
+def test_set_policy_forgets_and_changes_results():
     model, other = tiny_llama(), tiny_llama(seed=1)
     engine = tiny_engine(model)
     request = GenerateRequest(PROMPT, n=4, max_new_tokens=10, seed=1)
@@ -472,19 +464,17 @@ def test_set_policy_forgets_and_changes_results() -> None:
 
 
 @torch.inference_mode()
-def library_value(
-    tokens: tuple[int, ...], weight: torch.Tensor = HEAD[0], bias: float = HEAD[1]
-) -> float:
+def library_value(tokens, weight=HEAD[0], bias=HEAD[1]):
     """sigmoid(w . h + b) at the last token, by the library's own forward."""
     hidden = MODEL.model(input_ids=torch.tensor([tokens])).last_hidden_state[0, -1]
     return float(torch.sigmoid(hidden @ weight + bias))
 
 
-def values(engine: InProcessEngine, *sequences: tuple[int, ...]) -> list[float]:
+def values(engine, *sequences):
     return run(lambda: engine.values(sequences))
 
 
-def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
+def test_a_known_nodes_value_costs_nothing(engine):
     engine.set_value(*HEAD)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed, prompts = engine.stats.computed_tokens, engine.cost.prompt_tokens
@@ -502,7 +492,7 @@ def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
 # -- samples that are none of `without` ------------------------------------------------------------
 
 
-def at(temperature: float, *ids: int) -> torch.Tensor:
+def at(temperature, *ids):
     """Log-probabilities `[V]` after PROMPT and `ids` at a temperature."""
     return torch.log_softmax(
         library_logprobs(MODEL, (*PROMPT, *ids))[-1].double() / temperature, -1
@@ -510,9 +500,7 @@ def at(temperature: float, *ids: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-def test_without_draws_from_what_the_policy_leaves(
-    engine: InProcessEngine, temperature: float
-) -> None:
+def test_without_draws_from_what_the_policy_leaves(engine, temperature):
     """Pairs of tokens: frequencies over seeds are those of the policy at that temperature,
     renormalised.
     """
@@ -545,7 +533,7 @@ def test_without_draws_from_what_the_policy_leaves(
     assert_idle(engine)
 
 
-def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch):
     rng, words, count = np.random.default_rng(7), 83, 3000
     table = torch.from_numpy(np.log(rng.dirichlet(np.full(words, 0.3), size=30) + 1e-12))
     table = table.bfloat16().float()  # many are equal
@@ -586,8 +574,8 @@ def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch: pytest.Monkey
 
 
 def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
-    engine: InProcessEngine,
-) -> None:
+    engine,
+):
     """Greedy ones too, and the sequence is the one that is drawn without that."""
     for temperature in (0.0, 0.7):
         asked = GenerateRequest(PROMPT, max_new_tokens=5, temperature=temperature, seed=4)
@@ -601,11 +589,11 @@ def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
     assert_idle(engine)
 
 
-def test_where_nothing_is_left_samples_repeat() -> None:
+def test_where_nothing_is_left_samples_repeat():
     certain = ((7, 8), (math.log(0.5), 0.0)), ((9,), (math.log(0.4995),))
     assert Taken.of(certain) is None and Taken.of(()) is None
     found = Taken.of(certain[:1])
-    assert found is not None and found.share == pytest.approx(0.5) and found.after[7].share == 1.0
+    assert found.share == pytest.approx(0.5) and found.after[7].share == 1.0
     table = np.full(12, -np.inf, dtype=np.float32)
     table[7] = 0.0
     assert found.draw(table, 1.0, 0.5) is None
@@ -616,19 +604,17 @@ def test_where_nothing_is_left_samples_repeat() -> None:
 
 @pytest.mark.parametrize("place", ["compute", "settle", "advance", "_emit", "child"])
 @pytest.mark.parametrize("after", [0, 4])
-def test_whatever_breaks_inside_a_step_nobody_waits_forever(
-    place: str, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_breaks_inside_a_step_nobody_waits_forever(place, after, monkeypatch):
     """An exception anywhere in the engine's step ends every waiting call with a result or an
     EngineError.
     """
     engine = tiny_engine(MODEL, max_batch=4)
-    parts: list[Any] = [engine.forward, engine.queue, engine.tree]
+    parts = [engine.forward, engine.queue, engine.tree]
     owner = next(part for part in parts if hasattr(part, place))
     real, calls = getattr(owner, place), 0
     requests = random_requests(22, 24)
 
-    def broken(*args: Any, **kwargs: Any) -> Any:
+    def broken(*args, **kwargs):
         nonlocal calls
         if stepping:
             calls += 1
@@ -639,7 +625,7 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     stepping = False
     step = engine._step
 
-    def counted() -> None:
+    def counted():
         nonlocal stepping
         stepping = True
         try:
@@ -647,14 +633,12 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
         finally:
             stepping = False
 
-    async def main() -> list[Any]:
+    async def main():
         first = await asyncio.gather(*(engine.generate([request]) for request in requests[:3]))
         assert len(first) == 3
         monkeypatch.setattr(owner, place, broken)
         monkeypatch.setattr(engine, "_step", counted)
-        jobs: list[Any] = [
-            engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)
-        ]
+        jobs = [engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)]
         # Beside rows that are scored in one step, rows that draw (and may break) in the same one.
         jobs[1:1] = [engine.generate([request]) for request in requests]
         return await asyncio.gather(
@@ -678,15 +662,15 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     assert_idle(engine)
 
 
-def test_calls_wait_while_a_small_cache_is_full_of_others() -> None:
+def test_calls_wait_while_a_small_cache_is_full_of_others():
     """Twelve prompts of 20 tokens, a cache of 128."""
     engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
     rng = Random(1)
     prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(20)) for _ in range(12)]
     requests = [GenerateRequest(p, n=4, max_new_tokens=11, seed=i) for i, p in enumerate(prompts)]
 
-    async def main() -> list[Any]:
-        jobs: list[Any] = [engine.generate([request]) for request in requests]
+    async def main():
+        jobs = [engine.generate([request]) for request in requests]
         jobs += [engine.score([(p, (5, 6))]) for p in prompts]
         leaving = asyncio.create_task(engine.generate(requests))
         waits = asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs))
@@ -703,7 +687,7 @@ def test_calls_wait_while_a_small_cache_is_full_of_others() -> None:
     assert_idle(engine)
 
 
-def test_a_call_too_large_for_the_cache_is_an_error_and_not_the_end() -> None:
+def test_a_call_too_large_for_the_cache_is_an_error_and_not_the_end():
     engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
     rng = Random(1)
     prompt = tuple(rng.randrange(5, VOCABULARY) for _ in range(20))
@@ -714,13 +698,13 @@ def test_a_call_too_large_for_the_cache_is_an_error_and_not_the_end() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
-def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> None:
+def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns):
     """asyncio.run cancels what is left when its main coroutine ends: Ctrl-C, an error, an early
     break.
     """
     engine = tiny_engine(MODEL)
 
-    async def main() -> None:
+    async def main():
         tasks = [
             asyncio.create_task(
                 engine.generate([GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i)] * 2)
@@ -744,9 +728,7 @@ def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> N
 
 @pytest.mark.parametrize("memo", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_interleavings_never_hang_and_are_never_wrong(
-    seed: int, memo: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_interleavings_never_hang_and_are_never_wrong(seed, memo, monkeypatch):
     """Many callers, many loops: generate, score (with duplicates), top-k, cancellations, long and
     short, one engine.
     """
@@ -769,7 +751,7 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
     ]
     truth = [library_scores(MODEL, *pair) for pair in pairs]
 
-    async def caller(rng: Random) -> None:
+    async def caller(rng):
         for _ in range(5):
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
@@ -802,7 +784,7 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
                 for i, values in zip(chosen, got, strict=True):
                     assert values == pytest.approx(truth[i], abs=1e-4)
 
-    async def main() -> None:
+    async def main():
         await asyncio.gather(*(caller(Random(f"{seed}/{round_}/{i}")) for i in range(16)))
 
     for round_ in range(3):
@@ -812,12 +794,12 @@ def test_random_interleavings_never_hang_and_are_never_wrong(
     assert_idle(engine)
 
 
-def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine: InProcessEngine) -> None:
+def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine):
     """An embedding has rows that fill it up; the other tokens' numbers stay the model's."""
     likely = library_logprobs(MODEL, PROMPT)[-1].argsort(descending=True).tolist()
     unknown = [token for token in likely[:20] if token != EOS]
     engine.unknown = torch.tensor(unknown)
-    ways: list[dict[str, Any]] = [
+    ways = [
         {"temperature": 0.0},
         {"n": 40, "temperature": 1.5},
         {"n": 40, "top_p": 0.8},
@@ -837,30 +819,22 @@ def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine: InProce
     assert after == pytest.approx(expected[0], abs=CLOSE)
 
 
-def test_the_size_of_a_batch_changes_no_draw() -> None:
-    requests = random_requests(5, 12)
-    draws = [
-        sequences(generate(tiny_engine(MODEL, max_batch=size), *requests)) for size in (1, 3, 8, 64)
-    ]
-    assert draws[1:] == draws[:1] * 3
-
-
 def test_the_cache_has_the_name_that_the_models_forward_gives_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """transformers 5.24 renames `past_key_values` to `cache`."""
     model = tiny_llama()
     backbone = type(model.base_model)
     forward, seen = backbone.forward, []
     old = "past_key_values" if "past_key_values" in signature(forward).parameters else "cache"
 
-    def renamed(self: Any, *args: Any, cache: Any = None, **more: Any) -> Any:
+    def renamed(self, *args, cache=None, **more):
         seen.append(cache is not None)
         return forward(self, *args, **{old: cache}, **more)
 
     request = GenerateRequest(PROMPT, n=2, max_new_tokens=6, temperature=1.0, seed=3)
 
-    def drawn() -> Any:
+    def drawn():
         engine = tiny_engine(model, native="off")
         return run(lambda: engine.generate([request]))
 

@@ -1,25 +1,21 @@
 """The verifiers taskset, harness and environment, run in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import verifiers.v1 as vf
 from aiohttp import web
 from completion_server import CompletionServer
 from renderers import DefaultRendererConfig
 from support import tiny_chat
 from verifiers.v1.configs.cli.eval import EvalConfig
-from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient, EnvServer
 
 from alphazero_llm_trainer.answers import extract
@@ -50,7 +46,7 @@ from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList, register
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
@@ -62,17 +58,8 @@ from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, id
 Handler = Callable[[dict[str, Any]], Any]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As the front end does: two threads over so small a model wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def chat_student(tmp_path_factory: pytest.TempPathFactory) -> Student:
+def chat_student(tmp_path_factory):
     """A random model with a chat template, whose turns have a mark at their end."""
     folder = tiny_chat(tmp_path_factory.mktemp("models") / "Tiny-Chat")
     found, _ = find_model(str(folder), load_config())
@@ -81,7 +68,7 @@ def chat_student(tmp_path_factory: pytest.TempPathFactory) -> Student:
 
 
 @pytest.fixture(scope="module")
-def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gsm8k(tmp_path_factory):
     """A folder with 70 questions a split, each of which begins with the split's name."""
     folder = tmp_path_factory.mktemp("rows")
     (folder / "gsm8k").mkdir()
@@ -95,9 +82,7 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(
-    taskset: dict[str, Any] | None = None, harness: dict[str, Any] | None = None
-) -> AlphaZeroEnv:
+def environment(taskset=None, harness=None):
     own = {"source": "embedded", "split": "test", "eval_size": 2}  # which `vf-eval` fills in
     raw = {"taskset": {"id": OUR_ID, **own, **(taskset or {})}, "agent": {"harness": harness or {}}}
     env = vf.load_environment(vf.resolve_env_config(raw))
@@ -105,29 +90,27 @@ def environment(
     return env
 
 
-def play(env: AlphaZeroEnv, ctx: vf.ModelContext) -> list[vf.Episode]:
+def play(env, ctx):
     """Every task of the environment's taskset, one episode each."""
 
-    async def main() -> list[vf.Episode]:
+    async def main():
         async with env.serving():
             return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
 
     return asyncio.run(main())
 
 
-def embedded() -> vf.ModelContext:
+def embedded():
     return vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
 
-async def served(
-    answer: Handler, use: Callable[[str], Awaitable[Any]]
-) -> tuple[list[dict[str, Any]], Any]:
+async def served(answer, use):
     """Run `use(base_url)` against an endpoint that answers each chat body with `answer(body)`;
     returns the bodies.
     """
-    bodies: list[dict[str, Any]] = []
+    bodies = []
 
-    async def chat(request: web.Request) -> web.Response:
+    async def chat(request):
         body = await request.json()
         bodies.append(body)
         reply = answer(body)
@@ -164,13 +147,11 @@ async def served(
         await runner.cleanup()
 
 
-def remote(
-    env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch, train: bool = False
-) -> tuple[list[dict], list[vf.Episode]]:
+def remote(env, answer, monkeypatch, train=False):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     kind = vf.TrainClientConfig if train else vf.EvalClientConfig
 
-    async def use(url: str) -> list[vf.Episode]:
+    async def use(url):
         ctx = vf.ModelContext(model="m", client=kind(base_url=url, api_key_var="NO_SUCH_KEY"))
         async with env.serving():
             return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
@@ -181,9 +162,7 @@ def remote(
 # -- the plugin ------------------------------------------------------------------------------------
 
 
-def test_a_split_that_nobody_named_is_test_where_nothing_trains(
-    gsm8k: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_split_that_nobody_named_is_test_where_nothing_trains(gsm8k, monkeypatch):
     """Whoever asks, and it stands in what is saved: in the configuration and in each trace."""
     for name in TRAINERS:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -198,7 +177,7 @@ def test_a_split_that_nobody_named_is_test_where_nothing_trains(
         assert {(task.data.source, task.data.split) for task in tasks} == {("gsm8k", "test")}
 
 
-def test_prime_rls_evaluation_file_has_a_taskset_of_ours() -> None:
+def test_prime_rls_evaluation_file_has_a_taskset_of_ours():
     """Its own keys are tried by nobody here: `uv run eval` is younger than what can be installed."""
     file = Path(__file__).parents[1] / "examples" / "prime_rl_eval.toml"
     [source] = tomllib.loads(file.read_text("utf-8"))["source"]
@@ -207,13 +186,11 @@ def test_prime_rls_evaluation_file_has_a_taskset_of_ours() -> None:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-def test_where_a_trainer_runs_the_split_has_to_be_named(
-    name: str, gsm8k: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_trainer_runs_the_split_has_to_be_named(name, gsm8k, monkeypatch):
     """It loads the same taskset for its data set and for its evaluation, and says which to none."""
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
-    def tasks(**own: str) -> list[vf.Task]:
+    def tasks(**own):
         config = vf.taskset_config_type(OUR_ID)(id=OUR_ID, path=str(gsm8k), **own)
         return list(vf.load_taskset(config))
 
@@ -225,8 +202,8 @@ def test_where_a_trainer_runs_the_split_has_to_be_named(
         assert all(task.data.prompt_text.startswith(f"{split}: ") for task in rows)
 
 
-def test_the_taskset_sizes_splits_and_keys() -> None:
-    def tasks(**config: Any) -> list[AlphaZeroTask]:
+def test_the_taskset_sizes_splits_and_keys():
+    def tasks(**config):
         own = {"source": "embedded", "split": "test"}
         return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **(own | config))))
 
@@ -240,7 +217,7 @@ def test_the_taskset_sizes_splits_and_keys() -> None:
     assert {task.key for task in tasks()}.isdisjoint(task.key for task in tasks(split="train"))
 
 
-def test_the_default_harness_is_named_where_it_is_set() -> None:
+def test_the_default_harness_is_named_where_it_is_set():
     """verifiers from 0.4.1 on merges what is set of a default configuration: without an id its own
     `bash` harness runs.
     """
@@ -251,7 +228,7 @@ def test_the_default_harness_is_named_where_it_is_set() -> None:
 # -- rewards ---------------------------------------------------------------------------------------
 
 
-def test_any_gold_answer_of_a_task_counts_in_the_environment() -> None:
+def test_any_gold_answer_of_a_task_counts_in_the_environment():
     task = Task(Problem("p", "Who?", "several"), "Ann", others=("Anne B",))
     register(TaskList([task], "several"))
     item = AlphaZeroTask(task_data(task), AlphaZeroTaskConfig())
@@ -259,7 +236,7 @@ def test_any_gold_answer_of_a_task_counts_in_the_environment() -> None:
     assert right == [True, False]
 
 
-def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
+def test_one_reward_in_the_environment_in_training_and_in_the_formula():
     """The same responses, sampled by the student and written by hand, with perplexity and
     without.
     """
@@ -268,7 +245,7 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
     items = [AlphaZeroTask(task_data(task), AlphaZeroTaskConfig()) for task in tasks]
     agent = vf.SingleAgentEnvConfig().agent
 
-    async def main() -> None:
+    async def main():
         student = frozen_student().student
         engine_steps = EngineSteps(student, 1.0)
         for likely in (Perplexity(student, config.search.max_tokens), None):
@@ -306,28 +283,28 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
     asyncio.run(main())
 
 
-def step_of(student: Any, line: str, last: bool) -> Step:
+def step_of(student, line, last):
     ids = (*student.encode(line), *((student.engine.eos_id,) if last else ()))
     return Step(ids, (0.0,) * len(ids), line)
 
 
-def test_a_searchs_directions_count_in_the_reward() -> None:
+def test_a_searchs_directions_count_in_the_reward():
     item = AlphaZeroTask(
         AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig()
     ).with_student(False)
 
-    def reward(*directions: str) -> float:
+    def reward(*directions):
         info = {"mcts": {"response": "2 + 2 = 4\n#### 5", "directions": list(directions)}}
         trace = SimpleNamespace(info=info, last_reply="#### 5", metrics={"correctness_reward": 0.0})
-        return asyncio.run(item.combined_reward(trace))  # type: ignore[arg-type]
+        return asyncio.run(item.combined_reward(trace))
 
     assert reward("none", "none") == 0.0  # 0.02 below 0
     assert reward("right", "none") == reward("right", "right") == pytest.approx(0.08)
     assert reward("right", "wrong") == pytest.approx(0.03)
 
 
-def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> None:
-    def tasks(weight: float) -> list[AlphaZeroTask]:
+def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path):
+    def tasks(weight):
         file = tmp_path / "weights.yaml"
         file.write_text(f"rewards: {{hre_weight: {weight}, use_student_model: true}}")
         config = AlphaZeroTasksetConfig(
@@ -349,11 +326,11 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> 
 
 
 def test_a_right_answer_of_another_model_scores_one_less_its_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     golds = {task.data.prompt_text: task.data.gold for task in environment().taskset}
 
-    def answer(body: dict[str, Any]) -> str:
+    def answer(body):
         gold = golds[body["messages"][-1]["content"]]
         return (
             f"1 + 1 = 2\n#### {gold}"
@@ -375,7 +352,7 @@ def test_a_right_answer_of_another_model_scores_one_less_its_steps(
     }
 
 
-def test_the_embedded_student_is_measured_by_itself() -> None:
+def test_the_embedded_student_is_measured_by_itself():
     env = environment()
     episodes = play(env, embedded())
     for episode in episodes:
@@ -391,7 +368,7 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "finish", "right"),
+    "reply, finish, right",
     [
         ("2 + 2 = 4", "stop", True),
         ("2 + 2 = 4", "length", False),
@@ -399,29 +376,27 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
         ("2 + 2 = 4\n#### N", "stop", True),
     ],
 )
-def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(
-    reply: str, finish: str, right: bool
-) -> None:
+def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(reply, finish, right):
     item = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig())
     calls = [
         SimpleNamespace(error=None, finish_reason=finish),
         SimpleNamespace(error="refused", finish_reason=None),
     ]
-    trace: Any = SimpleNamespace(info={}, last_reply=reply, calls=calls)
+    trace = SimpleNamespace(info={}, last_reply=reply, calls=calls)
     assert asyncio.run(item.correctness_reward(trace)) == float(right)
 
 
 # -- the harness -----------------------------------------------------------------------------------
 
 
-def test_a_failed_call_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_call_fails_the_rollout(monkeypatch):
     for harness in ({}, {"search": "mcts", "simulations": 1}):
         _, episodes = remote(environment(harness=harness), lambda body: 500, monkeypatch)
         assert [episode.ok for episode in episodes] == [False, False]
         assert all(episode.traces[0].reward == 0.0 for episode in episodes)
 
 
-def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None:
+def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace():
     harness = {"search": "mcts", "simulations": 4, "samples": 2}
     for episode in play(environment(harness=harness), embedded()):
         [trace] = episode.traces
@@ -439,18 +414,18 @@ def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None
         assert found["directions"] == ["none"] * len(found["steps"])
 
 
-def test_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
+def test_clients_of_an_environment_server_get_what_a_run_alone_gets():
     """verifiers' own server and client, over its wire."""
     searched = {"search": "mcts", "simulations": 6, "samples": 3}
     env = environment({"eval_size": 3}, searched)
     alone = [trace.info["mcts"]["tree"] for one in play(env, embedded()) for trace in one.traces]
 
-    async def main() -> list[WireEpisode]:
+    async def main():
         server = EnvServer(environment({"eval_size": 3}, searched).config, "tcp://127.0.0.1:0")
         running = asyncio.create_task(server.run())
         clients = [EnvClient(server.address) for _ in range(3)]
 
-        async def ask(client: EnvClient, task: vf.Task) -> WireEpisode:
+        async def ask(client, task):
             await client.wait_for_server_startup()
             endpoint = vf.EvalClientConfig(base_url=EMBEDDED_URL)
             data = task.data.model_dump(mode="json")
@@ -471,7 +446,7 @@ def test_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
         assert found["N"] == own["N"]
 
 
-def test_an_environment_server_scores_by_the_tasksets_settings(tmp_path: Path) -> None:
+def test_an_environment_server_scores_by_the_tasksets_settings(tmp_path):
     """It gets a task's data alone."""
     file = tmp_path / "own.yaml"
     file.write_text("rewards: {step_penalty: 0.25}\n")
@@ -485,8 +460,8 @@ def test_an_environment_server_scores_by_the_tasksets_settings(tmp_path: Path) -
 
 
 def test_a_training_client_gets_whole_responses_with_their_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """verifiers' client of vLLM's token endpoint, as prime-rl uses it."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = CompletionServer()
@@ -510,14 +485,14 @@ def test_a_training_client_gets_whole_responses_with_their_tokens(
 
 
 def test_search_over_any_endpoint_votes_and_never_sends_gold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def answer(body: dict[str, Any]) -> str:
+    monkeypatch,
+):
+    def answer(body):
         final = "#### 5" if body["seed"] % 3 else "#### 6"
         begun = body["messages"][-1]["role"] == "assistant"
         return final if begun else f"1 + 1 = 2\n2 + 2 = 4\n{final}\nthis line is not asked for"
 
-    def answer_or_probe(body: dict[str, Any]) -> str:
+    def answer_or_probe(body):
         return "." if body["max_tokens"] == 1 else answer(body)
 
     harness = {"search": "mcts", "simulations": 4, "samples": 4}
@@ -539,14 +514,14 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(
 
 
 @pytest.mark.parametrize(
-    ("model", "student"),
+    "model, student",
     [
         (EMBEDDED_MODEL, "embedded"),
         ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b"),
         ("my@model", "my@model"),
     ],
 )
-def test_where_steps_end_is_as_the_students_entry_says(model: str, student: str) -> None:
+def test_where_steps_end_is_as_the_students_entry_says(model, student):
     config = AlphaZeroHarnessConfig(simulations=5).resolve(model)
     entry = config.models[student]
     assert (config.student, config.search.simulations) == (student, 5)
@@ -554,7 +529,7 @@ def test_where_steps_end_is_as_the_students_entry_says(model: str, student: str)
     assert entry.step == ("line" if student == "embedded" else "thought")
 
 
-def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
+def test_a_search_draws_the_students_own_chain(chat_student):
     """What the harness sends for a prefix is, through `serve`, the prompt of a search in this
     process: token for token.
     """
@@ -562,12 +537,12 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
     question = load_tasks("embedded", "test", 1)[0].problem.question
     problem = Problem("a", question, "x")
 
-    async def main() -> None:
+    async def main():
         # One that has a chat template with a mark at each turn's end, and the embedded student.
         for student in (chat_student, frozen_student().student):
             policy = EngineSteps(student, 1.0)
             opening = [*student.opening.messages(question), {"role": "user", "content": question}]
-            calls = ChatSteps(None, opening, config.search, None)  # type: ignore[arg-type]
+            calls = ChatSteps(None, opening, config.search, None)
             for lines in ([], ["1 + 1 = 2\n"], ["1 + 1 = 2\n", "\n2 + 2 = 4\n", "So "]):
                 steps = [Step(tuple(student.encode(line)), (), line) for line in lines]
                 body = {
@@ -582,10 +557,8 @@ def test_a_search_draws_the_students_own_chain(chat_student: Student) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ignores", "trains"])
-def test_a_server_that_does_not_go_on_from_a_message_is_named(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def answer(body: dict[str, Any]) -> Any:
+def test_a_server_that_does_not_go_on_from_a_message_is_named(kind, monkeypatch):
+    def answer(body):
         return ("1 + 1 = 2\n#### 2", 12 if body["messages"][-1]["role"] == "assistant" else 5)
 
     harness = {"search": "mcts", "simulations": 3, "samples": 1}
@@ -597,21 +570,21 @@ def test_a_server_that_does_not_go_on_from_a_message_is_named(
     assert why in error.message and "continue_final_message" in error.message
 
 
-def test_a_search_that_finished_nothing_has_nothing_to_score() -> None:
+def test_a_search_that_finished_nothing_has_nothing_to_score():
     result = SearchResult(Problem("a", "q", "x"), Tree(), None, Cost(), "tokens", 1)
     with pytest.raises(EngineError, match="no finished response"):
         record(result)
 
 
-def test_a_limit_of_lines_ends_a_continuation() -> None:
+def test_a_limit_of_lines_ends_a_continuation():
     class Endless:
-        async def __call__(self, messages: Any, **parameters: Any) -> Any:
+        async def __call__(self, messages, **parameters):
             assert parameters["max_tokens"] == 100
             return {"message": {"content": "1 + 1 = 2\n" * 9}, "finish_reason": "length"}, Cost(
                 sampled_tokens=100
             )
 
-    async def main(limits: Limits) -> Any:
+    async def main(limits):
         search = load_config(overrides=["student=embedded"]).search
         return await ChatSteps(Endless(), [], search, None).continuations(
             Problem("a", "q", "x"), (), 1, 0, limits
@@ -626,8 +599,8 @@ def test_a_limit_of_lines_ends_a_continuation() -> None:
 
 
 def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     env = environment({"tier": "free"}, {"search": "mcts", "simulations": 1})
     assert env.config.agent.harness.tier == "free"
@@ -643,11 +616,11 @@ def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(
     assert "steps of a search" in line and "isn't set" not in line
 
 
-def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) -> None:
-    def teach(body: dict[str, Any]) -> str:
+def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path):
+    def teach(body):
         return "2 + 2 = 4"
 
-    async def use(url: str) -> list[vf.Episode]:
+    async def use(url):
         file = tmp_path / "teachers.yaml"
         file.write_text(
             f"teacher_tiers: {{local: {{base_url: '{url}', teachers: [{{model: t}}]}}}}"

@@ -1,12 +1,10 @@
 """The `eval` command: a run, a run that is cut off and goes on, and every kind of bad input."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from support import tiny_chat
+from tables import read_json, write_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
@@ -17,29 +15,29 @@ from alphazero_llm_trainer.live import StoppedError
 from alphazero_llm_trainer.problems.load import with_context
 from alphazero_llm_trainer.training import plan
 
-SMALL = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "120"]
-SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
+SMALL = "eval --num 12 --model embedded --budget-tokens 60 120".split()
+SHORT = [*SMALL, *"--methods greedy best-of-n mcts --samples 2".split()]
 
 
-def results(out: Path) -> dict:
+def results(out):
     """results.json without what a clock or a path decides."""
-    found = json.loads((out / "results.json").read_text())
+    found = read_json(out / "results.json")
     for row in found["rows"]:
         row.pop("seconds")
     found.pop("command")
     return found
 
 
-def test_every_method_has_its_name() -> None:
+def test_every_method_has_its_name():
     assert set(METHOD_NAMES) == set(METHODS)
 
 
-def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None:
+def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main([*SMALL, "--out", str(out), "--samples", "2"]) == 0
+    assert main([*SMALL, *f"--out {out} --samples 2".split()]) == 0
     said = capsys.readouterr().out
     assert said.startswith("embedded at 60 tokens: ") and "pass@k" in said
-    found = json.loads((out / "results.json").read_text())
+    found = read_json(out / "results.json")
     assert {(row["method"], row["budget"]) for row in found["rows"]} == {
         (m, b) for m in METHODS for b in (60, 120)
     }
@@ -50,27 +48,17 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert names == {"cells", "results.json", "report.html"}
 
 
-def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> None:
+def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
     hashes = set()
     for split in ("test", "validation"):
         out = tmp_path / split
-        assert (
-            main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)])
-            == 0
-        )
-        hashes.add(
-            json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"]
-        )
+        assert main(f"eval -n 3 --methods greedy --split {split} --out {out}".split()) == 0
+        hashes.add(read_json(out / "results.json")["benchmarks"]["embedded"]["data_hash"])
     assert len(hashes) == 2
     assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
-    assert main(["eval", "--split", "dev"]) == 2
-    assert (
-        "--split is 'dev': input should be 'train', 'validation', 'arena' or 'test'"
-        in capsys.readouterr().err
-    )
 
 
-def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     combined = [*SHORT, "--verifier", "calculator+log-probability"]
     assert main([*combined, "--out", str(whole)]) == 0
@@ -93,7 +81,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) 
     assert results(cut) == results(whole)
 
 
-def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys) -> None:
+def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main([*SMALL, "--methods", "greedy", *out]) == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()}
@@ -102,50 +90,26 @@ def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys) -> N
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 4
     capsys.readouterr()
     for flags, words in (
-        (["--resume", "--num", "13"], "num is 13"),
-        (["--resume", "--set", "search.verify.patience=9"], "search.verify.patience is 9"),
+        ("--resume --num 13".split(), "num is 13"),
+        ("--resume --set search.verify.patience=9".split(), "search.verify.patience is 9"),
         ([], "--resume"),
     ):
         assert main([*SMALL, "--methods", "greedy", *out, *flags]) == 2
         assert words in capsys.readouterr().err
 
 
-def test_the_default_folder_is_numbered(tmp_path) -> None:
-    numbered = [*SMALL, "--methods", "greedy", "--set", f"train.checkpoint_dir={tmp_path}"]
+def test_the_default_folder_is_numbered(tmp_path):
+    numbered = [*SMALL, *f"--methods greedy --set train.checkpoint_dir={tmp_path}".split()]
     assert main(numbered) == 0 and main(numbered) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-001", "eval-002"]
     assert main([*numbered, "--resume"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--methods", "guess"], ["--methods", "guess", "step-rejection"]),
-        (["--source", "sudoku"], ["sudoku", "embedded"]),
-        (["--budget-tokens", "0"], ["--budget-tokens", "0"]),
-        (["--verifier", "oracle"], ["--verifier", "oracle"]),
-        (["--verifier", "value"], ["--value"]),
-        (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
-    ],
-)
-def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
-    assert (
-        main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags])
-        == 2
-    )
-    said = capsys.readouterr().err.strip()
-    assert (
-        said.startswith("error: ")
-        and len(said.splitlines()) == 1
-        and all(word in said for word in words)
-    )
 
 
 # -- budgets and contexts --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("overrides", "budget"),
+    "overrides, budget",
     [
         (["student=embedded"], 160),
         (["student=qwen2.5-0.5b"], 1000),
@@ -153,18 +117,18 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
         (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
     ],
 )
-def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget) -> None:
+def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget):
     assert load_answering(overrides=overrides).answer_budget == budget
 
 
-def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys) -> None:
-    flags = ["eval", "-n", "12", "--model", "embedded", "--methods", "greedy", "mcts", "best-of-n"]
+def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys):
+    flags = "eval -n 12 --model embedded --methods greedy mcts best-of-n".split()
     for budget, best, of_those in (
         ("8", "every method's answers were cut: raise --budget-tokens", 3),
         ("20", "best-of-n is best", 1),
     ):
         out = tmp_path / budget
-        assert main([*flags, "--budget-tokens", budget, "--out", str(out)]) == 0
+        assert main([*flags, *f"--budget-tokens {budget} --out {out}".split()]) == 0
         said = capsys.readouterr()
         assert said.out.startswith(f"embedded at {budget} tokens: {best}"), said.out
         assert "2 questions tried, up to" in said.err and "raise --budget-tokens" in said.err
@@ -177,36 +141,36 @@ def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsy
     assert "raise" not in capsys.readouterr().err
 
 
-def long_rows(folder: Path, words: int) -> list[str]:
+def long_rows(folder, words):
     """--source of four questions with so many words each, and a model that reads 4,096 tokens."""
     file = folder / "long.jsonl"
     rows = [
         {"question": f"Ana has {n} pens." + " She has 2 pens." * (words // 5), "answer": "2"}
         for n in range(4)
     ]
-    file.write_text("".join(json.dumps(row | {"split": "test"}) + "\n" for row in rows))
+    write_jsonl(file, (row | {"split": "test"} for row in rows))
     model = tiny_chat(folder / "model")
-    card = json.loads((model / "config.json").read_text())
+    card = read_json(model / "config.json")
     (model / "config.json").write_text(json.dumps(card | {"max_position_embeddings": 4096}))
-    return ["--source", str(file), "--model", str(model)]
+    return f"--source {file} --model {model}".split()
 
 
-def test_the_context_follows_the_rows(tmp_path, capsys) -> None:
+def test_the_context_follows_the_rows(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
-    flags = ["eval", *long_rows(tmp_path, 1500), "--methods", "greedy", "-n", "4"]
-    short = ["--set", "search.max_tokens=8", "--budget-tokens", "8"]
+    flags = ["eval", *long_rows(tmp_path, 1500), *"--methods greedy -n 4".split()]
+    short = "--set search.max_tokens=8 --budget-tokens 8".split()
     assert main([*flags, *short, *out]) == 0
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["too long"] == 0
+    assert read_json(tmp_path / "out" / "results.json")["rows"][0]["too long"] == 0
     capsys.readouterr()
-    assert main([*flags, *short, "--set", "engine.max_context=1024", "--out", f"{out[1]}2"]) == 2
+    assert main([*flags, *short, *f"--set engine.max_context=1024 --out {out[1]}2".split()]) == 2
     said = capsys.readouterr().err
     assert (
         "error: 4 of 4 questions don't fit engine.max_context, which is 1,024: the longest" in said
     )
 
 
-def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path) -> None:
-    def context(source: str, *overrides: str) -> int:
+def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path):
+    def context(source, *overrides):
         asked = ["student=qwen2.5-0.5b", f"problems.source={source}", *overrides]
         return with_context(load_config(overrides=asked)).engine.context
 

@@ -2,8 +2,6 @@
 answer.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy
@@ -11,7 +9,6 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -24,17 +21,17 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(autouse=True)
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["example"])
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
-def run(name: str) -> None:
+def run(name):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-def learnt(printed: str) -> bool:
+def learnt(printed):
     """Whether a printed run's student gained, or had nothing left to gain, and does most of its
     task.
     """
@@ -45,10 +42,9 @@ def learnt(printed: str) -> bool:
     return after >= 0.6 and (after > before + 0.05 or before >= 0.9)
 
 
-def alphazero_example(monkeypatch: pytest.MonkeyPatch) -> Any:
+def alphazero_example(monkeypatch):
     """The example as a module, with small sizes."""
     spec = spec_from_file_location("alphazero", EXAMPLES / "alphazero.py")
-    assert spec is not None and spec.loader is not None
     example = module_from_spec(spec)
     spec.loader.exec_module(example)
     small = {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}
@@ -57,9 +53,7 @@ def alphazero_example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return example
 
 
-def test_alphazeros_loop_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_alphazeros_loop_runs(monkeypatch, capsys):
     example = alphazero_example(monkeypatch)
     example.main()
     printed = capsys.readouterr().out
@@ -69,7 +63,7 @@ def test_alphazeros_loop_runs(
     assert "AUC" not in printed.splitlines()[0] and "AUC of the value" in printed.splitlines()[1]
 
 
-def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch):
     """Each state's z is the package's, and each V is of the tokens before it alone."""
     example = alphazero_example(monkeypatch)
     student = az.load("embedded")
@@ -96,15 +90,13 @@ def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_alphazeros_loop_improves_the_student(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alphazeros_loop_improves_the_student(capsys):
     run("alphazero")
     [(gain, low)] = re.findall(r"^gain (\S+) \[(\S+), ", capsys.readouterr().out, re.M)
     assert float(gain) > 0.03 and float(low) > 0
 
 
-def test_a_task_and_a_reward_of_ones_own(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_task_and_a_reward_of_ones_own(capsys, tmp_path):
     run("own_task")
     printed = capsys.readouterr().out
     assert learnt(printed) and printed.splitlines()[-1] == "13 pens are left of 9 + 8 - 4"
@@ -112,14 +104,14 @@ def test_a_task_and_a_reward_of_ones_own(
 
 
 @pytest.mark.slow
-def test_rows_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rows_of_ones_own(capsys, tmp_path):
     run("own_rows")
     assert learnt(capsys.readouterr().out)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "rows.jsonl"}
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_readme(tmp_path, capsys):
     [block] = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
@@ -132,7 +124,7 @@ def test_the_python_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-def test_search_beside_best_of_n(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_beside_best_of_n(capsys):
     run("best_of_n")
     rows = re.findall(r"^(\S+) +(\d+) tokens: ([\d.]+) ", capsys.readouterr().out, re.MULTILINE)
     share = {(method, int(budget)): float(value) for method, budget, value in rows}
@@ -141,7 +133,7 @@ def test_search_beside_best_of_n(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_trl_learns_from_right_responses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trl_learns_from_right_responses(capsys):
     run("trl_sft")
     before, after = (
         float(value)
@@ -151,7 +143,7 @@ def test_trl_learns_from_right_responses(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_trl_learns_which_step_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trl_learns_which_step_is_better(capsys):
     run("trl_dpo")
     [(share, pairs)] = re.findall(
         r"gained more in (\d+)% of (\d+) pairs$", capsys.readouterr().out, re.MULTILINE
@@ -159,7 +151,7 @@ def test_trl_learns_which_step_is_better(capsys: pytest.CaptureFixture[str]) -> 
     assert int(share) >= 60 and int(pairs) >= 10
 
 
-def test_the_credit_of_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_credit_of_a_tree(capsys):
     run("tree_credit")
     lines = re.findall(
         r" (\d+) responses, credit of each step \[(.*)\]$", capsys.readouterr().out, re.MULTILINE
@@ -168,7 +160,7 @@ def test_the_credit_of_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook(tmp_path: Path) -> None:
+def test_the_notebook(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     nbclient.NotebookClient(
@@ -187,7 +179,7 @@ def test_the_notebook(tmp_path: Path) -> None:
     ]
 
 
-def test_examples_are_short_and_all_known_here() -> None:
+def test_examples_are_short_and_all_known_here():
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
     known = {
         "alphazero",

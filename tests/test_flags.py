@@ -1,20 +1,15 @@
 """Every flag of every command changes something or is refused."""
 
-from __future__ import annotations
-
 import argparse
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from alphazero_llm_trainer.cli import base
 from alphazero_llm_trainer.cli.base import flag_layers
-from alphazero_llm_trainer.cli.main import build_parser, main
+from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import flat, load_config, load_training
-from alphazero_llm_trainer.environment.front_end import run
 
 CLI = Path(base.__file__).parent
 # Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word
@@ -25,12 +20,12 @@ VALUES = {
     "train.track": "tensorboard",
     "engine.openai.base_url": "http://localhost:11434/v1",
 }
-NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": ["--adapter", "x", "--out", "x"]}
+NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": "--adapter x --out x".split()}
 # Read by argparse, or by what all commands share.
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}
 
 
-def flags() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.Action]]:
+def flags():
     parser = build_parser()
     [commands] = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     for name, command in commands.choices.items():
@@ -42,10 +37,8 @@ def flags() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.Action]]:
 FLAGS = [pytest.param(*one, id=f"{one[0]} {one[2].option_strings[-1]}") for one in flags()]
 
 
-@pytest.mark.parametrize(("name", "command", "action"), FLAGS)
-def test_a_flag_sets_its_key_or_is_read_by_its_command(
-    name: str, command: Any, action: argparse.Action
-) -> None:
+@pytest.mark.parametrize("name, command, action", FLAGS)
+def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     key = command.keys.get(action.dest)
     if key is None:
         files = (CLI / f"{'critics' if name in ('value', 'prm') else name}.py", CLI / "base.py")

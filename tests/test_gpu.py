@@ -2,11 +2,8 @@
 attention and kernels of the device.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import inprocess
-from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
@@ -31,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def student(tmp_path_factory: pytest.TempPathFactory) -> Student:
+def student(tmp_path_factory):
     """Random weights with the embedded student's tokenizer, loaded in 4 bits."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
@@ -57,7 +53,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Student:
     return load_student(load_config(overrides=[{"models": {"random": model}, "student": "random"}]))
 
 
-def test_four_bit_weights_load_on_cuda(student: Student) -> None:
+def test_four_bit_weights_load_on_cuda(student):
     packed = [p for p in student.model.parameters() if getattr(p, "quant_state", None) is not None]
     assert len(packed) == 7 * LAYERS and all(
         p.device.type == "cuda" and p.dtype == torch.uint8 for p in packed
@@ -65,12 +61,12 @@ def test_four_bit_weights_load_on_cuda(student: Student) -> None:
     assert student.engine.tree.states.device.type == "cuda"
 
 
-def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Student) -> None:
+def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student):
     prompt = tuple(range(5, 45))
     [made] = asyncio.run(
         student.engine.generate([GenerateRequest(prompt, n=4, max_new_tokens=32, seed=3)])
     )
-    model: Any = student.model
+    model = student.model
     for one in made:
         ids = torch.tensor([[*prompt, *one.token_ids]], device="cuda")
         with torch.inference_mode():
@@ -83,21 +79,19 @@ def test_the_engine_s_log_probabilities_are_the_library_s_in_bf16(student: Stude
 
 
 @pytest.mark.parametrize("memo", [0, inprocess.MEMO_BYTES])
-def test_a_replayed_step_gives_what_its_kernels_do_one_by_one(
-    memo: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replayed_step_gives_what_its_kernels_do_one_by_one(memo, monkeypatch):
     monkeypatch.setattr(inprocess, "MEMO_BYTES", memo)
     model = a_llama()
     requests = [GenerateRequest((5, 6, 7 + i), max_new_tokens=20, seed=i) for i in range(20)]
 
-    def drawn(engine: InProcessEngine) -> list[Any]:
+    def drawn(engine):
         return [(one.token_ids, one.logprobs) for [one] in asyncio.run(engine.generate(requests))]
 
     engines = {native: tiny_engine(model, native=native) for native in ("auto", "off")}
     right = drawn(engines["off"])
-    assert not any(engines["off"].forward.decoder.graphs.values())  # type: ignore[attr-defined]
+    assert not any(engines["off"].forward.decoder.graphs.values())
     found = drawn(engines["auto"])
-    assert any(engines["auto"].forward.decoder.graphs.values())  # type: ignore[attr-defined]
+    assert any(engines["auto"].forward.decoder.graphs.values())
     assert same(found, right)
     engines["auto"].sleep()
     assert same(drawn(engines["auto"]), right)
@@ -109,7 +103,7 @@ def test_a_replayed_step_gives_what_its_kernels_do_one_by_one(
     assert not same(found, right) and same(drawn(engines["auto"]), right)
 
 
-def same(found: list[Any], right: list[Any]) -> bool:
+def same(found, right):
     """Whether tokens are equal and log-probabilities nearly."""
     return [ids for ids, _ in found] == [ids for ids, _ in right] and all(
         mine == pytest.approx(theirs, abs=1e-3)
@@ -117,7 +111,7 @@ def same(found: list[Any], right: list[Any]) -> bool:
     )
 
 
-def test_draws_on_cuda_are_those_on_the_cpu() -> None:
+def test_draws_on_cuda_are_those_on_the_cpu():
     sampler, count, some = DeviceSampler(None), 500, torch.Generator().manual_seed(1)
     table = (4 * torch.randn(64, 32_000, generator=some)).bfloat16().float().log_softmax(-1)
     rows = torch.randint(64, (count,), generator=some).tolist()
@@ -134,7 +128,7 @@ def test_draws_on_cuda_are_those_on_the_cpu() -> None:
     assert sampler.top(table.to("cuda"), rows, 8) == sampler.top(table, rows, 8)
 
 
-def a_llama() -> Any:
+def a_llama():
     """Small random layers on the device, in fp32."""
     torch.manual_seed(0)
     shape = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4}
@@ -142,7 +136,7 @@ def a_llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2)).cuda().eval()
 
 
-def test_flex_attention_has_the_dense_masks_loss_and_gradients() -> None:
+def test_flex_attention_has_the_dense_masks_loss_and_gradients():
     model, some = a_llama(), torch.Generator().manual_seed(2)
     words = torch.randint(5, 1000, (6, 300), generator=some).tolist()
     rows = [TrainRow(tuple(words[0][:200]), tuple(each[:90]), (), ()) for each in words]

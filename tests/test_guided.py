@@ -2,23 +2,19 @@
 under its exact value.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from itertools import combinations
 from random import Random
-from typing import Any
 
 import pytest
-from support import hashed_reward
+from scripted import hashed_reward
 
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.engine.protocol import Drawn, Judgement, Limits
+from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live
@@ -27,15 +23,15 @@ from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step
+from alphazero_llm_trainer.types import Continuation, Cost, Step
 
 GAMES = 60
 BUDGET = 400
 
 
-def legal(left: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], float]]:
+def legal(left):
     """Every step of random legal play from `left`: its line, the numbers after it, its chance."""
-    chances: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    chances = Counter()
     pairs = 0
     for first, second in combinations(range(len(left)), 2):
         a, b = max(left[first], left[second]), min(left[first], left[second])
@@ -49,22 +45,21 @@ def legal(left: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], float]]:
     return [(line, after, chance / pairs) for (line, after), chance in chances.items()]
 
 
-legal = lru_cache(None)(legal)  # type: ignore[assignment]
+legal = lru_cache(None)(legal)
 
 
 @cache
-def chance(left: tuple[int, ...], target: int) -> float:
+def chance(left, target):
     """How likely random legal play from `left` ends at `target`: the exact value."""
     if len(left) == 1:
         return float(left == (target,))
     return math.fsum(p * chance(after, target) for _, after, p in legal(left))
 
 
-def state(problem: Problem, steps: Sequence[Step]) -> tuple[tuple[int, ...], int]:
+def state(problem, steps):
     """The numbers left and the target."""
     numbers, target = read_question(problem.question)
     left = play(numbers, [step.text for step in steps if not step.text.startswith("####")])
-    assert left is not None
     return tuple(sorted(left.elements())), target
 
 
@@ -73,19 +68,19 @@ class RandomPlay:
     number that is left as the answer.
     """
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem):
         return (1,)
 
     async def continuations(
         self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,
-    ) -> tuple[list[Continuation], Cost]:
+        problem,
+        steps,
+        n,
+        seed,
+        limits,
+        temperature=None,
+        without=None,
+    ):
         rng, made, so_far = Random(seed), [], list(steps)
         known = {ids for ids, _ in without or ()}
         ended = False
@@ -106,7 +101,7 @@ class RandomPlay:
         return [Continuation(tuple(made), ended)], Cost(sampled_tokens=ids, calls=1)
 
 
-def tokens_of(line: str) -> tuple[int, ...]:
+def tokens_of(line):
     """A token a digit and a sign, and one for the line's end."""
     return (*(ord(token[0]) for token in re.findall(r"\d|[-+*/=,#]+", line)), 0)
 
@@ -116,29 +111,25 @@ class Valued:
 
     name, checks, guides, computes, scored_tokens = "value", False, True, False, 0
 
-    def __init__(self, value: Callable[[tuple[int, ...], int], float]) -> None:
+    def __init__(self, value):
         self.value = value
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         values = tuple(self.value(*state(problem, steps[: at + 1])) for at in range(len(steps)))
         return Judgement(
             values, values[-1] if values else 1.0, frozenset(range(len(steps))), values
         )
 
 
-def solved(
-    value: Callable[[tuple[int, ...], int], float], games: int = GAMES, **changes: Any
-) -> float:
+def solved(value, games=GAMES, **changes):
     """The share of games that a search under `value` solves within the budget."""
     settings = SearchConfig.model_validate(
         {"simulations": 1000, "budget_tokens": BUDGET, "verify": {"reserve": 0}, **changes}
     )
     judge = Product([Calculator(), Valued(value)])
-    one = Search(RandomPlay(), None, settings, verifier=judge)  # type: ignore[arg-type]
+    one = Search(RandomPlay(), None, settings, verifier=judge)
 
-    async def every() -> list[bool]:
+    async def every():
         tasks = Numbers((2,)).load("validation", games, 0)
         results = [await one.run(task.problem, seed) for seed, task in enumerate(tasks)]
         return [result.ended_by == "accepted" for result in results]
@@ -146,10 +137,10 @@ def solved(
     return sum(asyncio.run(every())) / games
 
 
-def noisy(spread: float) -> Callable[[tuple[int, ...], int], float]:
+def noisy(spread):
     """The exact value's logit under noise that each state keeps."""
 
-    def value(left: tuple[int, ...], target: int) -> float:
+    def value(left, target):
         exact = min(max(chance(left, target), 1e-4), 1 - 1e-4)
         noise = math.sqrt(12) * (hashed_reward(f"{left} {target}") - 0.5)
         return 1 / (1 + math.exp(-math.log(exact / (1 - exact)) - spread * noise))
@@ -157,31 +148,31 @@ def noisy(spread: float) -> Callable[[tuple[int, ...], int], float]:
     return value
 
 
-def test_a_right_value_wins_where_a_constant_one_does_not_and_noise_costs() -> None:
+def test_a_right_value_wins_where_a_constant_one_does_not_and_noise_costs():
     exact, blurred, none = solved(chance), solved(noisy(3.0)), solved(lambda left, target: 0.5)
     assert exact >= 0.7 and none <= 0.35
     assert exact > blurred > none
 
 
-def test_a_large_constant_drowns_what_the_value_says() -> None:
+def test_a_large_constant_drowns_what_the_value_says():
     assert solved(chance, 30, exploration=0.1) >= 0.7
     assert solved(chance, 30, exploration=2.0) <= 0.5
 
 
-def test_best_first_takes_the_state_with_the_largest_value() -> None:
+def test_best_first_takes_the_state_with_the_largest_value():
     assert solved(chance, 30, select="best-first") >= 0.9
     assert solved(lambda left, target: 0.5, 30, select="best-first") <= 0.5
 
 
-def test_best_first_needs_a_value_under_a_rule() -> None:
+def test_best_first_needs_a_value_under_a_rule():
     settings = SearchConfig(select="best-first")
     with pytest.raises(ConfigError, match=r"best-first.*--value"):
-        Search(RandomPlay(), None, settings, verifier=Calculator())  # type: ignore[arg-type]
+        Search(RandomPlay(), None, settings, verifier=Calculator())
     with pytest.raises(ConfigError, match=r"best-first.*verifier"):
-        Search(RandomPlay(), None, settings)  # type: ignore[arg-type]
+        Search(RandomPlay(), None, settings)
 
 
-def test_best_first_leaves_a_state_after_which_nothing_fits() -> None:
+def test_best_first_leaves_a_state_after_which_nothing_fits():
     """A draw that gave no step counts as one: else that state would be asked for ever."""
     tree = Tree()
     near, far = (tree.attach(ROOT, Step((i,), (0.0,), f"{i}\n")) for i in range(2))

@@ -2,22 +2,18 @@
 and its targets.
 """
 
-from __future__ import annotations
-
 import importlib.util
-import json
 import math
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from tables import read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.mcts.descent import closed, rescaled
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
     gumbel,
@@ -33,24 +29,23 @@ from alphazero_llm_trainer.types import Step
 
 TESTS = Path(__file__).parent
 GUMBEL = closed(gumbel, 0.1)
-CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
-SCALED = json.loads((TESTS / "golden" / "scaled_puct.json").read_text())
+CASES = read_json(TESTS / "golden" / "gumbel.json")
+SCALED = read_json(TESTS / "golden" / "scaled_puct.json")
 
 
-def golden_script() -> ModuleType:
+def golden_script():
     """scripts/gumbel_golden.py, whose tables the golden trees were searched on. It needs mctx in
     `main` alone.
     """
     spec = importlib.util.spec_from_file_location(
         "gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py"
     )
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def searched(case: dict[str, Any], rule: Any, discount: float = 1.0) -> tuple[Tree, list[Any]]:
+def searched(case, rule, discount=1.0):
     """A golden case searched by `rule`: the tree, and its nodes in the order they were valued, as
     (parent, action) by mctx's numbers.
     """
@@ -80,7 +75,7 @@ def searched(case: dict[str, Any], rule: Any, discount: float = 1.0) -> tuple[Tr
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}"
 )
-def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str, Any]) -> None:
+def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case):
     root = GumbelRoot(0, case["considered"], GUMBEL)
     root.noise = case["noise"]
     tree, order = searched(case, root)
@@ -101,7 +96,7 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str
 @pytest.mark.parametrize(
     "case", SCALED, ids=lambda case: f"{case['actions']} actions, c {case['c']}"
 )
-def test_puct_over_scaled_q_is_mctx_s(case: dict[str, Any]) -> None:
+def test_puct_over_scaled_q_is_mctx_s(case):
     """Q is scaled by the least and largest of the whole tree, and a step away is discounted."""
     rule = rescaled(closed(puct, case["c"]))
     tree, order = searched(case, rule, case["discount"])
@@ -116,7 +111,7 @@ def test_puct_over_scaled_q_is_mctx_s(case: dict[str, Any]) -> None:
 # -- (c) formulas ----------------------------------------------------------------------------------
 
 
-def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:
+def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn():
     assert sampled_logit(math.log(0.25), 1) == pytest.approx(0.0) == sampled_logit(0.0, 5)
     # Long steps, never drawn twice, weigh the same whatever their probabilities.
     assert sampled_logit(-90.0, 8) == pytest.approx(sampled_logit(-40.0, 8))
@@ -132,7 +127,7 @@ def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> Non
 # -- (d) in flight ---------------------------------------------------------------------------------
 
 
-def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
+def fan(root, values, iterations):
     """A search whose root has been evaluated: children with even priors."""
     mcts = Mcts(Tree(), root, iterations)
     [leaf] = mcts.ask()
@@ -141,7 +136,7 @@ def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
     return mcts
 
 
-def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> None:
+def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values():
     root = GumbelRoot(3, 4, GUMBEL)
     mcts = fan(root, values := [0.1, 0.9, 0.2, 0.8], 9)
     leaves = mcts.ask(8)
@@ -158,7 +153,7 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> Non
     assert mcts.tree.N[1:] == [1, 3, 1, 3] and not any(mcts.tree.virtual)
 
 
-def through_root_children(tree: Tree) -> dict[int, int]:
+def through_root_children(tree):
     """Simulations that went through each child of the root."""
     counts = dict.fromkeys(tree.children[ROOT], 0)
     for leaf, _, _ in tree.simulations:
@@ -172,12 +167,12 @@ class HalfGood:
 
     name, checks, guides, computes, scored_tokens = "half", True, False, False, 0
 
-    async def __call__(self, problem: Any, prompt_ids: tuple[int, ...], steps: Any) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         scores = tuple(0.1 + 0.8 * hashed_reward(step.text) for step in steps)
         return Judgement(scores, min(scores, default=1.0))
 
 
-def verified_search(seed: int, select: str | None = "gumbel", **changes: Any) -> SearchResult:
+def verified_search(seed, select="gumbel", **changes):
     config = SearchConfig.model_validate(
         {
             "select": select,
@@ -187,12 +182,12 @@ def verified_search(seed: int, select: str | None = "gumbel", **changes: Any) ->
         }
     )
     policy = ScriptedPolicy(seed, words=9, close=0.2)
-    policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
+    policy.prompt_ids = lambda problem: (1, 2, 3)
     search = Search(policy, scripted_evaluate, config, verifier=HalfGood())
     return run(lambda: search.run(a_problem(), seed))
 
 
-def test_a_budget_of_tokens_is_halved_under_a_verifier() -> None:
+def test_a_budget_of_tokens_is_halved_under_a_verifier():
     shares = []
     for seed in range(20):
         result = verified_search(seed, budget_tokens=2500, candidates=8)
@@ -208,7 +203,7 @@ def test_a_budget_of_tokens_is_halved_under_a_verifier() -> None:
     assert len(shares) > 10 and min(shares) > 0.5
 
 
-def test_an_undrawn_step_is_completed_by_the_mixed_value() -> None:
+def test_an_undrawn_step_is_completed_by_the_mixed_value():
     tree = Tree()
     good, bad = (tree.attach(ROOT, Step((i,), (math.log(0.3),), str(i))) for i in range(2))
     tree.backup(good, 1.0)

@@ -1,12 +1,8 @@
 """What is said where the hub can't be asked, and how soon."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import datasets
 import pytest
@@ -17,7 +13,7 @@ from alphazero_llm_trainer.config import hub
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def no_hub(monkeypatch, tmp_path):
     """A hub at an address where nothing listens, an empty cache, and no folder with rows."""
     for variable in (
         "ALPHAZERO_DATA_DIR",
@@ -37,7 +33,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     os.environ.pop("HF_HUB_OFFLINE", None)
 
 
-def test_an_address_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_says_nothing_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(hub, "SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.perf_counter()
@@ -46,10 +42,10 @@ def test_an_address_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monk
 
 
 COMMANDS = [
-    ["eval", "--source", "gsm8k", "--num", "2", "--model", "embedded"],
-    ["eval", "--source", "embedded", "--num", "2", "--model", "org/none"],
-    ["eval", "--source", "embedded", "--num", "2", "--prm", "org/none"],
-    ["serve", "--model", "embedded", "--port", "0", "--prm", "org/none"],
+    "eval --source gsm8k --num 2 --model embedded".split(),
+    "eval --source embedded --num 2 --model org/none".split(),
+    "eval --source embedded --num 2 --prm org/none".split(),
+    "serve --model embedded --port 0 --prm org/none".split(),
     ["fetch", "qwen3-0.6b"],
 ]
 
@@ -57,11 +53,11 @@ COMMANDS = [
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_the_hub_the_error_comes_at_once(
-    command: list[str],
-    named: bool,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    command,
+    named,
+    capsys,
+    monkeypatch,
+):
     """The libraries' own retries take 26 and 61 seconds."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", named)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", named)

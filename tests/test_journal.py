@@ -1,9 +1,6 @@
 """The journal survives any kind of death and refuses what it did not write."""
 
-from __future__ import annotations
-
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from alphazero_llm_trainer.mcts.journal import Journal, read
 RECORDS = [{"key": f"0/{i}", "text": f"Zeile {i}\n\u2028 #### {i}", "W": 0.1 * i} for i in range(5)]
 
 
-def written(path: Path) -> Path:
+def written(path):
     journal = Journal(path)
     for record in RECORDS:
         journal.append(record)
@@ -23,7 +20,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+def test_what_is_appended_is_read_back(tmp_path):
     path = written(tmp_path / "new" / "journal.jsonl")
     assert list(read(path)) == RECORDS
     again = Journal(path)
@@ -35,7 +32,7 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert [record["key"] for record in read(path)] == ["0/0", "0/1", "0/2", "0/3", "0/4", "later"]
 
 
-def test_records_stay_in_the_file_and_are_checked_when_read(tmp_path: Path) -> None:
+def test_records_stay_in_the_file_and_are_checked_when_read(tmp_path):
     """A journal of 20 MB takes less than 2 MB to open, to read record by record and to add to."""
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
@@ -61,7 +58,7 @@ def test_records_stay_in_the_file_and_are_checked_when_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20])
-def test_a_half_written_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
+def test_a_half_written_last_line_is_dropped(tmp_path, cut):
     path = written(tmp_path / "journal.jsonl")
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
@@ -78,14 +75,14 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    "broken, words",
     [
         (b"{not json}", "is not JSON"),
         (b'{"key":"half a line', "is not JSON"),
         (b'{"key": 3}', "has no key"),
     ],
 )
-def test_a_broken_line_elsewhere_is_an_error(tmp_path: Path, broken: bytes, words: str) -> None:
+def test_a_broken_line_elsewhere_is_an_error(tmp_path, broken, words):
     path = written(tmp_path / "journal.jsonl")
     lines = path.read_bytes().splitlines()
     lines[2] = broken
@@ -102,7 +99,7 @@ def test_a_broken_line_elsewhere_is_an_error(tmp_path: Path, broken: bytes, word
     assert path.read_bytes() == damaged  # nothing was thrown away
 
 
-def test_a_key_is_written_once(tmp_path: Path) -> None:
+def test_a_key_is_written_once(tmp_path):
     path = written(tmp_path / "journal.jsonl")
     before = path.read_bytes()
     journal = Journal(path)

@@ -2,12 +2,9 @@
 costs a compilation.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ PLUS_ONE = '#include "plus.h"\nint f(int x) { return x + one(); }\n'
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """A cache folder of its own, and sources that compile at once. The folder is made at first
     use.
     """
@@ -37,12 +34,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def compilations(monkeypatch):
     """The compiler's calls that made a library."""
-    calls: list[list[str]] = []
+    calls = []
     run_compiler = kernel_build._run_compiler
 
-    def counted(command: list[str]) -> str:
+    def counted(command):
         if "-o" in command:
             calls.append(command)
         return run_compiler(command)
@@ -51,16 +48,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def result() -> int:
+def result():
     """What the loaded library's f(1) is."""
     library = load_kernels().library
-    assert library is not None
     return library.f(1)
 
 
-def test_it_is_compiled_once_and_kept_for_its_user_alone(
-    cache: Path, compilations: list[list[str]]
-) -> None:
+def test_it_is_compiled_once_and_kept_for_its_user_alone(cache, compilations):
     assert [result(), result()] == [2, 2]
     assert len(compilations) == 1
     [kept] = cache.iterdir()
@@ -71,8 +65,8 @@ def test_it_is_compiled_once_and_kept_for_its_user_alone(
 
 
 def test_other_sources_headers_flags_and_compilers_have_libraries_of_their_own(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cache, tmp_path, monkeypatch
+):
     assert result() == 2
     (tmp_path / "sources" / "plus.h").write_text("static int one(void) { return 2; }\n")
     assert result() == 3
@@ -85,7 +79,7 @@ def test_other_sources_headers_flags_and_compilers_have_libraries_of_their_own(
     assert len(list(cache.iterdir())) == 5
 
 
-def test_a_file_cut_short_is_built_again(cache: Path, compilations: list[list[str]]) -> None:
+def test_a_file_cut_short_is_built_again(cache, compilations):
     result()
     [kept] = cache.iterdir()
     kept.unlink()  # it is mapped into this process
@@ -98,9 +92,7 @@ def test_a_file_cut_short_is_built_again(cache: Path, compilations: list[list[st
 
 
 @pytest.mark.parametrize("harm", ["others may write", "a link", "no folder"])
-def test_where_others_could_write_nothing_is_kept_or_loaded(
-    cache: Path, harm: str, tmp_path: Path, compilations: list[list[str]]
-) -> None:
+def test_where_others_could_write_nothing_is_kept_or_loaded(cache, harm, tmp_path, compilations):
     cache.parent.mkdir()
     if harm == "others may write":
         cache.mkdir()
@@ -115,9 +107,7 @@ def test_where_others_could_write_nothing_is_kept_or_loaded(
     assert harm == "no folder" or list(cache.iterdir()) == []
 
 
-def test_the_folder_is_where_the_environment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "cache"
@@ -129,16 +119,14 @@ def test_the_folder_is_where_the_environment_says(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "words"),
+    "compiler, words",
     [
         ("no-such-compiler", "there is no C compiler 'no-such-compiler': install one"),
         ("false", "/false failed: exit 1"),
         ("cc --no-such-option", "no-such-option"),
     ],
 )
-def test_a_compiler_that_is_missing_or_fails_is_one_line(
-    compiler: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_is_missing_or_fails_is_one_line(compiler, words, monkeypatch):
     monkeypatch.setenv("CC", compiler)
     found = load_kernels()
     assert found.library is None

@@ -1,14 +1,11 @@
 """The live view on a terminal, and the plain lines where there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os
 import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -16,20 +13,20 @@ from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
 
-ARGUMENTS = [
-    "train", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--set", "train.validation_size=0",
-    "--set", "train.questions_per_round=8", "--set", "rewards.use_student_model=false",
-]  # fmt: skip
+ARGUMENTS = """
+    train --model embedded --num-examples 16 --eval-size 8 --set train.validation_size=0 --set
+    train.questions_per_round=8 --set rewards.use_student_model=false
+""".split()
 
 
 class Terminal(io.StringIO):
     """A text file that says it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_a_bar_shows_rate_notes_and_lines(clock: Clock) -> None:
+def test_a_bar_shows_rate_notes_and_lines(clock):
     out = Terminal()
     with Progress(out=out, clock=clock) as progress:
         progress.start(10, 4, "tree", "cell")
@@ -47,7 +44,7 @@ def test_a_bar_shows_rate_notes_and_lines(clock: Clock) -> None:
     assert text.rstrip().endswith("reward: 2 [bold]")  # the newest note of a name takes its place
 
 
-def plain(text: str) -> str:
+def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
@@ -56,22 +53,22 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def out() -> io.StringIO:
+def out():
     """No terminal."""
     return io.StringIO()
 
 
-def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> None:
+def test_ten_seconds_of_silence_are_one_line(clock, out):
     with Progress(out=out, clock=clock) as progress:
         progress.start(20, doing="searching")
         for second in range(1, 36):  # nothing is finished: one long question is being searched
@@ -86,7 +83,7 @@ def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> 
     ]
 
 
-def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io.StringIO) -> None:
+def test_what_is_counted_within_a_stretch_has_its_own_pace(clock, out):
     with Progress(out=out, clock=clock) as progress:
         progress.start(40)
         clock.now += 100
@@ -104,9 +101,7 @@ def test_what_is_counted_within_a_stretch_has_its_own_pace(clock: Clock, out: io
     ]
 
 
-def test_ctrl_c_says_what_is_waited_for(
-    clock: Clock, out: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_says_what_is_waited_for(clock, out, capsys):
     # A shell in the background has none.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Progress(out=out, clock=clock) as progress, live.Stop(progress) as stop:
@@ -122,10 +117,10 @@ def test_ctrl_c_says_what_is_waited_for(
     signal.signal(signal.SIGINT, before)
 
 
-def test_what_is_awaited_is_given_up_soon_after_a_stop() -> None:
+def test_what_is_awaited_is_given_up_soon_after_a_stop():
     asked, ended = [False], []
 
-    async def work(seconds: float) -> str:
+    async def work(seconds):
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
@@ -133,7 +128,7 @@ def test_what_is_awaited_is_given_up_soon_after_a_stop() -> None:
             raise
         return "done"
 
-    def stop() -> bool:
+    def stop():
         asked.append(len(asked) > 2)
         return asked[-1]
 
@@ -143,7 +138,7 @@ def test_what_is_awaited_is_given_up_soon_after_a_stop() -> None:
     assert ended == ["cancelled"]
 
 
-def test_rates_and_times_are_in_what_is_natural() -> None:
+def test_rates_and_times_are_in_what_is_natural():
     rates = [rate(count, 10.0, "step") for count in (1, 10, 123_456)]
     assert rates == ["10.0 s/step", "1.0 steps/s", "12,345.6 steps/s"]
     assert [duration(seconds) for seconds in (0.4, 119, 150, 9000)] == [
@@ -154,17 +149,17 @@ def test_rates_and_times_are_in_what_is_natural() -> None:
     ]
 
 
-def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch):
     monkeypatch.setattr(live, "TICK", 0.001)
     monkeypatch.setattr(live, "BEAT", 0.001)
     written = threading.Event()
 
     class Out(io.StringIO):
-        def write(self, text: str) -> int:
+        def write(self, text):
             written.set()
             return super().write(text)
 
-    def beating() -> bool:
+    def beating():
         return any(
             thread.name == "heartbeat" and thread.is_alive() for thread in threading.enumerate()
         )
@@ -181,20 +176,20 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    "flags, said",
     [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])],
     ids=["plain", "json", "quiet"],
 )
 def test_loading_is_told_before_it_takes_seconds(
-    flags: list[str],
-    said: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    flags,
+    said,
+    monkeypatch,
+    capsys,
+):
     import torch  # noqa: F401
 
     monkeypatch.setattr(live, "BEAT", 1e9)  # this machine may be slow
-    arguments = ["search", "2 + 2?", "--model", "embedded", "--simulations", "1", *flags]
+    arguments = ["search", "2 + 2?", *"--model embedded --simulations 1".split(), *flags]
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""  # it is there already
     load = Progress.load
@@ -205,9 +200,7 @@ def test_loading_is_told_before_it_takes_seconds(
     assert capsys.readouterr().err.splitlines() == said
 
 
-def test_training_writes_plain_lines_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_writes_plain_lines_elsewhere(tmp_path, capsys):
     assert main([*ARGUMENTS, "--checkpoint-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().err
     assert "\x1b" not in text and "last tree" not in text

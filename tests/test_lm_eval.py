@@ -2,9 +2,6 @@
 and generation.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import library_logprobs
+from tables import read_jsonl, write_jsonl
 from test_serve import ready, start
 
 from alphazero_llm_trainer.config.load import load_config
@@ -45,7 +43,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 
 @pytest.fixture(scope="module")
-def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lm_eval(tmp_path_factory):
     """The command that LM_EVAL names, else of an environment that is made for it; a skip where that
     can't be had.
     """
@@ -53,10 +51,8 @@ def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if named:
         return Path(named)
     folder = tmp_path_factory.mktemp("lm-eval") / "venv"
-    commands = [["uv", "venv", str(folder), "-p", sys.executable]]
-    commands.append(
-        ["uv", "pip", "install", "--no-config", "--python", str(folder / "bin" / "python")]
-    )
+    commands = [[*f"uv venv {folder} -p".split(), sys.executable]]
+    commands.append(f"uv pip install --no-config --python {folder / 'bin' / 'python'}".split())
     commands[1] += ["lm-eval[api]>=0.4.9", "torch", "transformers"]
     for command in commands:
         if (
@@ -68,38 +64,24 @@ def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> None:
+def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
     student = load_student(load_config(overrides=["student=embedded"]))
     student.tokenizer.save_pretrained(tmp_path / "tokenizer")
     rows = []
     for task in load_tasks("embedded", "test", 5):
         first = (task.solution or "").split("\n")[0]
         rows.append({"question": task.problem.question, "choices": [first, "1 + 1 = 2", "2 * 3"]})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "rows.jsonl", rows)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "choices.yaml").write_text(CHOICES)
     (tmp_path / "tasks" / "answers.yaml").write_text(ANSWERS)
     served = ready(start(tmp_path))
     try:
         settings = f"model=student,base_url={served.url}/v1/completions,tokenizer=tokenizer,max_length=1024"
-        command = [
-            str(lm_eval),
-            "--model",
-            "local-completions",
-            "--model_args",
-            settings,
-            "--tasks",
-            "choices,answers",
-        ]
-        command += [
-            "--include_path",
-            "tasks",
-            "--batch_size",
-            "2",
-            "--output_path",
-            "out",
-            "--log_samples",
-        ]
+        command = f"""
+            {lm_eval} --model local-completions --model_args {settings} --tasks choices,answers
+        """.split()
+        command += "--include_path tasks --batch_size 2 --output_path out --log_samples".split()
         offline = {
             "NO_PROXY": "127.0.0.1",
             "HF_HUB_OFFLINE": "1",
@@ -119,9 +101,9 @@ def test_lm_eval_measures_what_the_model_says(lm_eval: Path, tmp_path: Path) -> 
         served.process.kill()
         served.process.wait()
 
-    def samples(name: str) -> list[dict]:
+    def samples(name):
         [file] = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return read_jsonl(file)
 
     for sample in samples("choices"):
         row = rows[sample["doc_id"]]

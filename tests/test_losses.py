@@ -2,13 +2,9 @@
 flat.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,25 +30,25 @@ from alphazero_llm_trainer.training.start import check_method
 QUESTIONS = ["Ana has 3 pens. She buys 4 more pens.", "Ben sees 12 birds."]
 RESPONSES = ["3 + 4 = 7\n#### 7", "12\n#### 12", "3 + 5 = 8\n4 + 4 = 8\n#### 8", "#### 5"]
 WHOLE = MemoryOptions()
-QUIET: Any = {"bf16": False, "use_cpu": True, "report_to": "none", "gradient_checkpointing": False}
+QUIET = {"bf16": False, "use_cpu": True, "report_to": "none", "gradient_checkpointing": False}
 
 
-def student_of(*overrides: str) -> tuple[Student, Any]:
+def student_of(*overrides):
     config = grpo_config(["student=embedded", *overrides])
     return load_student(config), config
 
 
-def library_logprobs(model: Any, row: TrainRow) -> torch.Tensor:
+def library_logprobs(model, row):
     """`[T, V]`, by the model's own forward of the row alone."""
     logits = model(torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0]
     return logits[len(row.prompt_ids) - 1 : -1].log_softmax(-1)
 
 
-def own_tokens(every: torch.Tensor, row: TrainRow) -> torch.Tensor:
+def own_tokens(every, row):
     return every.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
-def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[TrainRow]:
+def rows_of(student, count=12, shift=0.1):
     """Rows of different lengths with advantages of both signs. The policy that sampled them was a
     little another one.
     """
@@ -72,27 +68,23 @@ def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[Train
     return rows
 
 
-def weighed(row: TrainRow, weight: float = 1.0) -> TrainRow:
+def weighed(row, weight=1.0):
     return replace(row, old_logprobs=(), advantages=(weight,) * len(row.completion_ids))
 
 
-def learner_of(
-    model: Any, objective: Any, memory: MemoryOptions = WHOLE, batch: int = 12, **more: Any
-) -> Learner:
+def learner_of(model, objective, memory=WHOLE, batch=12, **more):
     given = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
     settings = grpo_config().train.optimizer.model_copy(update=given | more)
     return Learner(model, objective, memory, Schedule(1e-9 if not more else 1e-3, 0, 10), settings)
 
 
-def gradients(
-    model: Any, objective: Any, rows: list[TrainRow], memory: MemoryOptions = WHOLE
-) -> dict[str, torch.Tensor]:
+def gradients(model, objective, rows, memory=WHOLE):
     """Of one update on all rows, the critic's among them."""
     learner, found = learner_of(model, objective, memory, len(rows)), {}
     objective.begin(learner, rows, 1)
     plain = learner.clip
 
-    def clip() -> dict[str, float]:
+    def clip():
         figures = plain()  # which leaves gradients of this size as they are
         named = dict(model.named_parameters()) | {
             f"critic {k}": p for k, p in objective.extra().items()
@@ -100,20 +92,18 @@ def gradients(
         found.update({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
         return figures
 
-    learner.clip = clip  # type: ignore[method-assign]
+    learner.clip = clip
     found["loss"] = torch.tensor(update(learner, rows)["loss"])
     return found
 
 
-def close(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5
-) -> None:
+def close(found, expected, tolerance=1e-5):
     assert found.keys() == expected.keys() and len(found) > 5
     for name, value in expected.items():
         assert torch.allclose(found[name], value, atol=tolerance, rtol=1e-4), name
 
 
-def test_a_float16_students_gradients_are_its_float32_twins() -> None:
+def test_a_float16_students_gradients_are_its_float32_twins():
     """Even where a token's share of the mean is less than float16 can hold."""
     found = []
     for dtype in ("float32", "float16"):
@@ -125,7 +115,7 @@ def test_a_float16_students_gradients_are_its_float32_twins() -> None:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
         objective = Likelihood()
         totals = objective.totals
-        objective.totals = lambda rows, totals=totals: (1e6 * totals(rows)[0],)  # type: ignore[method-assign]
+        objective.totals = lambda rows, totals=totals: (1e6 * totals(rows)[0],)
         found.append(gradients(model, objective, [weighed(row) for row in rows_of(student)]))
     exact, ours = found
     assert exact.keys() == ours.keys() and len(ours) > 5
@@ -136,7 +126,7 @@ def test_a_float16_students_gradients_are_its_float32_twins() -> None:
 # -- TRL's -----------------------------------------------------------------------------------------
 
 
-def loss_and_gradients(trainer: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def loss_and_gradients(trainer, inputs):
     """A trainer's of TRL."""
     trainer.model.train()
     loss = trainer.compute_loss(trainer.model, inputs)
@@ -146,7 +136,7 @@ def loss_and_gradients(trainer: Any, inputs: dict[str, torch.Tensor]) -> dict[st
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
-def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> None:
+def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
     student, config = student_of(f"train.kl_coefficient={kl}")
     rows, settings, theirs = rows_of(student), config.train, copy.deepcopy(student.model)
     objective = Grpo(settings.model_copy(update={"pack": "off"}), student.model)
@@ -154,11 +144,11 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> No
         [value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)
     ]
 
-    def begin(*args: Any) -> dict[str, float]:
+    def begin(*args):
         objective.reference = dict(enumerate(reference)) if kl else {}
         return {}
 
-    objective.begin = begin  # type: ignore[method-assign]
+    objective.begin = begin
     found = gradients(student.model, objective, rows)
     trainer = GRPOTrainer(
         model=theirs,
@@ -185,7 +175,7 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> No
     close(found, loss_and_gradients(trainer, inputs))
 
 
-def test_the_loss_and_gradient_of_supervised_training_are_trls(tmp_path: Path) -> None:
+def test_the_loss_and_gradient_of_supervised_training_are_trls(tmp_path):
     student, _ = student_of()
     rows, theirs = [weighed(row) for row in rows_of(student)], copy.deepcopy(student.model)
     found = gradients(student.model, Likelihood(), rows)
@@ -209,7 +199,7 @@ def test_the_loss_and_gradient_of_supervised_training_are_trls(tmp_path: Path) -
 # -- hand-written sums -----------------------------------------------------------------------------
 
 
-def test_weights_of_tokens_are_shares_of_the_mean() -> None:
+def test_weights_of_tokens_are_shares_of_the_mean():
     student, _ = student_of()
     rows = [weighed(row, 0.5 + i) for i, row in enumerate(rows_of(student, 4))]
     sums = [
@@ -222,7 +212,7 @@ def test_weights_of_tokens_are_shares_of_the_mean() -> None:
     )
 
 
-def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one() -> None:
+def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one():
     values, old, returns = (
         torch.tensor([0.8, 0.8, 0.1, 0.7]),
         torch.full((4,), 0.5),
@@ -236,7 +226,7 @@ def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one() -> None:
     assert figures["value_clip_fraction"].item() == pytest.approx(2 / 3)
 
 
-def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
+def test_figures_of_grpo_are_the_clipped_share_and_k3():
     ratios, advantages = (
         [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0],
         [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0],
@@ -260,7 +250,7 @@ def test_figures_of_grpo_are_the_clipped_share_and_k3() -> None:
     assert figures["kl"].item() == pytest.approx(sum(weighed) / 7)
 
 
-def test_the_logged_kl_is_that_of_the_policy_over_the_old_one_s_tokens() -> None:
+def test_the_logged_kl_is_that_of_the_policy_over_the_old_one_s_tokens():
     torch.manual_seed(3)
     now, old, reference = torch.randn(3, 1, 50).log_softmax(-1)
     # Every token as often as the old policy draws it.
@@ -272,7 +262,7 @@ def test_the_logged_kl_is_that_of_the_policy_over_the_old_one_s_tokens() -> None
     assert figures["kl"].item() == pytest.approx(exact.item(), rel=1e-5)
 
 
-def test_a_ratio_beyond_the_clip_silences_a_right_response() -> None:
+def test_a_ratio_beyond_the_clip_silences_a_right_response():
     student, config = student_of("train.pack=off")
     # As if the policy that sampled it had found every token next to impossible: the ratio is far
     # over 1 + clip_high.
@@ -284,7 +274,7 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response() -> None:
 
 @pytest.mark.parametrize("pack", ["on", "off"])
 @pytest.mark.parametrize("method", ["grpo", "ppo", "likelihood"])
-def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str) -> None:
+def test_parts_and_packing_have_the_gradient_of_the_whole(method, pack):
     found = []
     for memory, packed in (
         (WHOLE, "off"),
@@ -297,7 +287,7 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str
     close(found[1], found[0], 3e-5)
 
 
-def objective_of(method: str, student: Student, config: Any, pack: str = "off") -> Any:
+def objective_of(method, student, config, pack="off"):
     if method == "likelihood":
         return Likelihood()
     settings = config.train.model_copy(update={"pack": pack})
@@ -308,7 +298,7 @@ def objective_of(method: str, student: Student, config: Any, pack: str = "off") 
     return Ppo(settings, student.model, critic)
 
 
-def test_a_loss_that_is_not_finite_changes_nothing() -> None:
+def test_a_loss_that_is_not_finite_changes_nothing():
     student, _ = student_of()
     row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
     before = trained_state(student.model)
@@ -323,9 +313,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(
-    bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(bias, monkeypatch):
     model = tiny_llama(4)
     if bias:  # more than a product: the model's own forward is asked
         head = model.get_output_embeddings()
@@ -350,7 +338,7 @@ def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(
     assert not found.logprobs[1, 2:].any()
 
 
-def test_a_probability_of_zero_has_no_entropy() -> None:
+def test_a_probability_of_zero_has_no_entropy():
     hidden, weight = (
         torch.tensor([[1.0]], requires_grad=True),
         torch.tensor([[0.0], [float("-inf")]]),
@@ -362,7 +350,7 @@ def test_a_probability_of_zero_has_no_entropy() -> None:
 # -- PPO -------------------------------------------------------------------------------------------
 
 
-def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> None:
+def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half():
     policy = tiny_llama(4)
     critic = Critic(policy)
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
@@ -383,7 +371,7 @@ def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half() -> 
     assert not {id(p) for p in policy.parameters()} & {id(p) for p in critic.parameters()}
 
 
-def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
+def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs():
     student, config = student_of("train.critic_rounds=1", "train.gae_lambda=0.9")
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config)
     learner = learner_of(student.model, objective, batch=6)
@@ -411,7 +399,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
     assert found[5] == rows[5].advantages
 
 
-def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
+def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
     student, config = student_of(
         "train.critic_rounds=0", "train.kl_coefficient=0.5", "train.gae_lambda=1.0"
     )
@@ -436,7 +424,7 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_path: Path) -> None:
+def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path):
     ends = []
     for start in (0, 2):
         student, config = student_of(

@@ -1,18 +1,15 @@
 """The forecast of memory against real models, engines and autograd."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config.load import Config, load_config, load_training
+from alphazero_llm_trainer.config.load import load_config, load_training
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy import folders
@@ -22,7 +19,6 @@ from alphazero_llm_trainer.training.memory import (
     GIB,
     NF4_BYTES,
     Counts,
-    Forecast,
     bytes_of_a_layer,
     forecast,
     rows_of_a_forward,
@@ -36,7 +32,7 @@ WORDS = {"vocabulary": VOCABULARY, "tied": True}
 SHAPE = ModelShape(**SIZES, **WORDS)
 
 
-def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def llama(shape=SHAPE, dtype=torch.float32):
     torch.manual_seed(0)
     config = LlamaConfig(
         num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
@@ -46,7 +42,7 @@ def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> Llam
     return LlamaForCausalLM(config).to(dtype)
 
 
-def configured(*overrides: Any) -> Config:
+def configured(*overrides):
     """A configuration with a student `tiny`, trained whole in fp32 unless overridden."""
     student = {"path": "nowhere", "adapter": "full", "dtype": "float32", "shape": SIZES | WORDS}
     base = {"models": {"tiny": student}, "student": "tiny", "rewards": {"use_student_model": False}}
@@ -59,12 +55,12 @@ def of_tiny(config: Config, cuda: bool = False, **more: Any) -> Forecast:
     )
 
 
-def bytes_of(tensors: Any) -> int:
+def bytes_of(tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_are_counted_to_the_byte(tied: bool) -> None:
+def test_weights_are_counted_to_the_byte(tied):
     shape, config = SHAPE.model_copy(update={"tied": tied}), configured()
     weights = bytes_of(llama(shape).parameters())
     assert Counts.of(shape, LoraConfig()).whole * 4 == weights
@@ -72,7 +68,7 @@ def test_weights_are_counted_to_the_byte(tied: bool) -> None:
     assert (made.weights, made.trained) == (weights, 2 * weights)  # and Adam's two moments
 
 
-def test_the_engine_holds_what_is_forecast() -> None:
+def test_the_engine_holds_what_is_forecast():
     config = configured("engine.cache_tokens=2000", "engine.max_batch=48", "search.max_tokens=100")
     engine = InProcessEngine(llama().eval(), eos_id=1, step_ends=STEP_ENDS, settings=config.engine)
     # 48 rows of 150 tokens: what a layer's attention reads.
@@ -82,7 +78,7 @@ def test_the_engine_holds_what_is_forecast() -> None:
 
 
 @pytest.fixture(scope="module")
-def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def quantised(tmp_path_factory):
     """A real NF4 student with LoRA, and its configuration."""
     pytest.importorskip("bitsandbytes")
     folder = tmp_path_factory.mktemp("nf4")
@@ -99,7 +95,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return config, shape, make_trainable(student.model, student.spec, "lora")
 
 
-def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
+def test_four_bit_weights_and_adapters_are_counted(quantised):
     config, shape, model = quantised
     packed, other, trained = 0, 0, 0
     for parameter in model.parameters():
@@ -116,9 +112,7 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
     assert Counts.of(shape, config.models["tiny"].lora).adapters * 4 == trained
 
 
-def test_widened_weights_leave_nothing_of_a_4_bit_model_s_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widened_weights_leave_nothing_of_a_4_bit_model_s_file(tmp_path, monkeypatch):
     llama(SHAPE, torch.bfloat16).save_pretrained(tmp_path)
     given = {"path": str(tmp_path), "adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
     config = configured({"models": {"tiny": given}})
@@ -127,10 +121,10 @@ def test_widened_weights_leave_nothing_of_a_4_bit_model_s_file(
         monkeypatch.setattr(start, "widens", lambda *_, wide=wide: wide)
         monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
         fit = start.fit_of(config)
-        assert fit is not None and fit[0].weights == counts.linear * NF4_BYTES + rest
+        assert fit[0].weights == counts.linear * NF4_BYTES + rest
 
 
-def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
+def kept_a_token(model, rows=4, length=64):
     """Bytes that autograd keeps of a token for the backward pass, a layer of the backbone,
     parameters left out; embedding and last norm are in it, a few in a hundred.
     """
@@ -138,9 +132,9 @@ def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
     mask = torch.ones_like(tokens)
     mask[0, :7] = 0  # padding, as in a minibatch of unequal prompts
     owned = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.Tensor] = {}  # by address, held so that no other tensor gets it
+    kept = {}  # by address, held so that no other tensor gets it
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor):
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
@@ -150,8 +144,8 @@ def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
     return sum(sizes) / (rows * length * SHAPE.layers)
 
 
-def test_activations_are_those_that_autograd_keeps(quantised: Any) -> None:
-    def layer(shape: ModelShape, lora: LoraConfig, width: int, adapted: bool) -> float:
+def test_activations_are_those_that_autograd_keeps(quantised):
+    def layer(shape, lora, width, adapted):
         return bytes_of_a_layer(shape, Counts.of(shape, lora), lora, width, adapted, False)
 
     model = llama().train().requires_grad_(True)
@@ -163,8 +157,8 @@ def test_activations_are_those_that_autograd_keeps(quantised: Any) -> None:
     assert layer(shape, config.models["tiny"].lora, 2, True) == pytest.approx(kept, rel=0.25)
 
 
-def test_less_is_forecast_for_what_saves_memory() -> None:
-    def peak(*overrides: Any) -> float:
+def test_less_is_forecast_for_what_saves_memory():
+    def peak(*overrides):
         batch = ("train.optimizer.batch_size=64", "train.gradient_checkpointing=off")
         made = of_tiny(configured(*batch, *overrides), cuda=True)
         return made.trained + made.update
@@ -180,8 +174,8 @@ def test_less_is_forecast_for_what_saves_memory() -> None:
     assert peak(measured, "train.reward=combined") > peak(measured) == peak()
 
 
-def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
-    def peak(gib: int, *flags: str) -> float:
+def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8():
+    def peak(gib, *flags):
         config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
         spec = config.models["llama-3.2-3b"]
         assert spec.shape is not None
@@ -196,8 +190,8 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
     assert peak(16) <= 16 and peak(8) > 8 >= peak(8, *less, "engine.cache_bytes=500000000")
 
 
-def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
-    def read() -> ModelShape | None:
+def test_the_shape_of_a_folder_is_read(tmp_path):
+    def read():
         config = load_config(
             overrides=[{"student": "mine", "models": {"mine": {"path": str(tmp_path)}}}]
         )
@@ -220,7 +214,7 @@ def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
     assert read() is None
 
 
-def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
+def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold():
     embedded, smollm2 = (3, 128, 384), (30, 576, 1536)
     assert rows_of_a_forward(20, 256, *embedded) == 20
     found = {batch: rows_of_a_forward(batch, 352, *smollm2) for batch in (16, 20, 7, 1)}
@@ -228,7 +222,7 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16, 24, 80])
-def test_a_preset_fits_its_gpu_and_the_guide_says_how(size: int) -> None:
+def test_a_preset_fits_its_gpu_and_the_guide_says_how(size):
     config = load_training(f"gpu_{size}gb", [{"engine": {"backend": "vllm"}}])
     spec = config.models[config.student]
     assert spec.shape is not None and config.problems.source == "gsm8k"

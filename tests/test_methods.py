@@ -1,21 +1,17 @@
 """The methods at work with the shipped student: budgets hold, seeds decide, tools repair."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import Lines, ScriptedPolicy, run
+from scripted import Lines, ScriptedPolicy, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Judgement
@@ -33,7 +29,7 @@ from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.calculator import equations
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
@@ -43,22 +39,22 @@ TASKS = load_tasks("embedded", "test", 40)
 
 
 @pytest.fixture(scope="module")
-def config() -> Config:
+def config():
     return load_config(overrides=["student=embedded"])
 
 
 @pytest.fixture(scope="module")
-def student(config: Config) -> Student:
+def student(config):
     return load_student(config)
 
 
 @pytest.fixture(scope="module")
-def network(student: Student) -> CriticVerifier:
+def network(student):
     """A random value network with an engine of its own: every token that it reads costs."""
     return random_value(student, 0.2)
 
 
-def random_value(student: Student, bias: float) -> CriticVerifier:
+def random_value(student, bias):
     torch.manual_seed(5)
     shape = LlamaConfig(
         vocab_size=student.model.config.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
@@ -73,12 +69,12 @@ def random_value(student: Student, bias: float) -> CriticVerifier:
 
 
 @pytest.fixture(scope="module")
-def prm(student: Student, network: CriticVerifier) -> CriticVerifier:
+def prm(student, network):
     """A process reward model over the same random network."""
     return CriticVerifier(network.critic, "prm")
 
 
-def verifier_of(name: str, network: CriticVerifier, prm: CriticVerifier):
+def verifier_of(name, network, prm):
     return {
         "prm": prm,
         "none": NoVerifier(),
@@ -100,16 +96,16 @@ def verifier_of(name: str, network: CriticVerifier, prm: CriticVerifier):
     seed=st.integers(0, 3),
 )
 def test_no_method_ever_spends_more_than_its_budget(
-    student: Student,
-    config: Config,
-    network: CriticVerifier,
-    prm: CriticVerifier,
-    method: str,
-    verifier: str,
-    budget: int,
-    index: int,
-    seed: int,
-) -> None:
+    student,
+    config,
+    network,
+    prm,
+    method,
+    verifier,
+    budget,
+    index,
+    seed,
+):
     """`answered` raises when its books say so; here the engines' own counters agree with the
     books.
     """
@@ -133,9 +129,7 @@ def test_no_method_ever_spends_more_than_its_budget(
         assert extract(found.response) is not None
 
 
-def test_seeds_decide_whatever_runs_beside(
-    student: Student, config: Config, network: CriticVerifier
-) -> None:
+def test_seeds_decide_whatever_runs_beside(student, config, network):
     for verifier in (Calculator(), network):
         sampler = MethodContext(student, verifier, config)
         for method in METHODS:
@@ -158,9 +152,7 @@ def test_seeds_decide_whatever_runs_beside(
             )
 
 
-def test_a_value_that_is_low_everywhere_answers_all_the_same(
-    student: Student, config: Config
-) -> None:
+def test_a_value_that_is_low_everywhere_answers_all_the_same(student, config):
     """It ranks: what it says of a hard problem rejects nothing, and nothing is accepted."""
     low = random_value(student, -6.0)
     unrejecting = load_config(overrides=["student=embedded", "search.verify.reject_below=0"])
@@ -174,10 +166,8 @@ def test_a_value_that_is_low_everywhere_answers_all_the_same(
             assert found.ended_by != "accepted" and found.tokens == free.tokens
 
 
-def test_over_budget_is_an_error(
-    student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def spendthrift(attempt: Attempt) -> tuple[str | None, str]:
+def test_over_budget_is_an_error(student, config, monkeypatch):
+    async def spendthrift(attempt):
         attempt.cost.sampled_tokens += attempt.budget + 1
         return "#### 1", "finished"
 
@@ -193,7 +183,7 @@ def test_over_budget_is_an_error(
 
 
 @pytest.mark.parametrize("first", [0.0, 1.0])
-def test_greedy_is_the_package_s_greedy(student: Student, first: float) -> None:
+def test_greedy_is_the_package_s_greedy(student, first):
     config = load_config(overrides=["student=embedded", f"search.verify.first_temperature={first}"])
     sampler = MethodContext(student, NoVerifier(), config)
     expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
@@ -201,7 +191,7 @@ def test_greedy_is_the_package_s_greedy(student: Student, first: float) -> None:
         assert asyncio.run(answered("greedy", sampler, task.problem, 0, 400)).response == text
 
 
-def test_accepted_responses_passed_the_verifier(student: Student, config: Config) -> None:
+def test_accepted_responses_passed_the_verifier(student, config):
     sampler = MethodContext(student, Calculator(), config)
     for method in ("adaptive-best-of-n", "step-rejection", "mcts"):
         found = [asyncio.run(answered(method, sampler, task.problem, 0, 300)) for task in TASKS]
@@ -215,12 +205,10 @@ class Judge:
 
     name, checks, guides, computes = "scripted", True, False, False
 
-    def __init__(self, depth: int, total: float) -> None:
+    def __init__(self, depth, total):
         self.depth, self.total = depth, total
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         return Judgement(tuple(float(at < self.depth) for at in range(len(steps))), self.total)
 
 
@@ -229,19 +217,19 @@ class Watched(ScriptedPolicy):
     to leave out after the same steps.
     """
 
-    def __init__(self, close: float) -> None:
+    def __init__(self, close):
         super().__init__(5, words=20, close=close)
-        self.depths: Counter[int] = Counter()
-        self.drawn: dict[Any, set[tuple[int, ...]]] = {}
-        self.left_out: list[tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]] = []
+        self.depths = Counter()
+        self.drawn = {}
+        self.left_out = []
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem):
         return (1,)
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Any, *more: Any,
-        **named: Any,
-    ) -> Any:  # fmt: skip
+        self, problem, steps, n, seed, limits, *more,
+        **named,
+    ):  # fmt: skip
         without = more[1] if len(more) > 1 else named.get("without")
         found, cost = await super().continuations(problem, steps, n, seed, limits)
         before = self.drawn.setdefault((ids_of(steps), limits.steps == 1), set())
@@ -255,14 +243,12 @@ class Watched(ScriptedPolicy):
     "method", ["majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
 )
 @pytest.mark.parametrize("repeat", [False, True])
-def test_what_was_drawn_after_the_same_steps_is_left_out(
-    student: Student, method: str, repeat: bool
-) -> None:
+def test_what_was_drawn_after_the_same_steps_is_left_out(student, method, repeat):
     """But where votes count, and with `search.verify.repeat`."""
     changes = ["search.verify.accept_above=1", f"search.verify.repeat={str(repeat).lower()}"]
     changed = load_config(overrides=["student=embedded", *changes])
     sampler = MethodContext(student, Judge(99, 0.5), changed)
-    sampler.policy = policy = Watched(0.3)  # type: ignore[assignment]
+    sampler.policy = policy = Watched(0.3)
     run(lambda: answered(method, sampler, TASKS[0].problem, 3, 2000))
     # The last chain of `mcts` is drawn as it comes.
     asked = policy.left_out[:-1]
@@ -273,7 +259,7 @@ def test_what_was_drawn_after_the_same_steps_is_left_out(
         assert all(left_out == before for _, left_out, before in asked)
 
 
-def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> None:
+def test_step_rejection_goes_back_as_far_as_all_is_dead(student):
     """Each step has `patience` successors, and is given up after them: the draws of a tree of that
     width.
     """
@@ -281,37 +267,37 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> Non
         overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"]
     )
     sampler = MethodContext(student, Judge(2, 0.0), changed)
-    sampler.policy = policy = Watched(0.0)  # type: ignore[assignment]
+    sampler.policy = policy = Watched(0.0)
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
 
 
 def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
-    student: Student,
-) -> None:
+    student,
+):
     """A depth limit is an end and no broken rule: the steps before it aren't given up one by one."""
     changed = load_config(overrides=["student=embedded", "search.max_depth=5"])
     sampler = MethodContext(student, Judge(99, 1.0), changed)
-    sampler.policy = policy = Watched(0.0)  # type: ignore[assignment]
+    sampler.policy = policy = Watched(0.0)
     run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 1200))
     assert policy.depths[0] > 10
     assert all(policy.depths[depth] <= policy.depths[0] for depth in range(5))
 
 
-def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
+def test_a_tree_votes_by_what_its_source_reads(student):
     """As majority does: "Paris" and "The Paris" are one answer of HotpotQA."""
     changes = ["search.verify.accept_above=0.5", "search.select=restart"]
     changed = load_config(overrides=["student=embedded", *changes])
     sampler = MethodContext(student, Judge(99, 0.01), changed)
-    sampler.policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))  # type: ignore[assignment]
+    sampler.policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))
     problem = Problem("capital", "Which city?", "hotpotqa")
     found = run(lambda: answered("mcts", sampler, problem, 0, 36))
     assert found.response in ("#### Paris", "#### The Paris")
 
 
 @pytest.mark.parametrize(
-    ("texts", "ended", "usable", "states"),
+    "texts, ended, usable, states",
     [
         (("1 + 1 = 2\n", "#### 2"), True, True, True),
         (("1 + 1 = 2\n", "so it is 2"), True, True, True),
@@ -321,9 +307,7 @@ def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
         (("nothing",), True, True, False),  # graded as unparsed
     ],
 )
-def test_a_response_that_a_limit_cut_is_no_answer(
-    student: Student, config: Config, texts: Any, ended: bool, usable: bool, states: bool
-) -> None:
+def test_a_response_that_a_limit_cut_is_no_answer(student, config, texts, ended, usable, states):
     attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
     steps = tuple(Step((1,), (0.0,), text) for text in texts)
     chain = chain_of(steps, ended, not ended and not texts[-1].endswith("\n"))
@@ -331,7 +315,7 @@ def test_a_response_that_a_limit_cut_is_no_answer(
     assert chain.whole == ended
 
 
-def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config) -> None:
+def test_a_prompt_that_does_not_fit_is_reported(student, config):
     problem = Problem("long", "apples " * 2000, "test")
     for method in METHODS:
         found = asyncio.run(
@@ -341,9 +325,7 @@ def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_response_that_never_ends_its_first_line_is_no_answer(
-    student: Student, method: str
-) -> None:
+def test_a_response_that_never_ends_its_first_line_is_no_answer(student, method):
     sampler = MethodContext(
         student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"])
     )
@@ -351,10 +333,10 @@ def test_a_response_that_never_ends_its_first_line_is_no_answer(
     assert found.response is None and 0 < found.tokens <= 60
 
 
-def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
+def test_votes_are_counted_by_answer(student, config):
     attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
 
-    def chain(text: str) -> Chain:
+    def chain(text):
         return Chain((Step((1,), (0.0,), text),), whole=True)
 
     chains = [
@@ -366,9 +348,7 @@ def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
     assert methods.voted(attempt, []) is None
 
 
-def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(
-    student: Student, config: Config
-) -> None:
+def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student, config):
     """What methods keep back finishes a response: they don't end with nothing."""
     sampler = MethodContext(student, Calculator(), config)
     for method in ("step-rejection", "adaptive-best-of-n", "best-of-n"):
@@ -381,9 +361,9 @@ def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(
 BARE, WORKED = ("#### 25",), ("5 * 5 = 25\n", "#### 25")
 
 
-def scripted(student: Student, config: Config, *responses: tuple[str, ...]) -> MethodContext:
+def scripted(student, config, *responses):
     sampler = MethodContext(student, Calculator(), config)
-    sampler.policy = Lines(*responses)  # type: ignore[assignment]
+    sampler.policy = Lines(*responses)
     return sampler
 
 
@@ -392,9 +372,7 @@ SQUARE = Task(Problem("gsm8k/test/0", "What is 5 * 5?", "gsm8k"), "25")
 
 
 @pytest.mark.parametrize("method", JUDGING)
-def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(
-    student: Student, config: Config, method: str
-) -> None:
+def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(student, config, method):
     found = run(lambda: answered(method, scripted(student, config, BARE), SQUARE.problem, 0, 200))
     assert found.response == "#### 25" and found.unjudged and found.ended_by != "accepted"
     worked = run(
@@ -405,7 +383,7 @@ def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(
         assert worked.ended_by == "accepted"
 
 
-def test_eval_counts_the_answers_that_were_unjudged(student: Student, config: Config) -> None:
+def test_eval_counts_the_answers_that_were_unjudged(student, config):
     for method, response, unjudged in (("mcts", BARE, 1), ("greedy", BARE, 0), ("mcts", WORKED, 0)):
         sampler = scripted(student, config, response)
         cell = run_cell(sampler, Benchmark("gsm8k", [SQUARE]), method, 100, Progress(quiet=True))

@@ -1,7 +1,5 @@
 """Figures with their uncertainty, against published values and enumeration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import combinations
@@ -16,7 +14,7 @@ from benchmarks.search_budgets import holm, sign_test
 
 
 @pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
+    "successes, trials, low, high",
     [
         (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I
         (15, 148, 0.0624, 0.1605),
@@ -25,15 +23,13 @@ from benchmarks.search_budgets import holm, sign_test
         (29, 29, 0.8830, 1.0),
     ],
 )
-def test_wilson_against_published_values(
-    successes: int, trials: int, low: float, high: float
-) -> None:
+def test_wilson_against_published_values(successes, trials, low, high):
     found = wilson(successes, trials)
     assert found.value == successes / trials
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_the_paired_bootstrap_is_paired_seeded_and_near_the_normal_interval() -> None:
+def test_the_paired_bootstrap_is_paired_seeded_and_near_the_normal_interval():
     rng = np.random.default_rng(1)
     before, after = (rng.random(1000) < 0.5).astype(float), (rng.random(1000) < 0.6).astype(float)
     difference, found = after - before, paired_bootstrap(after, before)
@@ -48,7 +44,7 @@ def test_the_paired_bootstrap_is_paired_seeded_and_near_the_normal_interval() ->
     assert (same.value, same.low, same.high) == pytest.approx((0.05, 0.05, 0.05))
 
 
-def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ() -> None:
+def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ():
     """Problems that all say the same leave the seeds alone: the interval is that of means of three
     drawn ones.
     """
@@ -60,7 +56,7 @@ def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ() -> None:
     assert both.value == 0.0 and both.low == pytest.approx(-both.high) and both.high > 0.1
 
 
-def test_intervals_of_nothing_and_of_unequal_lengths() -> None:
+def test_intervals_of_nothing_and_of_unequal_lengths():
     assert math.isnan(paired_bootstrap([], []).value)
     nothing = wilson(0, 0)
     assert math.isnan(nothing.value) and (nothing.low, nothing.high) == (0.0, 1.0)
@@ -69,7 +65,7 @@ def test_intervals_of_nothing_and_of_unequal_lengths() -> None:
         paired_bootstrap([1.0, 0.0, 1.0], [1.0, 0.0])
 
 
-def test_pass_at_k_equals_enumeration() -> None:
+def test_pass_at_k_equals_enumeration():
     for samples in range(1, 8):
         for correct in range(samples + 1):
             for k in range(1, samples + 1):
@@ -78,7 +74,7 @@ def test_pass_at_k_equals_enumeration() -> None:
                 assert pass_at_k(samples, correct, k) == pytest.approx(expected)
 
 
-def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:
+def test_problems_that_repeat_each_other_are_one_piece_of_evidence():
     once = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
     eight = [side * 8 for side in once]
     # Every problem eight times: no more evidence than six problems.
@@ -88,7 +84,7 @@ def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:
     assert (few.low, few.high) == (wilson(4, 6).low, wilson(4, 6).high)
 
 
-def test_tasks_with_one_worked_solution_are_one_problem() -> None:
+def test_tasks_with_one_worked_solution_are_one_problem():
     tasks = load_tasks("embedded", "test", 1000)
     groups = repeats(tasks)
     assert len(set(groups)) == len({task.solution for task in tasks}) == 876
@@ -97,7 +93,7 @@ def test_tasks_with_one_worked_solution_are_one_problem() -> None:
     assert repeats(unsolved) == list(range(50))
 
 
-def test_the_sign_test_is_the_binomial_s_and_holm_s_steps_are_by_hand() -> None:
+def test_the_sign_test_is_the_binomial_s_and_holm_s_steps_are_by_hand():
     # 8 gained, 1 lost: 2 * (1 + 9) / 2**9
     after, before = [1.0] * 8 + [0.0] + [1.0, 0.0], [0.0] * 8 + [1.0] + [1.0, 0.0]
     assert sign_test(after, before) == sign_test(before, after) == pytest.approx(20 / 512)

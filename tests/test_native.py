@@ -2,25 +2,16 @@
 fp32 and in bfloat16.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from support import (
-    STEP_ENDS,
-    library_logprobs,
-    library_scores,
-    run,
-    tiny_engine,
-)
+from scripted import run
+from support import STEP_ENDS, library_logprobs, library_scores, tiny_engine
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -68,12 +59,12 @@ KINDS = {
 }
 
 
-def llama(kind: str = "llama", **shape: Any) -> Any:
+def llama(kind="llama", **shape):
     """A random fp32 model, far from uniform. Default: a Llama, sizes that are multiples of no
     vector.
     """
     torch.manual_seed(3)
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": 77, "hidden_size": 40, "intermediate_size": 51, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1, "attn_implementation": "sdpa",
     }  # fmt: skip
@@ -88,7 +79,7 @@ def llama(kind: str = "llama", **shape: Any) -> Any:
     return model
 
 
-def with_lora(model: Any, rank: int = 5) -> Any:
+def with_lora(model, rank=5):
     """The model with a random adapter on its seven projections, active."""
     model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj"), "default")
     with torch.no_grad():
@@ -98,12 +89,12 @@ def with_lora(model: Any, rank: int = 5) -> Any:
     return model.eval()
 
 
-def engine_of(model: LlamaForCausalLM, **settings: Any) -> InProcessEngine:
+def engine_of(model, **settings):
     limits = {"max_batch": 32, "max_context": 400, "cache_tokens": 8192, **settings}
     return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
-def heads(size: int, count: int, groups: int, **more: Any) -> dict[str, Any]:
+def heads(size, count, groups, **more):
     return {
         "hidden_size": size,
         "num_attention_heads": count,
@@ -116,7 +107,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES = {
     "odd sizes": {},
     "one vector a head": heads(64, 4, 4),
     "heads of 32": heads(96, 3, 3),
@@ -135,20 +126,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def tokens(rng: Random, count: int) -> tuple[int, ...]:
+def tokens(rng, count):
     return tuple(rng.randrange(77) for _ in range(count))
 
 
-def pairs_of(*lengths: tuple[int, int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def pairs_of(*lengths):
     rng = Random(1)
     return [(tokens(rng, a), tokens(rng, b)) for a, b in lengths]
 
 
-def scores(engine: InProcessEngine, pairs: list[Any]) -> list[list[float]]:
+def scores(engine, pairs):
     return run(lambda: engine.score(pairs))
 
 
-def drawn(engine: InProcessEngine, requests: list[GenerateRequest]) -> list[Any]:
+def drawn(engine, requests):
     return [
         [(one.token_ids, one.logprobs) for one in group]
         for group in run(lambda: engine.generate(requests))
@@ -157,7 +148,7 @@ def drawn(engine: InProcessEngine, requests: list[GenerateRequest]) -> list[Any]
 
 @needs_compiler
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_shape_equals_the_librarys_forward(name: str) -> None:
+def test_every_shape_equals_the_librarys_forward(name):
     model = llama(**SHAPES[name])
     engine = engine_of(model)
     assert engine.forward.name == "native"
@@ -182,7 +173,7 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-TURNS: dict[str, dict[str, Any]] = {
+TURNS = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "llama3": LLAMA3,
     "yarn": YARN,
@@ -195,7 +186,7 @@ TURNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("turns", TURNS)
-def test_rotary_positions_of_every_kind_are_the_librarys(turns: str, kind: str) -> None:
+def test_rotary_positions_of_every_kind_are_the_librarys(turns, kind):
     """In the kernels or in torch."""
     model = llama(kind, rope_parameters={"rope_theta": 1e4, **TURNS[turns]})
     pairs = pairs_of((150, 40), (3, 17))
@@ -203,7 +194,7 @@ def test_rotary_positions_of_every_kind_are_the_librarys(turns: str, kind: str) 
         assert values == pytest.approx(library_scores(model, *pair), abs=2e-5)
 
 
-def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def rounded(model):
     """The model as bfloat16 products with fp32 sums see it: rounded matrices, and activations
     rounded before each.
     """
@@ -220,14 +211,12 @@ def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
 @needs_bf16
 @pytest.mark.parametrize("unit", HALVES)
 @pytest.mark.parametrize("name", [*SHAPES, "adapted"])
-def test_every_shape_in_bfloat16_is_the_rounded_models_forward(
-    name: str, unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_shape_in_bfloat16_is_the_rounded_models_forward(name, unit, monkeypatch):
     monkeypatch.setattr(native, "product_unit", lambda wanted, parameters: unit)
     model = with_lora(llama("qwen2")) if name == "adapted" else llama(**SHAPES[name])
     engine, reference = engine_of(model), rounded(model)
     assert engine.facts["forward"]["products"] == unit_name(unit)
-    gaps: dict[str, list[float]] = {"rounded": [], "fp32": []}
+    gaps = {"rounded": [], "fp32": []}
     # Alone, in one tile, in two, in two and a bit, and in more than a chunk of rows.
     for pair in pairs_of((150, 40), (1, 1), (3, 14), (16, 17), (33, 5), (2, 31)):
         [values] = scores(engine, [pair])
@@ -244,9 +233,7 @@ def test_every_shape_in_bfloat16_is_the_rounded_models_forward(
 @pytest.mark.parametrize(
     "name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"]
 )
-def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
-    name: str, unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_the_same_bits_in_any_company_and_on_any_threads(name, unit, monkeypatch):
     """Alone, with others, beside prompts of other lengths, token by token, in small and large
     batches: equal floats.
     """
@@ -262,7 +249,7 @@ def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
     ]
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
 
-    def results(chosen: list[GenerateRequest], **settings: Any) -> list[Any]:
+    def results(chosen, **settings):
         engine = engine_of(model, **settings)
         engine.set_value(head)
         groups = drawn(engine, chosen)
@@ -290,7 +277,7 @@ def test_results_are_the_same_bits_in_any_company_and_on_any_threads(
 
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(kind: str) -> None:
+def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(kind):
     pairs = pairs_of((150, 40), (1, 1), (33, 5))
     base, model = llama(kind), with_lora(llama(kind))
     found, before, expected = (
@@ -311,9 +298,7 @@ def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(k
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_working_compiler_transformers_computes_the_same(
-    compiler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_working_compiler_transformers_computes_the_same(compiler, monkeypatch):
     requests = [GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)]
     [expected] = drawn(tiny_engine(), requests)
     monkeypatch.setenv("CC", compiler)
@@ -330,7 +315,7 @@ def test_without_a_working_compiler_transformers_computes_the_same(
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    "make, reason",
     [
         (lambda: llama(attention_bias=True), "biases"),
         (lambda: llama("qwen3", attention_bias=True), "biases"),
@@ -346,9 +331,7 @@ def test_without_a_working_compiler_transformers_computes_the_same(
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "gpt2"),
     ],
 )
-def test_what_the_kernels_dont_compute_is_said_once_with_the_reason(
-    make: Callable[[], Any], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_kernels_dont_compute_is_said_once_with_the_reason(make, reason, caplog):
     inprocess.tell_once.cache_clear()
     model = make().eval()
     for _ in range(2):
@@ -357,8 +340,8 @@ def test_what_the_kernels_dont_compute_is_said_once_with_the_reason(
     assert reason in said
 
 
-def test_units_and_threads_are_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def processor(unit: int | None) -> None:
+def test_units_and_threads_are_those_that_pay(monkeypatch):
+    def processor(unit):
         library = None if unit is None else SimpleNamespace(bf16_unit=lambda: unit)
         monkeypatch.setattr(
             precision, "kernels", lambda: SimpleNamespace(library=library, status="no compiler")
@@ -378,8 +361,8 @@ def test_units_and_threads_are_those_that_pay(monkeypatch: pytest.MonkeyPatch) -
 
 @needs_bf16
 def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     config = load_config(overrides=["student=embedded", "engine.dtype=bfloat16"])
     facts = load_student(config).engine.facts
     assert facts["forward"]["products"] == unit_name(BEST)
@@ -395,7 +378,7 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(
 
 
 @needs_compiler
-def test_draws_top_k_and_uniform_numbers_in_c_are_numpys() -> None:
+def test_draws_top_k_and_uniform_numbers_in_c_are_numpys():
     rng = np.random.default_rng(7)
     table = torch.from_numpy(np.log(rng.dirichlet(np.full(83, 0.3), size=30) + 1e-12)).float()
     table[3, 40] = table[3, 50] = 0.0  # a tie: the first one wins

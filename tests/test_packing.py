@@ -1,7 +1,5 @@
 """Packed rows against rows of their own: the same log-probabilities, entropies and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,7 +105,7 @@ def test_flex_attention_has_the_dense_masks_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("attention", "wanted", "device", "expected", "said"),
+    "attention, wanted, device, expected, said",
     [
         ("sdpa", "auto", "cpu", "auto", None),
         ("sdpa", "auto", "cuda", "off", "on CUDA sdpa would hold their masks in full"),

@@ -1,17 +1,13 @@
 """Step preferences in a file: rows, the pairs that they make, and `prm --data FILE.jsonl`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import tasks_of
 from alphazero_llm_trainer.training.critic_data import example_of, read_questions, with_step_labels
 from alphazero_llm_trainer.training.preferences import Preference, read_preferences
@@ -24,36 +20,34 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def student() -> Student:
+def student():
     return load_student(load_config(overrides=["student=embedded"]))
 
 
-def row_of(**changed: Any) -> bytes:
+def row_of(**changed):
     return json.dumps(ROW | changed).encode()
 
 
-def preference(**changed: Any) -> Preference:
+def preference(**changed):
     return Preference.model_validate_json(row_of(**changed))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rejected"),
+    "chosen, rejected",
     [
         (ROW["chosen"], ROW["rejected"]),
         ("3 * 4 = 12\n#### 12", "3 * 4 = 12\n#### 1"),
         (ROW["chosen"], "3 * 4 = 12\n#### 1\n"),
     ],
 )
-def test_lists_and_texts_make_the_same_pair_of_steps(
-    chosen: Any, rejected: Any, student: Student
-) -> None:
+def test_lists_and_texts_make_the_same_pair_of_steps(chosen, rejected, student):
     row = preference(chosen=chosen, rejected=rejected)
     line, eos = student.encode("3 * 4 = 12\n"), student.engine.eos_id
     better, worse = ((*line, *student.encode(text), eos) for text in ("#### 12", "#### 1"))
     assert set(row.pairs(student)) == {(better, worse)}
 
 
-def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student) -> None:
+def test_the_first_step_that_differs_and_the_ends_are_compared(student):
     row = preference(chosen=["1", "2", "3"], rejected=["1", "4"])
     a, b, c, d = (tuple(student.encode(f"{text}\n")) for text in "1234")
     assert list(row.pairs(student)) == [(a + b, a + d), (a + b + c, a + d)]
@@ -63,7 +57,7 @@ def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student)
 
 
 @pytest.mark.parametrize(
-    ("line", "word"),
+    "line, word",
     [
         (b"{", "JSON"),
         (b"[1]", "object"),
@@ -76,9 +70,7 @@ def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student)
         (row_of(chosen="a\nb", rejected="a"), "differ in no step"),
     ],
 )
-def test_a_row_that_is_none_is_named_with_its_line_and_field(
-    line: bytes, word: str, tmp_path: Path
-) -> None:
+def test_a_row_that_is_none_is_named_with_its_line_and_field(line, word, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(row_of() + b"\n\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
@@ -87,7 +79,7 @@ def test_a_row_that_is_none_is_named_with_its_line_and_field(
     assert said.startswith(f"{file} line 3: ") and word in said and "\n" not in said
 
 
-def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student: Student) -> None:
+def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path, student):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(row_of() + b"\n" + row_of(rejected=["3 * 4 = 11"]))
     [question] = read_questions([file], 1)
@@ -101,7 +93,7 @@ def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student:
     )
 
 
-def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
+def test_a_prm_learns_from_a_file(tmp_path, capsys):
     config, file = load_config(overrides=["student=embedded"]), tmp_path / "rows.jsonl"
     lines = []
     for task in tasks_of(config, "train", 60):
@@ -117,20 +109,12 @@ def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
         )
     file.write_text("\n".join(lines))
     out, quick = str(tmp_path / "prm"), ["--set", "train.optimizer.epochs=1"]
-    assert (
-        main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"])
-        == 0
-    )
+    assert main([*f"prm --model embedded --data {file} --out {out}".split(), *quick, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert (
         sum(card["questions"].values()) == 60
         and card["pairs"]["test"] > 0
         and card["sampled_tokens"] == 0
     )
-    assert (
-        main(
-            ["value", "--model", "embedded", "--data", str(file), "--out", str(tmp_path / "value")]
-        )
-        == 2
-    )
+    assert main(f"value --model embedded --data {file} --out {tmp_path / 'value'}".split()) == 2
     assert "step preferences" in capsys.readouterr().err

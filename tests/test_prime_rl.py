@@ -5,8 +5,6 @@ Tried with prime-rl 559b4477 (0.8.0) and the verifiers that it pins, a60a606e, n
 with that verifiers, msgspec and orjson beside this package's own dependencies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -16,7 +14,6 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import verifiers.v1 as vf
@@ -37,12 +34,12 @@ PLAIN, TREES = "prime_rl.toml", "prime_rl_trees.toml"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered() -> None:
+def registered():
     sys.path.insert(0, str(EXAMPLES))  # where `id = "prime_rl_trees"` is
     runpy.run_path(str(EXAMPLES / "prime_rl_trees.py"))["register"]()
 
 
-def configured(folder: Path, *names: str, **changes: str) -> Any:
+def configured(folder, *names, **changes):
     """The files laid over each other, with other values for some of their keys."""
     from prime_rl.configs.rl import RLConfig
     from prime_rl.utils.config import cli
@@ -57,7 +54,7 @@ def configured(folder: Path, *names: str, **changes: str) -> Any:
     return cli(RLConfig, args=words)
 
 
-async def trained(config: Any, client: vf.ClientConfig, tasks: int) -> Counter[Any]:
+async def trained(config, client, tasks):
     """(tokens so far, log-probability, advantage) of each token of the batch that prime-rl's
     trainer gets of the first tasks of the one train source.
     """
@@ -68,7 +65,7 @@ async def trained(config: Any, client: vf.ClientConfig, tasks: int) -> Counter[A
     [source] = config.orchestrator.train.source
     server = EnvServer(source.env, "tcp://127.0.0.1:0")
     running = asyncio.create_task(server.run())
-    envs: Any = TrainEnvs([source], {("train", source.name): server.address}, policy_pool=None)
+    envs = TrainEnvs([source], {("train", source.name): server.address}, policy_pool=None)
     await envs.start()
     [env] = envs
     sink = TrainSink(
@@ -90,7 +87,6 @@ async def trained(config: Any, client: vf.ClientConfig, tasks: int) -> Counter[A
         await env.env_client.close()
         running.cancel()
         await running
-    assert batch is not None
     return Counter(
         (tuple(one.token_ids[: at + 1]), one.logprobs[at], one.advantages[at])
         for one in batch.samples
@@ -99,7 +95,7 @@ async def trained(config: Any, client: vf.ClientConfig, tasks: int) -> Counter[A
     )
 
 
-def test_the_files_are_prime_rls(tmp_path: Path) -> None:
+def test_the_files_are_prime_rls(tmp_path):
     from prime_rl.configs.orchestrator import OrchestratorConfig
     from prime_rl.utils.config import dump_resolved_config
 
@@ -112,12 +108,12 @@ def test_the_files_are_prime_rls(tmp_path: Path) -> None:
 
 
 def test_the_launcher_starts_an_orchestrator_that_knows_the_algorithm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     import prime_rl.entrypoints.rl
 
-    def launch() -> None:
-        words = ["orchestrator", "--algo.type", "other"]
+    def launch():
+        words = "orchestrator --algo.type other".split()
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode and "'tree'" in done.stdout + done.stderr
 
@@ -127,15 +123,15 @@ def test_the_launcher_starts_an_orchestrator_that_knows_the_algorithm(
     runpy.run_path(str(EXAMPLES / "prime_rl_trees.py"), run_name="__main__")
 
 
-def test_tokens_train_with_the_advantages_of_their_trees(tmp_path: Path) -> None:
+def test_tokens_train_with_the_advantages_of_their_trees(tmp_path):
     """Each node counts once, with the file's log-probabilities and advantages."""
     run_sample(a_job(12), tmp_path / "data")
     file = tmp_path / "rollouts.jsonl"
     count = export(tmp_path / "data", "rollouts", file)
-    wanted: Counter[Any] = Counter()
+    wanted = Counter()
     for line in file.read_text().splitlines():
         [trace] = WireEpisode.model_validate_json(line).traces
-        paths: list[tuple[int, ...]] = []
+        paths = []
         for node in trace.nodes:
             before = () if node.parent is None else paths[node.parent]
             paths.append((*before, *node.token_ids))
@@ -150,7 +146,7 @@ def test_tokens_train_with_the_advantages_of_their_trees(tmp_path: Path) -> None
         asyncio.run(trained(config, vf.EvalClientConfig(), 1))
 
 
-def test_whole_responses_train_by_grpo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whole_responses_train_by_grpo(monkeypatch, tmp_path):
     """The taskset without search, behind the training client."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     config = configured(tmp_path, PLAIN, source="'embedded'\nlevels = [4]", group_size="4")

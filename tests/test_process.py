@@ -1,7 +1,5 @@
 """What a process of this package does with its own memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ import alphazero_llm_trainer
 PACKAGE = Path(alphazero_llm_trainer.__file__).parent
 
 
-def test_what_was_frozen_is_thawed_at_the_end() -> None:
+def test_what_was_frozen_is_thawed_at_the_end():
     """Frozen types are in no last collection, and nanobind (Triton 3.9) reports each of them as
     leaked.
     """
@@ -26,7 +24,7 @@ def test_what_was_frozen_is_thawed_at_the_end() -> None:
     assert done.stdout == "frozen: True\nfrozen at the end: 0\n"
 
 
-def test_nothing_is_frozen_elsewhere() -> None:
+def test_nothing_is_frozen_elsewhere():
     files = [
         path for path in PACKAGE.rglob("*.py") if "gc.freeze" in path.read_text(encoding="utf-8")
     ]

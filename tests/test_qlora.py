@@ -2,28 +2,25 @@
 training and resuming.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import tiny_llama
+from tables import read_json, read_jsonl
 from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.folders import mirrored, weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
-    Student,
     check_device,
     frozen_student,
     load_model,
@@ -44,44 +41,38 @@ from alphazero_llm_trainer.training.rows import TrainRow
 FOUR_BITS = [
     {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
 ]
-FLAGS = [
-    "--set", "student=embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
-]  # fmt: skip
-SMALL = [
-    "--set", "train.method=grpo",
-    *FLAGS, "--num-examples", "16", "--save-every", "8", "--eval-size", "8",
-    "--set", "train.questions_per_round=8",
-    "--set", "train.validation_size=8",
-    "--set", "train.keep_best=false",
-    "--set", "train.rows_per_round=8",
-    "--set", "train.demonstrations=20",
-    "--set", "train.optimizer.batch_size=5",
-    "--set", "train.optimizer.epochs=2",
-]  # fmt: skip
+FLAGS = """
+    --set student=embedded
+    --set models.embedded.quantization=nf4 --set models.embedded.adapter=lora
+""".split()
+SMALL = (
+    """
+    --set train.method=grpo --num-examples 16 --save-every 8 --eval-size 8
+    --set train.questions_per_round=8 --set train.validation_size=8 --set train.keep_best=false
+    --set train.rows_per_round=8 --set train.demonstrations=20
+    --set train.optimizer.batch_size=5 --set train.optimizer.epochs=2
+""".split()
+    + FLAGS
+)
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that runs can be compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
-def config() -> Config:
+def config():
     return load_config(overrides=FOUR_BITS)
 
 
 @pytest.fixture
-def student(config: Config) -> Student:
+def student(config):
     return load_student(config)
 
 
-def randomise(model: Any, adapter: str, seed: int, size: float = 0.03) -> None:
+def randomise(model, adapter, seed, size=0.03):
     """An adapter that changes something, at about the size that training gives one."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in adapters.own_parameters(model, adapter).items():
@@ -89,36 +80,36 @@ def randomise(model: Any, adapter: str, seed: int, size: float = 0.03) -> None:
             parameter.data = torch.randn(parameter.shape, generator=generator) * size
 
 
-def logprobs(model: Any, student: Student) -> torch.Tensor:
+def logprobs(model, student):
     """Every next-token log-probability along an answer."""
     ids = torch.tensor([[*student.prompt_ids(QUESTION), *student.encode(ANSWER)]])
     with torch.no_grad():
         return model(ids).logits[0].log_softmax(-1)
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(found, expected):
     """The largest difference in nats. Logits span 40 nats here: fp32 sums in another order are 2e-5
     apart.
     """
     return float((found - expected).abs().max())
 
 
-def in_64_bits(student: Student, adapter: Path) -> Any:
+def in_64_bits(student, adapter):
     """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
-    model: Any = bare(student.model, torch.float32)
+    model = bare(student.model, torch.float32)
     adapters.load_adapter(model, adapter, adapters.POLICY)
     adapters.activate(model, adapters.POLICY)
     return model.double()
 
 
-def engine_scores(student: Student) -> list[float]:
+def engine_scores(student):
     [found] = asyncio.run(
         student.engine.score([(student.prompt_ids(QUESTION), tuple(student.encode(ANSWER)))])
     )
     return found
 
 
-def storages(model: Any) -> set[int]:
+def storages(model):
     """Where the numbers of a model's base lie."""
     return {p.data_ptr() for name, p in model.named_parameters() if not adapters.is_adapted(name)}
 
@@ -126,7 +117,7 @@ def storages(model: Any) -> set[int]:
 # -- 4 bits ----------------------------------------------------------------------------------------
 
 
-def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: Student) -> None:
+def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student):
     """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient
     passes them then.
     """
@@ -144,7 +135,7 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: St
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
 
 
-def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Path) -> None:
+def test_merging_is_exact_and_the_folder_is_plain(student, tmp_path):
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
     student.model.eval()
@@ -152,7 +143,7 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     save_adapter(student.model, tmp_path / "adapter")
     merged(bare(student.model), tmp_path / "adapter").save_pretrained(tmp_path)
     student.tokenizer.save_pretrained(tmp_path)
-    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    assert "quantization_config" not in read_json(tmp_path / "config.json")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     # 4-bit kernel and fp32 rounding included
@@ -171,9 +162,7 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
-def test_an_adapter_comes_back_exactly_and_knows_its_base(
-    student: Student, config: Config, tmp_path: Path
-) -> None:
+def test_an_adapter_comes_back_exactly_and_knows_its_base(student, config, tmp_path):
     make_trainable(student.model, student.spec, "lora")
     randomise(student.model, adapters.POLICY, 0)
     save_adapter(student.model, tmp_path)
@@ -201,9 +190,7 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(
 LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
 
 
-def test_all_weights_under_an_adapter_are_not_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_weights_under_an_adapter_are_not_trained(tmp_path, capsys):
     config = load_config(overrides=LORA)
     first = load_student(config)
     make_trainable(first.model, first.spec, "lora")
@@ -212,19 +199,16 @@ def test_all_weights_under_an_adapter_are_not_trained(
     first.model.eval()
     flags = [
         *SMALL,
-        "--model",
-        str(tmp_path / "adapter"),
-        "--checkpoint-dir",
-        str(tmp_path / "runs"),
+        *f"--model {tmp_path / 'adapter'} --checkpoint-dir {tmp_path / 'runs'}".split(),
     ]
-    whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
+    whole = "--set models.embedded.quantization=none --set models.embedded.adapter=full".split()
     assert train_main([*flags, *whole]) == 2
     error = capsys.readouterr().err
     assert "folder is a LoRA adapter" in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
+def test_a_cut_adapter_is_one_sentence(tmp_path):
     config = load_config(overrides=LORA)
     student = load_student(config)
     make_trainable(student.model, student.spec, "lora")
@@ -241,7 +225,7 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
 # -- one base --------------------------------------------------------------------------------------
 
 
-def test_policy_reference_value_and_critic_share_one_base(student: Student, config: Config) -> None:
+def test_policy_reference_value_and_critic_share_one_base(student, config):
     base = storages(student.model)
     apart = {name: load_student(config) for name in ("policy", "value", "critic")}
     frozen = frozen_student(student, config, shared=True)
@@ -288,9 +272,9 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
             assert torch.allclose(values[0], own.score(hidden)[0, -5:-1, 0], atol=1e-4)
 
 
-def test_an_optimiser_of_8_bits_keeps_embeddings_in_32() -> None:
+def test_an_optimiser_of_8_bits_keeps_embeddings_in_32():
     model = tiny_llama()
-    optimizer: Any = make_optimizer(model, (), 1e-3, 0.0, eight_bit=True)
+    optimizer = make_optimizer(model, (), 1e-3, 0.0, eight_bit=True)
     optimizer.check_overrides()
     embeddings = model.get_input_embeddings().weight
     for number, group in enumerate(optimizer.param_groups):
@@ -299,14 +283,14 @@ def test_an_optimiser_of_8_bits_keeps_embeddings_in_32() -> None:
             assert bits == (32 if parameter is embeddings else 8)
 
 
-def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Student) -> None:
+def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student):
     make_trainable(student.model, student.spec, "lora")
     attach(student.model, student.spec.lora, adapters.CRITIC)
     for seed, name in enumerate((adapters.POLICY, adapters.CRITIC)):
         randomise(student.model, name, seed)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
 
-    def gradients() -> dict[str, torch.Tensor]:
+    def gradients():
         student.model.zero_grad(set_to_none=True)
         loss = student.model(ids).logits.logsumexp(-1).sum()
         with adapters.under(student.model, adapters.CRITIC):
@@ -332,17 +316,16 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Stud
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
+def whole_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("qlora")
     assert train_main([*SMALL, "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001"
 
 
-def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: Config) -> None:
-    card = json.loads((whole_run / "run.json").read_text())
+def test_a_run_searches_trains_merges_and_is_evaluated(whole_run, config):
+    card = read_json(whole_run / "run.json")
     assert card["adapter"] == "lora" and card["after"]["problems"] == 8
-    lines = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(whole_run / "metrics.jsonl")
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     state = load_file(whole_run / "adapter" / "adapter_model.safetensors")
@@ -368,7 +351,7 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
 # -- what a user trips over ------------------------------------------------------------------------
 
 
-def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     spec = load_config().models["llama-3.2-3b"]
     with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --model embedded.*cpu=true"):
@@ -377,9 +360,7 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
     check_device("embedded", str(PACKAGED), spec)
 
 
-def test_the_mirror_takes_a_gated_model_s_place(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_mirror_takes_a_gated_model_s_place(monkeypatch, caplog):
     mirrored.cache_clear()  # it is said once a process
     spec = load_config().models["llama-3.2-3b"]
     for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
@@ -389,9 +370,9 @@ def test_the_mirror_takes_a_gated_model_s_place(
 
 
 def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
+    monkeypatch,
+):
+    def refuse(*args, **kwargs):
         raise OSError("You are trying to access a gated repo.\nMore of it.")
 
     spec = load_config().models["llama-3.2-3b"]
@@ -419,36 +400,29 @@ def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
 class Hub:
     """FAKE hub: what `HfApi` is asked to make and to upload."""
 
-    def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
-        self.files: dict[str, bytes] = {}
+    def __init__(self):
+        self.made = []
+        self.files = {}
 
-    def create_repo(self, repository: str, **given: Any) -> str:
+    def create_repo(self, repository, **given):
         self.made.append({"repository": repository, **given})
         return f"https://hub/{repository}"
 
-    def upload_folder(self, folder_path: Path, path_in_repo: str | None, **_: Any) -> None:
+    def upload_folder(self, folder_path, path_in_repo, **_):
         for file in folder_path.iterdir():
             self.files[str(Path(path_in_repo or "") / file.name)] = file.read_bytes()
 
 
 def test_merge_writes_a_plain_folder_and_uploads_it(
-    whole_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    whole_run,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     hub, out = Hub(), tmp_path / "merged"
     monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    given = [
-        "--adapter",
-        str(whole_run / "adapter"),
-        "--out",
-        str(out),
-        "--push-to-hub",
-        "me/student",
-    ]
+    given = f"--adapter {whole_run / 'adapter'} --out {out} --push-to-hub me/student".split()
     assert main(["merge", "--model", "embedded", *given]) == 0, (
         "the adapter knows that its base has 4 bits"
     )
@@ -464,44 +438,30 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    "flags, wanted",
     [
-        (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
-        (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
+        ("--adapter {adapter} --out {run}".split(), "is there already"),
         (
-            ["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"],
+            "--adapter {adapter} --out x --model {run}/student".split(),
             "trained over other weights",
         ),
     ],
 )
-def test_merge_refuses_what_is_wrong(
-    flags: list[str], wanted: str, whole_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_merge_refuses_what_is_wrong(flags, wanted, whole_run, capsys):
     given = [flag.format(adapter=whole_run / "adapter", run=whole_run) for flag in flags]
     assert main(["merge", *FLAGS, *given]) == 2
     assert wanted in capsys.readouterr().err
 
 
-def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
+def test_sft_goes_on_in_4_bits(tmp_path):
     out = tmp_path / "sft"
-    flags = [
-        "--eval-size",
-        "8",
-        "--set",
-        "train.demonstrations=24",
-        "--set",
-        "train.validation_size=8",
-    ]
-    flags += [
-        "--set",
-        "train.sft_steps=6",
-        "--set",
-        "train.optimizer.learning_rate=5e-3",
-        "--set",
-        "train.micro_batch=8",
-    ]
-    assert main(["sft", *FLAGS, "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
-    manifest = json.loads((out / "manifest.json").read_text())
+    flags = "--eval-size 8 --set train.demonstrations=24 --set train.validation_size=8".split()
+    flags += """
+        --set train.sft_steps=6 --set train.optimizer.learning_rate=5e-3 --set
+        train.micro_batch=8
+    """.split()
+    assert main(["sft", *FLAGS, *f"--model {PACKAGED} --out {out}".split(), *flags]) == 0
+    manifest = read_json(out / "manifest.json")
     assert manifest["adapter"] == "lora" and manifest["steps"] == 6
     assert manifest["test_before"]["problems"] == manifest["test_greedy"]["problems"] == 8
     config = load_config(overrides=FOUR_BITS)
@@ -510,7 +470,7 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     prompt = adapted.prompt_ids("Zoe has 3 bags with 4 coins each. How many coins does Zoe have?")
     pair = (prompt, tuple(adapted.encode("3 * 4 = 12\n#### 12")))
 
-    def scores(student: Student) -> torch.Tensor:
+    def scores(student):
         [found] = asyncio.run(student.engine.score([pair]))
         return torch.tensor(found)
 

@@ -2,8 +2,6 @@
 in one sentence.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,42 +25,22 @@ from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 
 ROOT = Path(__file__).parents[1]
-SMALL = [
-    *("--model", "embedded", "--eval-size", "0", "--quiet"),
-    *(
-        "--set",
-        "problems.levels=[1, 2]",
-        "--set",
-        "search.temperature=1.2",
-        "--set",
-        "search.concurrent=8",
-    ),
-    *(
-        "--set",
-        "train.questions_per_round=8",
-        "--set",
-        "train.save_every=8",
-    ),
-    *("--set", "train.demonstrations=16", "--set", "train.validation_size=0"),
-    *("--set", "rewards.use_student_model=false"),
-]
-FEW = [
-    "--set",
-    "train.updates_per_round=3",
-    "--set",
-    "train.optimizer.batch_size=4",
-    "--set",
-    "train.optimizer.warmup=0",
-]
-METHODS = {
-    "rft": FEW,
-    "alphazero": FEW,
-    "grpo": [
-        *("--set", "search.simulations=3"),
-        *("--set", "train.optimizer.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.optimizer.epochs=2"),
-        *("--set", "train.demonstration_share=0.25", "--set", "train.optimizer.warmup=0"),
-    ],
-}  # fmt: skip
+SMALL = """
+    --model embedded --eval-size 0 --quiet
+    --set problems.levels=[1,2] --set search.temperature=1.2 --set search.concurrent=8
+    --set train.questions_per_round=8 --set train.save_every=8 --set train.demonstrations=16
+    --set train.validation_size=0 --set rewards.use_student_model=false
+""".split()
+FEW = """
+    --set train.updates_per_round=3
+    --set train.optimizer.batch_size=4 --set train.optimizer.warmup=0
+""".split()
+GRPO = """
+    --set search.simulations=3 --set train.optimizer.batch_size=8 --set train.rows_per_round=12
+    --set train.optimizer.epochs=2 --set train.demonstration_share=0.25
+    --set train.optimizer.warmup=0
+""".split()
+METHODS = {"rft": FEW, "alphazero": FEW, "grpo": GRPO}
 # What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -74,13 +51,13 @@ FSDP = {
 }
 
 
-def set_fsdp(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+def set_fsdp(monkeypatch, **changes):
     """Have the processes that a test starts from here on train under FSDP."""
     for name, value in {**FSDP, **changes}.items():
         monkeypatch.setenv(name, value)
 
 
-def start(count: int, argv: list[list[str]]) -> list[subprocess.Popen[str]]:
+def start(count, argv):
     """`count` processes of one run, as a launcher starts them; `argv` has a command line for
     each.
     """
@@ -104,17 +81,17 @@ def start(count: int, argv: list[list[str]]) -> list[subprocess.Popen[str]]:
     return processes
 
 
-def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def finish(processes):
     """Exit code, standard output and error of each."""
     said = [process.communicate(timeout=500) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
 
 
-def train(count: int, out: Path, *flags: str) -> list[tuple[int, str, str]]:
+def train(count, out, *flags):
     return finish(start(count, [[*SMALL, "--out", str(out), *flags]] * count))
 
 
-def kill_after_a_checkpoint(out: Path, flags: list[str]) -> None:
+def kill_after_a_checkpoint(out, flags):
     """Start two processes, and kill both once their first checkpoint is sealed."""
     processes = start(2, [[*SMALL, "--out", str(out), *flags]] * 2)
     sealed = out / "run-001" / "checkpoint-8" / "alphazero.json"
@@ -127,16 +104,16 @@ def kill_after_a_checkpoint(out: Path, flags: list[str]) -> None:
     assert not (out / "run-001" / "student").exists(), "it was over before it was killed"
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def weights(run):
     return load_file(run / "run-001" / "student" / "model.safetensors")
 
 
-def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def apart(one, other):
     """The distance of two sets of weights (2-norm)."""
     return sum(float((one[name] - other[name]).double().square().sum()) for name in one) ** 0.5
 
 
-def journal(run: Path) -> dict[str, Any]:
+def journal(run):
     lines = (run / "run-001" / "journal.jsonl").read_text().splitlines()
     found = {
         record["key"]: (record["tree"]["token_ids"], record["tree"]["N"])
@@ -148,18 +125,16 @@ def journal(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "sharding"),
+    "method, sharding",
     # A killed run is RFT's under FSDP.
     [("rft", "ddp"), ("alphazero", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],
 )
-def test_two_processes_end_with_the_weights_of_one(
-    method: str, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, monkeypatch):
     named = ["--config", method] if method == "alphazero" else [f"--use-{method}"]
     flags = [*named, "--num-examples", "16", *METHODS[method]]
     fsdp = sharding == "fsdp"
     if fsdp:  # with an adapter, which most of the sharded weights are no part of
-        flags += ["--set", "train.adapter=lora", "--set", "train.optimizer.learning_rate=0.003"]
+        flags += "--set train.adapter=lora --set train.optimizer.learning_rate=0.003".split()
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
     if fsdp:
@@ -192,15 +167,13 @@ def test_two_processes_end_with_the_weights_of_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_a_killed_run_goes_on_and_ends_as_it_would_have(
-    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_and_ends_as_it_would_have(sharding, tmp_path, monkeypatch):
     """With another number of processes: a checkpoint is whole."""
     flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
     count = 4 if sharding == "fsdp" else 1
-    again = [["--out", str(tmp_path / "two"), "--resume", "--quiet"]] * count
+    again = [f"--out {tmp_path / 'two'} --resume --quiet".split()] * count
     if sharding == "fsdp":
         set_fsdp(monkeypatch)
     kill_after_a_checkpoint(tmp_path / "two", flags)
@@ -223,7 +196,7 @@ def check_shared(config: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "fsdp", "words"),
+    "override, fsdp, words",
     [
         ("train.optimizer.batch_size=21", False, "batch_size is 21 and 2 processes"),
         ("train.method=ppo", False, "trains in one process"),
@@ -235,9 +208,7 @@ def check_shared(config: Any, size: int) -> None:
         ("train.method=alphazero", True, "launch without FSDP"),
     ],
 )
-def test_what_two_processes_can_not_share_is_said(
-    override: str, fsdp: bool, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_two_processes_can_not_share_is_said(override, fsdp, words, monkeypatch):
     if fsdp:
         set_fsdp(monkeypatch, FSDP_VERSION="1", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
     check_shared(grpo_config(["student=embedded"]), 2)
@@ -252,13 +223,13 @@ def test_what_two_processes_can_not_share_is_said(
         check_shared(grpo_config(["student=embedded", override]), 2)
 
 
-def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_says_what_fsdp_needs(monkeypatch):
     """accelerate's launcher reads it, and what it hands on is what the tests here start with."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     example = ROOT / "examples" / "accelerate_fsdp.yaml"
-    arguments = launch_command_parser().parse_args(["--config_file", str(example), "train_vllm.py"])
+    arguments = launch_command_parser().parse_args(f"--config_file {example} train_vllm.py".split())
     handed_on = prepare_multi_gpu_env(_validate_launch_command(arguments)[0])
     assert {name: handed_on[name] for name in FSDP} == FSDP
     for name in FSDP:
@@ -266,7 +237,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> No
     check_shared(grpo_config(), 2)
 
 
-def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens() -> None:
+def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens():
     rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), reward=float(i)) for i in range(16)]
     parts = [shard(rows, Ranks(rank, 4)) for rank in range(4)]
     assert [len(part) for part in parts] == [4] * 4

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -16,7 +14,7 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
 
 
 @pytest.mark.parametrize(
-    ("ppl", "base", "expected"),
+    "ppl, base, expected",
     [
         (4, 4, 0.5),
         (2, 4, 0.75),
@@ -53,7 +51,7 @@ def test_pre_is_the_design_formula(a, b):
 
 
 @pytest.mark.parametrize(
-    ("hre_part", "pre_part", "steps", "right", "wrong", "total"),
+    "hre_part, pre_part, steps, right, wrong, total",
     [
         (1.0, None, 0, 0, 0, 1.0),  # no student model: correctness has all the weight
         (0.0, None, 0, 0, 0, 0.0),
@@ -97,7 +95,7 @@ def test_weights_are_renormalised():
     )
 
 
-@pytest.mark.parametrize(("hre_part", "pre_part"), [(None, None), (1.0, None)])
+@pytest.mark.parametrize("hre_part, pre_part", [(None, None), (1.0, None)])
 def test_no_weight_at_all_is_said(hre_part, pre_part):
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
         combined(
@@ -117,7 +115,7 @@ def test_combined_stays_in_range_and_is_monotonic(h, p, steps, right, wrong):
 
 
 @pytest.mark.parametrize(
-    ("response", "steps"),
+    "response, steps",
     [
         ("", 0),
         ("\n \n", 0),
@@ -128,5 +126,5 @@ def test_combined_stays_in_range_and_is_monotonic(h, p, steps, right, wrong):
         ("#### \nso it is\n#### 3\n", 3),
     ],
 )
-def test_steps_are_lines_down_to_the_final_answer(response: str, steps: int) -> None:
+def test_steps_are_lines_down_to_the_final_answer(response, steps):
     assert steps_of(response) == steps

@@ -1,18 +1,14 @@
 """A round's rows by each way of giving credit, over real trees of the shipped student."""
 
-from __future__ import annotations
-
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support import Source, grpo_config
 
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
+from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of as problems_of
@@ -46,9 +42,7 @@ class Likely:
     name, checks, guides, computes = "likely", True, False, False
     scored_tokens = alive = most = 0
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         self.alive += 1
         self.most = max(self.most, self.alive)
         await asyncio.sleep(0)
@@ -58,26 +52,26 @@ class Likely:
         return Judgement(scores, math.prod(scores))
 
 
-def source_of(folder: Path, *overrides: str) -> Source:
+def source_of(folder, *overrides):
     config = grpo_config([*OVERRIDES, *overrides])
     tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1000)
     return Source.of(config, tasks, folder, Likely())
 
 
 def by_response(
-    rows: Sequence[TrainRow],
-) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]]:
+    rows,
+):
     return {
         (row.prompt_ids, row.completion_ids): row.advantages for row in rows if any(row.advantages)
     }
 
 
-def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
+def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path):
     source = source_of(
         tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3"
     )
     rows, verifier = by_response(source.rows()), source.builder.verifier
-    assert source.stats is not None and isinstance(verifier, Likely)
+    assert isinstance(verifier, Likely)
     assert source.stats.cost.scored_tokens == verifier.scored_tokens > 0
     assert verifier.most == 3  # as many at once as trees are searched at once
     trees, mixed = source.trees(), 0
@@ -106,7 +100,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
 
 
 @pytest.mark.parametrize("credit", ["step", "group"])
-def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
+def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
     source = source_of(tmp_path, f"train.credit={credit}")
     trees, _ = source.rounds.search(0)
     wrong = {
@@ -130,7 +124,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("credit", ["group", "step"])
-def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
+def test_every_credit_gives_rows_of_its_own(credit, tmp_path):
     source = source_of(tmp_path, f"train.credit={credit}")
     rows = source.rows()
     assert len(rows) == source.builder.size.rows_per_round == 400
@@ -141,7 +135,7 @@ def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None
     assert len(values) > 4 and min(values) < 0 < max(values)
 
 
-def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path):
     found = []
     for _ in range(2):
         source = source_of(tmp_path, "train.demonstration_share=0.5", "train.rows_per_round=60")
@@ -158,13 +152,11 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path)
     }
 
 
-def test_rft_takes_each_questions_right_responses_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "RESPONSES", 1)
     source = source_of(tmp_path, "train.method=rft")
     rows = source.rows()
-    right: dict[tuple[int, ...], list[Trajectory]] = {}
+    right = {}
     for tree in source.trees():
         prompt = source.prompt(tree)
         right[prompt] = sorted(
@@ -179,8 +171,8 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(
     assert {value for row in rows for value in row.advantages} == {1.0}
 
 
-def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
-    def rows(name: str, *overrides: str) -> tuple[list[TrainRow], RoundStats]:
+def test_a_rounds_own_rows_decide_its_updates(tmp_path):
+    def rows(name, *overrides):
         source = source_of(tmp_path / name, "train.method=rft", *overrides)
         found = source.rows()
         assert source.stats is not None
@@ -203,7 +195,7 @@ VERIFIED = [
 ]
 
 
-def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path: Path) -> None:
+def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path):
     source, stats = searched(
         tmp_path, *VERIFIED, "search.simulations=4", "search.verify.first_temperature=1.0"
     )
@@ -223,7 +215,7 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
     assert rejected and wrong and stats.solved and not stats.failed
 
 
-def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
+def searched(folder, *overrides):
     """The source after its first round's search."""
     source = source_of(folder, *overrides)
     source.rows()
@@ -231,7 +223,7 @@ def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     return source, source.stats
 
 
-def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) -> None:
+def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path):
     source = source_of(
         tmp_path, "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600"
     )
@@ -247,7 +239,7 @@ TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limi
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path: Path, keep: bool) -> None:
+def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
     source, stats = searched(tmp_path, *TAUGHT, f"train.teacher_rows={keep}")
     rows = {
         (row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)

@@ -2,8 +2,6 @@
 the run down.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,12 +10,12 @@ from random import Random
 
 import pytest
 from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_counts
+from tables import read_json, read_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.scale.folder import SampleFolder
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.scale.summary import Summary
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
@@ -26,7 +24,7 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+def test_a_folder_holds_one_run(tmp_path):
     tasks = a_job(12).tasks
     # Nothing there yet: a new run.
     folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)
@@ -53,17 +51,17 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Summary]:
+def whole(tmp_path_factory):
     """Trees of 30 questions, by a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole")
     summary = run_sample(a_job(30), out)
     return trees_in(out), summary
 
 
-def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
+def test_a_run_leaves_a_manifest_that_adds_up(tmp_path):
     job = a_job(16)
     summary = run_sample(job, tmp_path / "out")
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = read_json(tmp_path / "out" / "manifest.json")
     found = trees_in(tmp_path / "out")
     assert set(found) == set(keys_of(job)) and summary.status == manifest["status"] == "complete"
     sampled = sum(record["cost"]["sampled_tokens"] for record in found.values())
@@ -83,9 +81,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     assert more.session_trees == 2 and more.trees == 18
 
 
-def test_killed_at_any_moment_every_question_has_its_tree(
-    tmp_path: Path, whole: tuple[dict, Summary]
-) -> None:
+def test_killed_at_any_moment_every_question_has_its_tree(tmp_path, whole):
     rng, job = Random(3), a_job(30, delay=0.02)
     for kill in range(3):
         had = lines_in(tmp_path)
@@ -105,7 +101,7 @@ def test_killed_at_any_moment_every_question_has_its_tree(
     }
 
 
-def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
+def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path):
     job = a_job(9)
     raises, hangs = keys_of(job)[2], keys_of(job)[5]
     job = a_job(9, poison={raises: "raise", hangs: "hang"}, seconds=0.5)
@@ -114,7 +110,7 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
         raises,
         hangs,
     }
-    lines = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]
+    lines = read_jsonl(tmp_path / "set_aside.jsonl")
     assert lines == summary.set_aside and {
         line["key"]: (line["reason"], line["attempts"]) for line in lines
     } == {
@@ -124,23 +120,21 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     assert run_sample(job, tmp_path, resume=True).session_trees == 0  # they stay aside
 
 
-def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
+def test_a_mistake_in_the_configuration_ends_the_run(tmp_path):
     keys = keys_of(a_job(9))
     with pytest.raises(ConfigError, match="wrong for every question"):
         run_sample(a_job(9, poison={keys[4]: "configure"}), tmp_path)
     assert (tmp_path / "set_aside.jsonl").read_bytes() == b""
-    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "stopped"
+    assert read_json(tmp_path / "manifest.json")["status"] == "stopped"
     run_sample(a_job(9), tmp_path, resume=True)
     assert set(trees_in(tmp_path)) == set(keys)
 
 
-def test_stopping_leaves_whole_trees_and_goes_on(
-    tmp_path: Path, whole: tuple[dict, Summary]
-) -> None:
+def test_stopping_leaves_whole_trees_and_goes_on(tmp_path, whole):
     job = a_job(30)
     summary = run_sample(job, tmp_path, stop=lambda: lines_in(tmp_path) >= 5)
     assert summary.status == "stopped" and 5 <= len(trees_in(tmp_path)) < 30
-    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "stopped"
+    assert read_json(tmp_path / "manifest.json")["status"] == "stopped"
     run_sample(job, tmp_path, resume=True)
     assert {k: what_counts(r) for k, r in trees_in(tmp_path).items()} == {
         k: what_counts(r) for k, r in whole[0].items()
@@ -149,14 +143,12 @@ def test_stopping_leaves_whole_trees_and_goes_on(
 
 # -- the command -----------------------------------------------------------------------------------
 
-SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
+SMALL = "--model embedded --set search.simulations=1 --set train.requeue_limit=0".split()
 
 
-def test_a_folder_with_files_of_somebody_else_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
-    assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
+    assert main(f"sample --model embedded --num 1 --out {tmp_path}".split()) == 2
     assert (
         "holds notes.txt, and no manifest.json of a sample run: name another folder"
         in capsys.readouterr().err
@@ -166,21 +158,14 @@ def test_a_folder_with_files_of_somebody_else_is_refused(
     }
 
 
-def test_the_command_samples_and_explains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_samples_and_explains(tmp_path, capsys):
     out = str(tmp_path / "out")
-    assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
+    assert main([*f"sample --num 4 --out {out} --json".split(), *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["cost"]["sampled_tokens"] > 0
     # PRE is off unless asked for.
-    assert (
-        json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"][
-            "use_student_model"
-        ]
-        is False
-    )
-    assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0
+    assert read_json(Path(out) / "manifest.json")["config"]["rewards"]["use_student_model"] is False
+    assert main([*f"sample --num 6 --out {out} --resume".split(), *SMALL]) == 0
     said = capsys.readouterr().out
     assert (
         said.startswith(f"6 of 6 questions have a tree in {out}\nsearched now: 2 in ")
@@ -188,10 +173,10 @@ def test_the_command_samples_and_explains(
     )
     nothing = str(tmp_path / "nothing")
     for argv, words in (
-        (["--out", nothing, "--set", "search.rollout=none"], "search.rollout is none"),
+        (f"--out {nothing} --set search.rollout=none".split(), "search.rollout is none"),
         (["--out", out], "--resume"),
-        (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
-        (["--out", out, "--workers", "0"], "--workers is 0"),
+        (f"--out {out} --resume --seed 8".split(), "seed is 8"),
+        (f"--out {out} --workers 0".split(), "--workers is 0"),
     ):
         assert main(["sample", "--num", "6", *argv, *SMALL]) == 2
         said = capsys.readouterr().err.strip()

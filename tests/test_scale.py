@@ -2,8 +2,6 @@
 dies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import multiprocessing
@@ -11,7 +9,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +21,13 @@ from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.worker import Worker
 
 
-def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ray_there_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"alphazero-llm-trainer\[scale\]"):
         run_sample(a_job(1, workers=2), tmp_path)
 
 
-def test_every_node_has_the_same_student() -> None:
+def test_every_node_has_the_same_student():
     job = a_job(1)
     worker = Worker(job)
     other = {**worker.open(), "fingerprint": "another"}
@@ -39,14 +36,14 @@ def test_every_node_has_the_same_student() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[str, int]]:
+def cluster():
     """(address, process) of a Ray cluster in a child, which can import the faulty collector; it
     ends with the tests.
     """
     pytest.importorskip("ray")
     ours, theirs = multiprocessing.Pipe()
 
-    def serve() -> None:
+    def serve():
         from alphazero_llm_trainer.scale.workers import connect
 
         connect(None, 6)
@@ -72,7 +69,7 @@ def cluster() -> Iterator[tuple[str, int]]:
         assert child.exitcode == 0
 
 
-def test_workers_and_the_driver_are_killed(tmp_path: Path, cluster: tuple[str, int]) -> None:
+def test_workers_and_the_driver_are_killed(tmp_path, cluster):
     """The driver and both workers die: the trees are those of one quiet process, each once."""
     address, root = cluster
     job = dataclasses.replace(a_job(40, workers=2, delay=0.05), address=address)
@@ -86,7 +83,7 @@ def test_workers_and_the_driver_are_killed(tmp_path: Path, cluster: tuple[str, i
     strikes = iter((had + 2, had + 12, 41))
     due = next(strikes)
 
-    def strike() -> bool:
+    def strike():
         nonlocal due
         if lines_in(tmp_path / "out") >= due:
             due = next(strikes)
@@ -104,9 +101,7 @@ def test_workers_and_the_driver_are_killed(tmp_path: Path, cluster: tuple[str, i
 
 
 @pytest.mark.slow
-def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(
-    tmp_path: Path, cluster: tuple[str, int]
-) -> None:
+def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(tmp_path, cluster):
     keys = keys_of(a_job(6))
     job = a_job(6, workers=2, poison={keys[3]: "configure"})
     with pytest.raises(ConfigError, match="wrong for every question"):
@@ -118,9 +113,7 @@ def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_poison_over_ray_is_isolated(
-    tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poison_over_ray_is_isolated(tmp_path, cluster, monkeypatch):
     """Questions that kill, hang or raise end up aside; the innocent ones beside them are
     searched.
     """

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -7,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.engine.protocol import Teacher
 from alphazero_llm_trainer.errors import TeacherError
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.calculator import equations
@@ -30,8 +27,8 @@ def ask(teacher, task, steps, direction=Direction.RIGHT, seed=0):
 @settings(deadline=None, max_examples=40)
 @given(tasks, st.integers(0, 1000))
 def test_right_steps_are_the_worked_solution(task, seed):
-    teacher: Teacher = ScriptedTeacher(0.0)
-    steps: list[str] = []
+    teacher = ScriptedTeacher(0.0)
+    steps = []
     while (step := ask(teacher, task, steps, seed=seed)) is not None:
         steps.append(step)
     assert "\n".join(steps) == task.solution

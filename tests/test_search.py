@@ -2,20 +2,16 @@
 counts as an answer.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
+from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     a_problem,
@@ -23,6 +19,7 @@ from support import (
     run,
     scripted_evaluate,
 )
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -31,7 +28,7 @@ from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.seeds import derive_seed
@@ -45,9 +42,7 @@ from alphazero_llm_trainer.types import Continuation, Direction, Problem, Reward
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def search(
-    policy: Any, problem: Problem, seed: int = 0, tree: Tree | None = None, **more: Any
-) -> SearchResult:
+def search(policy, problem, seed=0, tree=None, **more):
     """One search to its end. `more`: SearchConfig's fields, and Search's advisor, finished, stop,
     evaluate.
     """
@@ -63,11 +58,11 @@ def search(
 class Node:
     """A linked node of the reference."""
 
-    def __init__(self, parent: Node | None, step: Step) -> None:
+    def __init__(self, parent, step):
         self.parent, self.step = parent, step
-        self.children: list[Node] = []
+        self.children = []
         self.N, self.W = 0, 0.0
-        self.reward: float | None = None
+        self.reward = None
         self.expanded = False
 
 
@@ -76,16 +71,14 @@ class Reference:
     siblings.
     """
 
-    def __init__(
-        self, policy: ScriptedPolicy, problem: Problem, seed: int, config: SearchConfig
-    ) -> None:
+    def __init__(self, policy, problem, seed, config):
         self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
         self.root = Node(None, Step((), (), ""))
         self.made = [self.root]
         for _ in range(config.simulations):
             self.simulate(self.root, [])
 
-    def simulate(self, node: Node, steps: list[Step]) -> list[float]:
+    def simulate(self, node, steps):
         if node.reward is not None:
             rewards = [node.reward]
         elif node.expanded and node.children:
@@ -99,13 +92,13 @@ class Reference:
             node.expanded = True
         return self.back_up(node, rewards)
 
-    def back_up(self, node: Node, rewards: list[float]) -> list[float]:
+    def back_up(self, node, rewards):
         for reward in rewards:
             node.N += 1
             node.W += reward
         return rewards
 
-    def playouts(self, node: Node, steps: list[Step]) -> list[tuple[Step, ...]]:
+    def playouts(self, node, steps):
         tokens = self.config.max_tokens - sum(len(step.token_ids) for step in steps)
         limits = Limits(self.config.max_depth - len(steps), tokens)
         if min(limits.steps, limits.tokens) <= 0:
@@ -116,13 +109,11 @@ class Reference:
             for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)
         ]
 
-    def graft(self, leaf: Node, playout: tuple[Step, ...], steps: list[Step]) -> float:
+    def graft(self, leaf, playout, steps):
         earned = hashed_reward("".join(step.text for step in [*steps, *playout]))
         return self.descend(leaf, playout, earned, at_leaf=True)
 
-    def descend(
-        self, node: Node, rest: Sequence[Step], earned: float, at_leaf: bool = False
-    ) -> float:
+    def descend(self, node, rest, earned, at_leaf=False):
         if rest and node.reward is None:
             earned = self.descend(self.child(node, rest[0]), rest[1:], earned)
         else:
@@ -133,7 +124,7 @@ class Reference:
             self.back_up(node, [earned])
         return earned
 
-    def child(self, node: Node, step: Step) -> Node:
+    def child(self, node, step):
         for child in node.children:
             a, b = sorted((child.step.token_ids, step.token_ids), key=len)
             if child.step.text == step.text and (a == b or b[: len(a)] != a):
@@ -143,7 +134,7 @@ class Reference:
         self.made.append(made)
         return made
 
-    def score(self, node: Node, child: Node) -> float:
+    def score(self, node, child):
         c = self.config.exploration
         if self.config.select == "ucb1":
             return (
@@ -157,7 +148,7 @@ class Reference:
             1 + child.N
         )
 
-    def columns(self) -> list[tuple[Any, ...]]:
+    def columns(self):
         index = {id(node): i for i, node in enumerate(self.made)}
         return [
             (
@@ -172,7 +163,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
-def test_the_arena_equals_the_recursive_reference(select: str) -> None:
+def test_the_arena_equals_the_recursive_reference(select):
     deepest = widest = revisited = 0
     for seed in range(100):
         rng = Random(seed)
@@ -230,7 +221,7 @@ def test_a_selector_of_ones_own_leads_the_descent(tmp_path: Path) -> None:
 # -- (b) properties --------------------------------------------------------------------------------
 
 
-def check_invariants(tree: Tree) -> None:
+def check_invariants(tree):
     for node in range(len(tree)):
         below = sum(tree.N[child] for child in tree.children[node])
         assert tree.N[node] >= below
@@ -270,9 +261,7 @@ playouts_strategy = st.lists(
     st.sampled_from(["ucb1", "puct", "gumbel"]),
     st.floats(0, 3),
 )
-def test_invariants_hold_whatever_is_told(
-    rounds: list[list[Playout]], rule: str, exploration: float
-) -> None:
+def test_invariants_hold_whatever_is_told(rounds, rule, exploration):
     tree = Tree()
     mcts = Mcts(tree, closed(SELECTORS[rule].select, exploration), 20)
     for playouts in rounds:
@@ -296,7 +285,7 @@ def test_invariants_hold_whatever_is_told(
 
 
 @pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
-def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
+def test_a_reward_outside_0_to_1_changes_nothing(reward):
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     fine, wrong = (
@@ -310,10 +299,10 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
+    "column, value",
     [("format", 0), ("text", None), ("N", []), ("parent", [-1, 5, 1]), ("logprobs", [[], [], []])],
 )
-def test_broken_saved_trees_are_data_errors(column: str, value: Any) -> None:
+def test_broken_saved_trees_are_data_errors(column, value):
     raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
     assert len(Tree.from_dict(raw)) == 3
     with pytest.raises(DataError, match=r"search it again$"):
@@ -324,12 +313,12 @@ def test_broken_saved_trees_are_data_errors(column: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimate", "weight", "value", "backed_up"),
+    "estimate, weight, value, backed_up",
     [(None, 0.25, None, 1.0), (0.2, 1.0, None, 1.0), (0.2, 0.25, None, 0.4), (0.2, 0.25, 0.2, 1.2)],
 )
 def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
-    estimate: float | None, weight: float, value: float | None, backed_up: float
-) -> None:
+    estimate, weight, value, backed_up
+):
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     playout = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(1.0))
@@ -341,7 +330,7 @@ def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
 # -- (d) golden trees ------------------------------------------------------------------------------
 
 
-def golden(select: str) -> dict[str, Any]:
+def golden(select):
     result = search(
         ScriptedPolicy(2024, words=3, close=0.3),
         a_problem("golden"),
@@ -365,11 +354,11 @@ def golden(select: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
-def test_golden_trees(select: str) -> None:
+def test_golden_trees(select):
     """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the
     difference.
     """
-    pinned = json.loads((GOLDEN / f"{select}.json").read_text(encoding="utf-8"))
+    pinned = read_json(GOLDEN / f"{select}.json")
     assert golden(select) == pinned
     assert len(pinned["tree"]["parent"]) > 20
 
@@ -377,7 +366,7 @@ def test_golden_trees(select: str) -> None:
 # -- (e) depth -------------------------------------------------------------------------------------
 
 
-def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
+def test_a_tree_of_depth_2000_is_searched_saved_and_read():
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
@@ -388,13 +377,13 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
     [found] = trajectories(again)
     assert found.token_ids == tuple(range(2000)) and again.W[ROOT] == 0.75
     assert len(step_values(found, found.reward, again.N, again.W)) == 2000
-    assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
+    assert choose(again, "visits").node == 2000
 
 
 # -- (f) budgets, verdicts, teachers ---------------------------------------------------------------
 
 
-def test_the_token_budget_is_never_exceeded() -> None:
+def test_the_token_budget_is_never_exceeded():
     ended = set()
     for seed in range(40):
         rng, budget = Random(seed), 1 + seed * 7
@@ -415,7 +404,7 @@ def test_the_token_budget_is_never_exceeded() -> None:
     assert ended == {"tokens", "simulations"}
 
 
-def test_stop_returns_the_best_so_far() -> None:
+def test_stop_returns_the_best_so_far():
     policy = ScriptedPolicy(5)
     result = search(policy, a_problem(), simulations=1000, stop=lambda: policy.calls >= 4)
     assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
@@ -425,12 +414,12 @@ def test_stop_returns_the_best_so_far() -> None:
     )
 
 
-def continuation(*texts: str, ended: bool = False) -> Continuation:
+def continuation(*texts, ended=False):
     return Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
 
 
 @pytest.mark.parametrize(
-    ("response", "limits", "verdict"),
+    "response, limits, verdict",
     [
         (continuation("1 + 1 = 2\n", "#### 2", ended=True), Limits(5, 9), "answer"),
         (continuation("#### 2\n"), Limits(1, 9), "answer"),
@@ -441,16 +430,14 @@ def continuation(*texts: str, ended: bool = False) -> Continuation:
         (continuation(ended=True), Limits(3, 1), "ended"),
     ],
 )
-def test_verdicts(response: Continuation, limits: Limits, verdict: str) -> None:
+def test_verdicts(response, limits, verdict):
     assert steps.verdict(response, limits) == verdict
 
 
-def test_teachers_steps_become_children_with_source_and_direction() -> None:
-    asked: list[Sequence[Direction]] = []
+def test_teachers_steps_become_children_with_source_and_direction():
+    asked = []
 
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
+    async def evaluate(problem, steps, directions, verdict):
         assert len(directions) == len(steps)
         asked.append(directions)
         return await scripted_evaluate(problem, steps, directions, verdict)
@@ -487,10 +474,10 @@ def test_teachers_steps_become_children_with_source_and_direction() -> None:
     check_invariants(tree)
 
 
-def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
-    asked: list[str] = []
+def test_the_finished_checker_ends_a_response_where_it_says_so():
+    asked = []
 
-    async def finished(problem: Problem, response: str, rule: bool) -> bool:
+    async def finished(problem, response, rule):
         asked.append(response)
         return rule or "w1" in response
 
@@ -506,7 +493,7 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
 # -- (g) choosing ----------------------------------------------------------------------------------
 
 
-def grown(*responses: tuple[tuple[str, ...], float, int]) -> Tree:
+def grown(*responses):
     """A tree of (steps, reward, visits) responses."""
     tree = Tree()
     for texts, reward, visits in responses:
@@ -519,7 +506,7 @@ def grown(*responses: tuple[tuple[str, ...], float, int]) -> Tree:
     return tree
 
 
-def test_choose_by_hand() -> None:
+def test_choose_by_hand():
     tree = grown(
         (("a\n", "#### 7"), 0.5, 3),  # 7 earns 1.5 + 0.4
         (("b\n", "#### 7.0"), 0.4, 1),
@@ -527,7 +514,6 @@ def test_choose_by_hand() -> None:
         (("c\n", "no answer"), 1.0, 1),
     )
     vote, value, visits = (choose(tree, rule) for rule in ("vote", "value", "visits"))
-    assert vote is not None and value is not None and visits is not None
     assert (vote.answer, vote.response) == ("7", "a\n#### 7")
     assert vote.why.startswith("51%")  # 1.9 of 3.7
     assert (value.response, value.answer, value.value) == ("c\nno answer", None, 1.0)
@@ -546,11 +532,11 @@ def test_choose_by_hand() -> None:
         ((("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1)),
     ],
 )
-def test_a_vote_by_probability(responses: Any) -> None:
-    assert choose(grown(*responses), "mass").answer == "8"  # type: ignore[union-attr]
+def test_a_vote_by_probability(responses):
+    assert choose(grown(*responses), "mass").answer == "8"
 
 
-def test_a_rejected_step_is_no_response() -> None:
+def test_a_rejected_step_is_no_response():
     tree = grown((("a\n", "#### 7"), 0.0, 1), (("#### 8",), 0.0, 3))
     alone = grown((("#### 8",), 0.0, 3))
     for one, step in ((tree, 3), (alone, 1)):
@@ -558,7 +544,7 @@ def test_a_rejected_step_is_no_response() -> None:
     # The most visited path ends in the rejected step: then the value decides.
     for rule in ("vote", "value", "visits"):
         chosen = choose(tree, rule)
-        assert chosen is not None and (chosen.answer, chosen.visits) == ("7", 1)
+        assert (chosen.answer, chosen.visits) == ("7", 1)
         assert choose(alone, rule) is None
 
 
@@ -579,10 +565,10 @@ ENDS = [  # response, its verdict, whether it states an answer, whether that is 
 ]
 
 
-@pytest.mark.parametrize(("response", "verdict", "states", "right"), ENDS)
+@pytest.mark.parametrize("response, verdict, states, right", ENDS)
 def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
-    response: str, verdict: str, states: bool, right: bool
-) -> None:
+    response, verdict, states, right
+):
     problem, lines = Problem("p", "q", "gsm8k"), [Step((1,), (-1.0,), response)]
     weights = load_config().rewards
     graded = terminal.make_evaluate(weights, None, {problem.id: Task(problem, "42")})

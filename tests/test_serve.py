@@ -13,16 +13,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
 from support import library_logprobs
+from tables import read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -34,7 +33,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 ROOT = Path(__file__).parents[1]
 QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40, start=300)]
 OPEN = "Zoe has "  # what follows may be many things
-LONG: dict[str, Any] = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
+LONG = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
 FRESH = iter(QUESTIONS[20:])  # questions that nobody asked before: nothing of them is cached
 CROWDED = "connections are open, as many as there may be"
 METHODS = ("mcts", "best-of-4", "majority-4", "step-rejection")
@@ -46,25 +45,26 @@ class Served:
     url: str
     folder: Path
 
-    def live(self) -> int:
+    def live(self):
         return int(httpx.get(f"{self.url}/health").json()["live"])
 
 
-def start(folder: Path, *arguments: str, files: int | None = None, **variables: str) -> Served:
+def start(folder, *arguments, files=None, **variables):
     """`alphazero-llm-trainer serve` on a free port, in a process that may open so many `files`."""
     environment = {k: v for k, v in os.environ.items() if k != "ALPHAZERO_API_KEY"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
     few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *arguments],
+            [*few, sys.executable, *"""
+                -m alphazero_llm_trainer serve --model embedded --port 0
+            """.split(), *arguments],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     return Served(process, "", folder)
 
 
-def ready(one: Served) -> Served:
-    assert one.process.stdout is not None
+def ready(one):
     line = one.process.stdout.readline()
     assert "answers at http://127.0.0.1:" in line, (one.folder / "stderr").read_text()
     one.url = line.split("answers at ")[1].split("/v1")[0]
@@ -72,7 +72,7 @@ def ready(one: Served) -> Served:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+def both(tmp_path_factory):
     """An open server, and one with keys and small bounds, which may open 300 files: started side by
     side.
     """
@@ -92,27 +92,27 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Ser
 
 
 @pytest.fixture
-def served(both: tuple[Served, Served]) -> Served:
+def served(both):
     return both[0]
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served):
     with openai.OpenAI(
         base_url=f"{served.url}/v1", api_key="anything", max_retries=0, timeout=60
     ) as made:
         yield made
 
 
-def asked(question: str) -> Any:
+def asked(question):
     return [{"role": "user", "content": question}]
 
 
-def details(answer: Any) -> dict[str, Any]:
+def details(answer):
     return answer.model_extra["alphazero"]
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(true, seconds=10.0):
     end = time.perf_counter() + seconds
     while not true():
         assert time.perf_counter() < end, "it never came"
@@ -122,7 +122,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
 # -- the openai client -----------------------------------------------------------------------------
 
 
-def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> None:
+def test_the_example_client_reads_an_answer_of_each_method(served):
     command = [sys.executable, str(ROOT / "examples" / "serve_client.py"), f"{served.url}/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -130,33 +130,29 @@ def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> No
     assert [name for name, _ in lines] == ["student", "student@mcts"], done.stdout
 
 
-def test_a_chat_answer(client: openai.OpenAI) -> None:
+def test_a_chat_answer(client):
     answer = client.chat.completions.create(
         model="student", messages=asked(QUESTIONS[0]), seed=1, temperature=0, logprobs=True, top_logprobs=3,
         extra_body={"return_token_ids": True},
     )  # fmt: skip
     [choice] = answer.choices
     assert choice.finish_reason == "stop" and "####" in (choice.message.content or "")
-    assert (
-        choice.logprobs is not None
-        and choice.logprobs.content is not None
-        and answer.usage is not None
-    )
+    assert choice.logprobs.content is not None
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content
     for token in tokens:  # greedy: the token is its own likeliest alternative
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].token == token.token
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-6)
-    more: Any = choice.model_extra
+    more = choice.model_extra
     # And the end token.
     assert len(more["token_ids"]) == len(more["token_logprobs"]) == len(tokens) + 1
     assert answer.usage.completion_tokens == len(tokens) + 1
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 0  # type: ignore[union-attr]
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_streaming_tokens(client: openai.OpenAI) -> None:
-    common: dict[str, Any] = {"model": "student", "messages": asked(next(FRESH)), "seed": 8, "n": 2}
-    more: dict[str, Any] = {"stream_options": {"include_usage": True}, "stream": True}
+def test_streaming_tokens(client):
+    common = {"model": "student", "messages": asked(next(FRESH)), "seed": 8, "n": 2}
+    more = {"stream_options": {"include_usage": True}, "stream": True}
     common |= {"logprobs": True, "top_logprobs": 2}
     *pieces, last = client.chat.completions.create(**common, **more)
     whole = client.chat.completions.create(**common)
@@ -179,8 +175,8 @@ def test_streaming_tokens(client: openai.OpenAI) -> None:
         assert said == "".join(texts).partition(stop)[0]
 
 
-def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
-    ask: dict[str, Any] = {"model": "student", "temperature": 0}
+def test_a_chat_that_has_begun_goes_on(client):
+    ask = {"model": "student", "temperature": 0}
     first = (
         client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]), stop=["\n"])
         .choices[0]
@@ -214,10 +210,10 @@ def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
 # -- completions -----------------------------------------------------------------------------------
 
 
-def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) -> None:
+def test_a_completion_goes_on_from_a_prompt_as_it_stands(client):
     question = next(FRESH)
     prompt = f"{question}\n"
-    ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": 40}
+    ask = {"model": "student", "temperature": 0, "max_tokens": 40}
     *chunks, last = list(
         client.completions.create(
             **ask, prompt=prompt, echo=True, stream=True, stream_options={"include_usage": True}
@@ -230,16 +226,14 @@ def test_a_completion_goes_on_from_a_prompt_as_it_stands(client: openai.OpenAI) 
     assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
     assert "".join(chunk.choices[0].text for chunk in chunks) == prompt + chat
     assert len(chunks) > 5 and last.choices == []
-    assert (
-        answer.usage is not None and last.usage.completion_tokens == answer.usage.completion_tokens
-    )
+    assert last.usage.completion_tokens == answer.usage.completion_tokens
     nucleus = client.completions.create(**ask | {"temperature": 2}, prompt=prompt, top_p=1e-6)
     assert nucleus.choices[0].text == chat
 
 
-def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.OpenAI) -> None:
+def test_several_prompts_have_choices_and_draws_of_their_own(client):
     prompts = [OPEN, *(f"{question}\n" for question in QUESTIONS[:2])]
-    ask: dict[str, Any] = {
+    ask = {
         "model": "student",
         "seed": 4,
         "temperature": 2.0,
@@ -256,32 +250,26 @@ def test_several_prompts_have_choices_and_draws_of_their_own(client: openai.Open
     assert [choice.text for choice in alone.choices] == [
         choice.text for choice in answer.choices[:2]
     ]
-    assert answer.usage is not None and alone.usage is not None
+    assert alone.usage is not None
     each = [
         client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts
-    ]  # type: ignore[union-attr]
+    ]
     assert answer.usage.prompt_tokens == sum(each) + each[0]
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 60])
-def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: int) -> None:
+def test_echoed_log_probabilities_are_the_models(client, drawn):
     student = load_student(load_config(overrides=["student=embedded"]))
     text = f"{QUESTIONS[3]}\n3 * 4 = 12\n"
     ids = student.encode(text)
-    ask: dict[str, Any] = {"model": "student", "temperature": 0, "max_tokens": drawn, "echo": True}
+    ask = {"model": "student", "temperature": 0, "max_tokens": drawn, "echo": True}
     for logprobs in (0, 1, 3):
         answer = client.completions.create(
             **ask, prompt=ids, logprobs=logprobs, extra_body={"return_token_ids": True}
         )
         [choice] = answer.choices
         found, extra = choice.logprobs, choice.model_extra
-        assert (
-            found is not None
-            and found.tokens
-            and found.token_logprobs
-            and found.text_offset
-            and extra
-        )
+        assert found.tokens and found.token_logprobs and found.text_offset and extra
         whole = [*ids, *extra["token_ids"]]
         # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever
         # it is.
@@ -298,20 +286,20 @@ def test_echoed_log_probabilities_are_the_models(client: openai.OpenAI, drawn: i
         if logprobs == 0:
             assert found.top_logprobs is None
             continue
-        assert found.top_logprobs is not None and found.top_logprobs[0] is None
+        assert found.top_logprobs[0] is None
         for at, (value, top) in enumerate(
             zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)
         ):
             # Exactly, as lm-eval compares them.
             assert (value == max(top.values())) == (int(table[at].argmax()) == whole[at + 1])
-    assert answer.usage is not None and (answer.usage.completion_tokens > 0) == (drawn > 0)
+    assert (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 
 # -- search ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, method: str) -> None:
+def test_search_by_name_and_by_method(client, served, method):
     question = QUESTIONS[6]
     by_name = client.chat.completions.create(
         model=f"student@{method}",
@@ -323,7 +311,7 @@ def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, met
         model="student", messages=asked(question), seed=4, extra_body={"method": method}
     )
     assert by_name.choices[0].message.content == by_body.choices[0].message.content
-    assert by_name.choices[0].finish_reason == "stop" and by_name.usage is not None
+    assert by_name.choices[0].finish_reason == "stop"
     about = details(by_name)
     assert about["method"] == method and not about["deadline_hit"] and about["seed"] == 4
     # Hidden tokens are counted: those of the tree and those that were rejected.
@@ -339,7 +327,7 @@ def test_search_by_name_and_by_method(client: openai.OpenAI, served: Served, met
 
 
 @pytest.mark.parametrize("deadline", [1, 400])
-def test_at_the_deadline_the_best_so_far_comes_back(client: openai.OpenAI, deadline: int) -> None:
+def test_at_the_deadline_the_best_so_far_comes_back(client, deadline):
     began = time.perf_counter()
     answer = client.chat.completions.create(
         model="student",
@@ -355,9 +343,7 @@ def test_at_the_deadline_the_best_so_far_comes_back(client: openai.OpenAI, deadl
     assert deadline == 1 or answer.choices[0].message.content
 
 
-def test_vf_eval_answers_through_the_server(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vf_eval_answers_through_the_server(served, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     journal = served.folder / "kept" / "journal.jsonl"
@@ -365,7 +351,7 @@ def test_vf_eval_answers_through_the_server(
         monkeypatch.delenv(name, raising=False)
     words = f"alphazero-llm-trainer -n 3 -m student@mcts --client.base-url {served.url}/v1".split()
     before = len(journal.read_text().splitlines())
-    assert vf_eval([*words, "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")]) == 0
+    assert vf_eval([*words, *f"--env.taskset.source embedded -o {tmp_path / 'out'}".split()]) == 0
     assert len(journal.read_text().splitlines()) == before + 3
 
 
@@ -373,7 +359,7 @@ def test_vf_eval_answers_through_the_server(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> None:
+def test_a_client_that_goes_ends_its_search(served, stream):
     body = LONG | {
         "model": "student",
         "messages": asked(next(FRESH)),
@@ -390,56 +376,30 @@ def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> Non
     wait_until(lambda: not served.live())
 
 
-WRONG_CHATS: list[tuple[dict[str, Any], str | None]] = [
-    ({"messages": None}, "messages"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+WRONG = table("requests")
+WRONG["chat"] += [
     ({"messages": asked("\ud800")}, None),
     ({"messages": asked("apples " * 2000)}, None),
-    ({"temperature": float("nan")}, "temperature"),
-    ({"n": 17}, "n"),
-    ({"n": True}, "n"),
-    ({"stop": [""]}, "stop"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"top_k": 40}, "top_k"),
     ({"y" * 300: 5}, "y" * 200),
-    ({"budget_tokens": 5}, "budget_tokens"),
-    ({"model": "student@mcts", "budget_tokens": 20_001}, "budget_tokens"),
     ({"deadline_ms": 10**400}, "deadline_ms"),
-    ({"model": "student@best-of-4", "simulations": 3}, "simulations"),
-    ({"model": "student@mcts", "method": "beam"}, "method"),
-    ({"method": "magic"}, "method"),
-    ({"continue_final_message": True}, "continue_final_message"),  # the last message is the user's
-    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
 ]
-WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
-    ({"prompt": None}, "prompt"),
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": [[5, 6], []]}, "prompt"),
-    ({"prompt": [5, -1]}, None),
-    ({"prompt": [10**30]}, None),
-    ({"prompt": [5, True]}, "prompt"),
-    ({"prompt": ["x"] * 10, "n": 13}, "prompt"),
-    ({"prompt": [5] * 1024}, None),
-    ({"logprobs": 1, "stream": True}, "logprobs"),
-    ({"best_of": 2}, "best_of"),
-    ({"model": "student@mcts"}, "model"),
-]
+WRONG["completions"] += [({"prompt": [5] * 1024}, None)]
 
 
-def test_wrong_requests_get_openais_errors(served: Served) -> None:
+def test_wrong_requests_get_openais_errors(served):
     with httpx.Client(
         base_url=f"{served.url}/v1", headers={"Content-Type": "application/json"}
     ) as http:
-        chat: dict[str, Any] = {
+        chat = {
             "model": "student",
             "messages": asked("What is 1 + 1?"),
             "stream": True,
         }
-        completion: dict[str, Any] = {"model": "student", "prompt": "x"}
-        wrong = [("/chat/completions", chat | more, param) for more, param in WRONG_CHATS]
-        wrong += [("/completions", completion | more, param) for more, param in WRONG_COMPLETIONS]
+        completion = {"model": "student", "prompt": "x"}
+        wrong = [("/chat/completions", chat | more, param) for more, param in WRONG["chat"]]
+        wrong += [
+            ("/completions", completion | more, param) for more, param in WRONG["completions"]
+        ]
         for path, body, param in wrong:
             response = http.post(path, content=json.dumps(body))
             error = response.json()["error"]
@@ -479,7 +439,7 @@ def test_wrong_requests_get_openais_errors(served: Served) -> None:
         )
 
 
-def test_who_may_ask(both: tuple[Served, Served]) -> None:
+def test_who_may_ask(both):
     small = both[1]
     body = {"model": "student", "messages": asked(QUESTIONS[0])}
     with httpx.Client(base_url=small.url, headers={"Authorization": "Bearer second-key"}) as http:
@@ -501,18 +461,18 @@ def test_who_may_ask(both: tuple[Served, Served]) -> None:
         )
 
 
-def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Served]) -> None:
+def test_a_full_queue_and_a_deadline_that_passes_in_it(both):
     small = both[1]
 
-    async def everyone() -> None:
+    async def everyone():
         headers = {"Authorization": "Bearer first-key"}
         async with httpx.AsyncClient(base_url=small.url, headers=headers, timeout=30) as http:
 
-            async def ask(**more: Any) -> httpx.Response:
+            async def ask(**more):
                 body = {"model": "student", "messages": asked(QUESTIONS[11]), **more}
                 return await http.post("/v1/chat/completions", json=body)
 
-            async def until(live: int, waiting: int) -> None:
+            async def until(live, waiting):
                 while (await http.get("/health")).json() != {
                     "status": "ok",
                     "live": live,
@@ -538,7 +498,7 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both: tuple[Served, Serve
     asyncio.run(asyncio.wait_for(everyone(), 60))
 
 
-def test_a_silent_crowd_takes_nobodys_place(both: tuple[Served, Served]) -> None:
+def test_a_silent_crowd_takes_nobodys_place(both):
     small = both[1]
     place = ("127.0.0.1", int(small.url.rpartition(":")[2]))
     half = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
@@ -554,52 +514,35 @@ def test_a_silent_crowd_takes_nobodys_place(both: tuple[Served, Served]) -> None
 # -- journals, command lines, the end --------------------------------------------------------------
 
 
-def test_served_trees_are_kept_for_export_and_hold_no_gold(served: Served, tmp_path: Path) -> None:
+def test_served_trees_are_kept_for_export_and_hold_no_gold(served, tmp_path):
     journal = served.folder / "kept"
-    lines = [json.loads(line) for line in (journal / "journal.jsonl").read_text().splitlines()]
+    lines = read_jsonl(journal / "journal.jsonl")
     assert len(lines) > 10 and len({line["key"] for line in lines}) == len(lines)
     assert all(line["split"] == "served" and set(line["tree"]["hre"]) == {None} for line in lines)
     # Nobody graded them, so training doesn't take them by mistake.
     out = tmp_path / "rollouts.jsonl"
-    exported = ["export", "--data", str(journal), "--kind", "rollouts", "--out", str(out)]
+    exported = f"export --data {journal} --kind rollouts --out {out}".split()
     assert main(exported) == 2
     assert main([*exported, "--any-split"]) == 0
     assert out.read_text().count("\n") > 0
 
 
-def test_wrong_command_lines_are_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ALPHAZERO_API_KEY", raising=False)
-    # A folder is all that is looked at before flags are held against each other.
-    judge = str(tmp_path)
+def test_a_port_that_is_taken_is_one_sentence(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for arguments, words in [
-            (["--port", port], "can't be listened on"),
-            (["--host", "0.0.0.0", "--port", "0"], "ALPHAZERO_API_KEY isn't set"),
-            (["--port", "70000"], "give one of 0 to 65535"),
-            (
-                ["--host", "no.such.host.invalid", "--port", "0", "--insecure"],
-                "can't be listened on",
-            ),
-            (["--port", "0", "--search", "magic"], "--search is 'magic'"),
-            (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
-            (["--port", "0", "--prm", judge, "--verifier", "calculator"], "and of no other"),
-        ]:
-            assert main(["serve", "--model", "embedded", *arguments]) == 2, arguments
-            error = capsys.readouterr().err
-            assert words in error and error.count("\n") == 1, error
+        assert main(f"serve --model embedded --port {port}".split()) == 2
+    error = capsys.readouterr().err
+    assert port in error and error.count("\n") == 1
 
 
-def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -> None:
+def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
     """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no
     prompts.
     """
 
-    async def ask(one: Served, number: int) -> httpx.Response:
+    async def ask(one, number):
         body = LONG | {
             "model": "student",
             "messages": asked(next(FRESH)),

@@ -2,29 +2,25 @@
 engines, answers in time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import run
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import Choice
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import app, server
@@ -34,19 +30,17 @@ from alphazero_llm_trainer.serve.requests import (
     ChatBody,
     Method,
     Models,
-    Wanted,
     chat_request,
 )
 from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
-from tests.support import run
 
 # -- text ------------------------------------------------------------------------------------------
 
 
-def byte_decode(ids: Any) -> str:
+def byte_decode(ids):
     """A byte-level tokenizer: each id is a byte, characters may take several."""
     return bytes(ids).decode("utf-8", errors="replace")
 
@@ -57,9 +51,7 @@ def byte_decode(ids: Any) -> str:
     st.lists(st.text(alphabet="ab=\né", min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=8),
 )
-def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(
-    text: str, stops: list[str], sizes: list[int]
-) -> None:
+def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text, stops, sizes):
     ids = list(text.encode())
     reader, told, at, turn = TextReader(byte_decode, stops), "", 0, 0
     while at < len(ids) and reader.stop is None:
@@ -85,12 +77,9 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(
 # -- traces and models -----------------------------------------------------------------------------
 
 
-def test_a_full_disk_costs_the_journal_and_no_answer(
-    tmp_path: Path, student: Student, config: Config
-) -> None:
+def test_a_full_disk_costs_the_journal_and_no_answer(tmp_path, student, config):
     answerer = Answerer(student, config)
     service = Service(answerer, Models("student"), config.serve, tmp_path)
-    assert service.journal is not None
     service.journal._file = open("/dev/full", "ab")  # noqa: SIM115
     tree = Tree()
     tree.attach(0, Step((1,), (-0.5,), "text\n"))
@@ -105,7 +94,7 @@ def test_a_full_disk_costs_the_journal_and_no_answer(
         Service(answerer, Models("student"), config.serve, tmp_path / "file" / "folder")
 
 
-def test_models_say_how_an_answer_is_made() -> None:
+def test_models_say_how_an_answer_is_made():
     models = Models("student", "mcts")
     assert models.of("student") == Method("mcts", "mcts")
     assert models.of("student@best-of-64") == Method("best-of-64", "best-of-n", 64)
@@ -132,16 +121,16 @@ QUESTION = build("test", 1, 1).problem.question
 
 
 @pytest.fixture(scope="module")
-def config() -> Config:
+def config():
     return load_config(overrides=["student=embedded"])
 
 
 @pytest.fixture(scope="module")
-def student(config: Config) -> Student:
+def student(config):
     return load_student(config)
 
 
-def wanted(student: Student, config: Config, method: str, before: str = "", **more: Any) -> Wanted:
+def wanted(student, config, method, before="", **more):
     messages = (
         [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}]
         if before
@@ -155,11 +144,11 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     return chat_request(ChatBody.model_validate(body), student, Models("student"))
 
 
-async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
+async def answered(answerer, one, due=None):
     return await answerer(one, one.seed, due, lambda text, tokens: None, "p")
 
 
-def prm_over(engine: InProcessEngine) -> CriticVerifier:
+def prm_over(engine):
     """A process reward model of random numbers."""
     torch.manual_seed(10)
     engine.set_value(torch.randn(engine.model.config.hidden_size) * 0.1, 0.5)
@@ -167,9 +156,7 @@ def prm_over(engine: InProcessEngine) -> CriticVerifier:
 
 
 @pytest.mark.parametrize("method", ["best-of-4", "mcts", "beam"])
-def test_a_network_judges_each_request_by_its_own_chat(
-    student: Student, config: Config, method: str
-) -> None:
+def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
     engine = InProcessEngine(
         student.model,
         eos_id=student.engine.eos_id,
@@ -179,11 +166,11 @@ def test_a_network_judges_each_request_by_its_own_chat(
     prm = prm_over(engine)
     answerer = Answerer(student, config, prm)
 
-    async def ask(before: str) -> Outcome:
+    async def ask(before):
         one = wanted(student, config, method, before, seed=3, temperature=1.0)
         return await answerer(one, one.seed, None, lambda text, tokens: None, f"p{len(before)}")
 
-    async def main() -> None:
+    async def main():
         # The same last question, after different chats, at the same time.
         chats, compared = ["", "Tom has 3 cards.", "Ana gets 25 apples on Monday."], []
         together = await asyncio.gather(*(asyncio.ensure_future(ask(chat)) for chat in chats))
@@ -197,7 +184,6 @@ def test_a_network_judges_each_request_by_its_own_chat(
             # Such a network reads the prompt once and each judged token once.
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
-            assert tree is not None
             # What the budget's end left unjudged has the reward 0; random numbers may reject all of
             # a tree.
             for leaf in tree.leaves():
@@ -213,15 +199,15 @@ def test_a_network_judges_each_request_by_its_own_chat(
 @pytest.mark.parametrize("budget", [40, 200])
 @pytest.mark.parametrize("judge", ["none", "calculator", "value", "prm"])
 def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
-    student: Student, config: Config, judge: str, budget: int
-) -> None:
+    student, config, judge, budget
+):
     engine = InProcessEngine(
         student.model,
         eos_id=student.engine.eos_id,
         step_ends=student.engine.step_ends,
         settings=config.engine,
     )
-    verifier: Any = Calculator() if judge == "calculator" else None
+    verifier = Calculator() if judge == "calculator" else None
     value, methods = (
         None,
         ["mcts", "majority-6", "sample"]
@@ -236,7 +222,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
         value, methods = Critic(engine, 0.5, {}), ["mcts"]
     answerer = Answerer(student, config, verifier, value)
 
-    async def main() -> None:
+    async def main():
         for method in methods:
             engine.reset_prefix_cache()
             drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
@@ -263,11 +249,11 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 40), st.sampled_from(["mcts", "beam", "best-of-8", "majority-8", "sample"]))
 def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind(
-    student: Student, config: Config, milliseconds: int, method: str
-) -> None:
+    student, config, milliseconds, method
+):
     answerer = Answerer(student, config, Calculator())
 
-    async def main() -> None:
+    async def main():
         student.engine.tree.clear()
         loop = asyncio.get_running_loop()
         one = wanted(student, config, method, seed=milliseconds, temperature=2.0)
@@ -285,7 +271,7 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
     run(main)
 
 
-def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: Config) -> None:
+def test_every_end_token_ends_a_sample_and_is_no_text(student, config):
     """Chat models have several end tokens; here a line end is made one."""
     newline = student.encode("\n")[-1]
     engine = InProcessEngine(
@@ -298,7 +284,7 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
     several = replace(student, engine=engine)
     answerer = Answerer(several, config)
 
-    async def main() -> None:
+    async def main():
         one = wanted(
             student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1
         )
@@ -318,7 +304,7 @@ LARGE = HEAD.replace(b"/health", b"/large")
 ENDS = b"Connection: close\r\n\r\n"
 
 
-async def tiny_app(scope: Any, receive: Any, send: Any) -> None:
+async def tiny_app(scope, receive, send):
     """Answers a whole request after a while, on `/large` by more than any buffer holds."""
     while (message := await receive()).get("more_body"):
         pass
@@ -333,13 +319,13 @@ async def tiny_app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[server.Inner, Any]]:
+async def listening():
     """A server of `tiny_app`, and what opens a connection to it that reads little."""
     bound = server.listen("127.0.0.1", 0)
     place = bound.getsockname()
     running, task = server.start(tiny_app, bound)
 
-    async def client(says: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def client(says=b""):
         reader, writer = await asyncio.open_connection(*place[:2], limit=1000)
         writer.write(says)
         return reader, writer
@@ -352,7 +338,7 @@ async def listening() -> AsyncIterator[tuple[server.Inner, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("says", "drips"),
+    "says, drips",
     [
         (b"", b""),
         (HEAD[:9], b"x"),
@@ -365,13 +351,11 @@ async def listening() -> AsyncIterator[tuple[server.Inner, Any]]:
         (HEAD.replace(b"/health", b"\xff"), b"x"),
     ],
 )
-def test_a_client_is_waited_for_as_long_as_said(
-    says: bytes, drips: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_is_waited_for_as_long_as_said(says, drips, monkeypatch):
     """Whatever it sends and leaves out, and however it drips: a slow answer isn't its fault."""
     monkeypatch.setattr(server, "PATIENCE", dict.fromkeys(server.PATIENCE, 0.3))
 
-    async def one() -> None:
+    async def one():
         async with listening() as (running, client):
             reader, writer = await client(says)
             if says.startswith(HEAD):
@@ -388,13 +372,11 @@ def test_a_client_is_waited_for_as_long_as_said(
     asyncio.run(one())
 
 
-def test_a_new_connection_takes_the_place_of_a_silent_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_connection_takes_the_place_of_a_silent_one(monkeypatch, caplog):
     monkeypatch.setattr(server, "room", lambda: 8)
     server.warn_full.cache_clear()
 
-    async def crowd() -> None:
+    async def crowd():
         async with listening() as (running, client):
             reader, writer = await client(HEAD)
             await asyncio.sleep(0.1)  # its request is under way and stays so
@@ -412,7 +394,7 @@ def test_a_new_connection_takes_the_place_of_a_silent_one(
     assert len(caplog.messages) == 1 and "8 connections" in caplog.text
 
 
-def test_files_leave_room_for_connections() -> None:
+def test_files_leave_room_for_connections():
     code = """
 import resource, sys
 hard = int(sys.argv[2])
@@ -429,27 +411,27 @@ print(room(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert rooms[0][0] == 8 and 150 < rooms[1][0] < 204 and rooms[2][0] == 896
 
 
-def test_large_bodies_leave_room_for_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_leave_room_for_small_ones(monkeypatch):
     monkeypatch.setattr(app, "MOST_BODY_BYTES", 200_000)
-    held: list[int] = []
+    held = []
 
-    async def reads(scope: Any, receive: Any, send: Any) -> None:
+    async def reads(scope, receive, send):
         while (await receive()).get("more_body"):
             pass
 
     bounded = app.Bounded(reads)
 
-    async def body(size: int, more: int) -> None:
+    async def body(size, more):
         pieces = iter([{"body": b"x" * size, "more_body": True}] * more + [{"body": b""}])
 
-        async def receive() -> Any:
+        async def receive():
             await asyncio.sleep(0.01)
             held.append(bounded.held)
             return next(pieces)
 
         await bounded({}, receive, None)
 
-    async def everyone() -> list[Any]:
+    async def everyone():
         large = [body(60_000, 3) for _ in range(3)]
         return await asyncio.gather(*large, body(1000, 3), return_exceptions=True)
 

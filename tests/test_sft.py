@@ -1,26 +1,21 @@
 """Supervised training on worked solutions: what weighs, what is kept, what is written."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
-from alphazero_llm_trainer.config.train import TrainConfig
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training import sft
 from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
-from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.sft import (
     Kept,
@@ -38,7 +33,7 @@ TINY = ModelShape(
 )
 
 
-def settings(steps: int = 6, **given: Any) -> TrainConfig:
+def settings(steps=6, **given):
     """Those of a student from scratch, in few updates; `given` are keys of the optimiser."""
     few = {
         "sft_steps": steps,
@@ -49,20 +44,20 @@ def settings(steps: int = 6, **given: Any) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def student() -> Student:
+def student():
     return load_student(load_config(overrides=["student=embedded"]))
 
 
 @pytest.fixture(scope="module")
-def rows(student: Student) -> list[TrainRow]:
+def rows(student):
     return sft_rows(load_tasks("embedded", "train", 16), student, 0.1)
 
 
-def tiny(student: Student, seed: int = 1) -> Any:
+def tiny(student, seed=1):
     return new_student(student.tokenizer, seed, TINY)
 
 
-def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
+def test_rows_weigh_question_and_answer_tokens(student):
     task = embedded.build("train", 0, 1)
     [row], [bare] = sft_rows([task], student, question_weight=0.1), sft_rows([task], student)
     prompt, worked = student.worked(task)
@@ -81,8 +76,8 @@ def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
 
 
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(
-    rows: list[TrainRow],
-) -> None:
+    rows,
+):
     drawn = minibatches(rows, 4, seed=3)
     for _ in range(2):
         epoch = [next(drawn) for _ in range(4)]
@@ -93,14 +88,12 @@ def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(
     ]
 
 
-def length(row: TrainRow) -> int:
+def length(row):
     return len(row.prompt_ids) + len(row.completion_ids)
 
 
-def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(
-    student: Student, rows: list[TrainRow]
-) -> None:
-    def trained(seed: int, memory: MemoryOptions = MemoryOptions()) -> dict[str, torch.Tensor]:  # noqa: B008
+def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student, rows):
+    def trained(seed, memory=MemoryOptions()):  # noqa: B008
         model = tiny(student, seed)
         train_student(model, rows, settings(), seed, memory)
         return trained_state(model)
@@ -116,7 +109,7 @@ def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(
     assert all(torch.allclose(first[name], parts[name], atol=2e-3) for name in first)
 
 
-def test_epochs_are_passes_over_the_demonstrations() -> None:
+def test_epochs_are_passes_over_the_demonstrations():
     for overrides, steps in (([], 6), (["train.optimizer.epochs=1"], 2)):
         assert (
             settings_of(load_config(overrides=overrides, recipe="sft.yaml"), 32).sft_steps == steps
@@ -124,12 +117,10 @@ def test_epochs_are_passes_over_the_demonstrations() -> None:
 
 
 @pytest.mark.parametrize("keep_best", [True, False])
-def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
-    student: Student, rows: list[TrainRow], keep_best: bool
-) -> None:
+def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student, rows, keep_best):
     model, seen = tiny(student), []
 
-    def evaluate() -> float:
+    def evaluate():
         seen.append(trained_state(model))
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
@@ -142,18 +133,16 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(
     )
 
 
-def test_a_stopped_training_goes_on_to_the_same_weights(
-    student: Student, rows: list[TrainRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_training_goes_on_to_the_same_weights(student, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
     monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
     accuracies = [0.75, 0.5, 0.25]  # the best one comes before the interruption
 
-    def trained(folder: Path, stop: int, identity: str = "a") -> tuple[Any, dict[str, Any]]:
+    def trained(folder, stop, identity="a"):
         """A training whose evaluation number `stop` is interrupted."""
         model, calls = tiny(student), 0
 
-        def evaluate() -> float:
+        def evaluate():
             nonlocal calls
             calls += 1
             if calls == stop:
@@ -179,7 +168,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     assert len(list((tmp_path / "parts").glob("checkpoint-*"))) == 1
 
 
-def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
+def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student):
     rows = sft_rows(load_tasks("embedded", "train", 200), student, 0.1)
     usual = settings(steps=60, batch_size=16, warmup=50)
     losses = train_student(
@@ -193,9 +182,7 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Studen
 
 
 @pytest.mark.parametrize("scratch", [True, False])
-def test_the_command_writes_a_student_and_its_manifest(
-    scratch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path, monkeypatch):
     config = load_config(
         overrides=[
             "student=embedded",
@@ -212,7 +199,7 @@ def test_the_command_writes_a_student_and_its_manifest(
     )
     manifest = supervise(config, None, tmp_path, scratch)
     assert manifest["validation_accuracy"] == (0.9 if scratch else 0.4)  # of what is kept
-    assert manifest == json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest == read_json(tmp_path / "manifest.json")
     assert manifest["steps"] == 4 and manifest["rows"] == 20 and len(manifest["data_sha256"]) == 64
     assert manifest["test_greedy"]["problems"] == 8 and (("gain" in manifest) != scratch)
     loaded = load_student(config, path=tmp_path)
@@ -225,7 +212,7 @@ def test_the_command_writes_a_student_and_its_manifest(
 class Interrupted(Progress):
     """The user's Ctrl-C after three updates."""
 
-    def at(self, done: int) -> None:
+    def at(self, done):
         if done == 3:
             raise KeyboardInterrupt
 
@@ -233,16 +220,12 @@ class Interrupted(Progress):
 class Began(Progress):
     """Notes what is counted from where."""
 
-    def start(
-        self, total: int, done: int = 0, unit: str = "question", *more: str, **kw: str
-    ) -> None:
+    def start(self, total, done=0, unit="question", *more, **kw):
         self.starts = [*getattr(self, "starts", []), (total, done, unit)]
         super().start(total, done, unit, *more, **kw)
 
 
-def test_the_same_command_goes_on_and_another_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_goes_on_and_another_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
     monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
     given = ["train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]

@@ -2,13 +2,9 @@
 here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,27 +26,27 @@ class RecordingVllm:
 
     errored = False
 
-    def __init__(self, calls: list[str], eos_id: int) -> None:
+    def __init__(self, calls, eos_id):
         self.calls, self.eos_id = calls, eos_id
 
-    def __getattr__(self, name: str) -> Any:
-        async def call(*words: Any, **more: Any) -> None:
+    def __getattr__(self, name):
+        async def call(*words, **more):
             told = [str(word) for word in (*words, *more.values()) if isinstance(word, str | int)]
             self.calls.append(" ".join([name, *told]))
 
         return call
 
-    async def generate(self, *words: Any, **more: Any) -> AsyncIterator[Any]:
+    async def generate(self, *words, **more):
         self.calls.append("generate")
         row = {self.eos_id: SimpleNamespace(logprob=-0.5)}
         completion = SimpleNamespace(token_ids=[self.eos_id], logprobs=[row], finish_reason="stop")
         yield SimpleNamespace(outputs=[completion], num_cached_tokens=0)
 
-    def shutdown(self, timeout: float) -> None:
+    def shutdown(self, timeout):
         self.calls.append("shutdown")
 
 
-def modules(client: RecordingVllm) -> dict[str, ModuleType]:
+def modules(client):
     """What `VllmEngine` imports of vLLM."""
     names = {
         "vllm": {"SamplingParams": SimpleNamespace, "__version__": "0"},
@@ -73,11 +69,9 @@ def modules(client: RecordingVllm) -> dict[str, ModuleType]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_trainer_and_vllm_take_turns_on_one_card(
-    level: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_and_vllm_take_turns_on_one_card(level, monkeypatch):
     local = load_student(load_config(overrides=["student=embedded"]))
-    calls: list[str] = []
+    calls = []
     client = RecordingVllm(calls, local.engine.eos_id)
     for name, module in modules(client).items():
         monkeypatch.setitem(sys.modules, name, module)

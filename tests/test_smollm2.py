@@ -2,28 +2,25 @@
 of it for speed.
 """
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Limits
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.types import Opening, Problem
 
 QUESTION = "Natalia sold 48 clips in April and half as many in May. How many did she sell in all?"
 
 
-def student_of(folder: Path, *overrides: str, system_prompt: str | None = None) -> Student:
+def student_of(folder, *overrides, system_prompt=None):
     config = load_config(overrides=["student=smollm2-135m", *overrides])
     return load_student(config, path=folder, opening=Opening(system_prompt))
 
 
-def test_its_chat_template_and_end_token(smollm2_cut: Path) -> None:
+def test_its_chat_template_and_end_token(smollm2_cut):
     student = student_of(smollm2_cut)
     text = student.tokenizer.decode(student.prompt_ids(QUESTION))
     assert text.count("<|im_start|>") == 3 and "You are a helpful AI assistant named SmolLM" in text
@@ -35,7 +32,7 @@ def test_its_chat_template_and_end_token(smollm2_cut: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["line", "sentence", "thought"])
-def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -> None:
+def test_steps_of_its_samples_are_its_own_tokens(rule, smollm2_cut):
     student = student_of(smollm2_cut, f"search.step={rule}")
     steps, problem = EngineSteps(student, 1.0), Problem("a/1", QUESTION, "gsm8k")
     found, cost = asyncio.run(steps.continuations(problem, [], 6, 3, Limits(4, 48)))
@@ -54,7 +51,7 @@ def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -
 
 
 @pytest.mark.slow
-def test_the_whole_model_answers_as_transformers_has_it(smollm2: Path) -> None:
+def test_the_whole_model_answers_as_transformers_has_it(smollm2):
     import torch
 
     config = load_config(overrides=["student=smollm2-135m", "engine.dtype=float32"])

@@ -2,8 +2,6 @@
 in one sentence.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -11,11 +9,11 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
 import verifiers.v1 as vf
+from tables import table
 
 from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.cli.main import main
@@ -31,7 +29,6 @@ from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, gues
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
     SPLITS,
-    Source,
     TaskList,
     check_reads,
     from_tasks,
@@ -44,21 +41,22 @@ from alphazero_llm_trainer.problems.source import (
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.types import Problem, Task
 
+CASES = table("rows")
 PLAIN = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 
-def opened(address: object, path: object = None, **settings: object) -> Source:
+def opened(address, path=None, **settings):
     folder = None if path is None else str(path)
     return open_problems(
         ProblemsConfig.model_validate({"source": str(address), "path": folder, **settings})
     )
 
 
-def everything(source: Source) -> list[Task]:
+def everything(source):
     return [task for split in SPLITS for task in source.load(split, 10_000)]
 
 
-def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
+def written(folder, *rows, name="rows.jsonl"):
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -69,7 +67,7 @@ def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
 
 
 @pytest.mark.parametrize("name", ["embedded", "numbers", "pancake"])
-def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
+def test_generated_sources_are_repeatable_disjoint_and_right(name):
     source = opened(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
     seen = Counter(
@@ -81,7 +79,7 @@ def test_generated_sources_are_repeatable_disjoint_and_right(name: str) -> None:
     for split, tasks in by_split.items():
         assert tasks[40:] == load_tasks(opened(name), split, 20, start=40)
     for task in source.demonstrations(60):
-        assert task.solution is not None and task.problem.source == source.name
+        assert task.problem.source == source.name
         solved = source.grade(task.solution, task).score == 1.0
         assert solved is (source.vote_key(task.solution) == task.gold) is True
         lines = task.solution.splitlines()
@@ -96,7 +94,7 @@ GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24
 
 
 @pytest.mark.parametrize(
-    ("response", "right"),
+    "response, right",
     [
         ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
         (
@@ -115,14 +113,14 @@ GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24
         ("", False),
     ],
 )
-def test_only_legal_play_reaches_the_target(response: str, right: bool) -> None:
+def test_only_legal_play_reaches_the_target(response, right):
     grade = opened("numbers").grade(response, GAME)
     assert grade.correct is right and (grade.verdict is Verdict.UNPARSED) is (
         not answers.spoken(response)
     )
 
 
-def test_steps_of_the_game_are_checked_without_gold() -> None:
+def test_steps_of_the_game_are_checked_without_gold():
     source = opened("numbers")
     assert source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
     assert not source.check_step(GAME.problem, ["6 * 4 = 24, 24\n"])
@@ -135,7 +133,7 @@ SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
 
 
 @pytest.mark.parametrize(
-    ("response", "right"),
+    "response, right",
     [
         ("4:24135\n2:42135\n4:31245\n3:21345", False),  # not in order yet
         ("3:41325\n4:23145\n2:32145\n3:12345", True),
@@ -149,7 +147,7 @@ SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
         ("", False),
     ],
 )
-def test_only_allowed_flips_bring_a_row_into_order(response: str, right: bool) -> None:
+def test_only_allowed_flips_bring_a_row_into_order(response, right):
     source = opened("pancake")
     grade = source.grade(response, SORTING)
     assert grade.correct is right
@@ -160,7 +158,7 @@ def test_only_allowed_flips_bring_a_row_into_order(response: str, right: bool) -
     assert source.final_answer(response) == ("12345" if sorts and ":" in response else None)
 
 
-def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_order() -> None:
+def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_order():
     source = opened("pancake", levels=(1, 3))
     asked = load_tasks(source, "train", 400)
     assert not any(task.solution for task in asked)
@@ -176,7 +174,7 @@ def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_ord
     assert {task.problem.level for task in played} == {1, 3}
 
 
-def test_the_exact_value_is_what_the_best_play_reaches() -> None:
+def test_the_exact_value_is_what_the_best_play_reaches():
     table = pancake.distances(6)
     assert (len(table), max(table.values())) == (720, 7)  # 6! rows; pancake numbers, OEIS A058986
     for row, needed in table.items():
@@ -193,14 +191,12 @@ def test_the_exact_value_is_what_the_best_play_reaches() -> None:
 
 
 @pytest.mark.parametrize("question", ["Sort 321", "12 flips: 331", "12 flips: 924"])
-def test_another_text_is_no_row_to_sort(question: str) -> None:
+def test_another_text_is_no_row_to_sort(question):
     with pytest.raises(DataError, match="write `12 flips: 936128547`"):
         pancake.read_question(question)
 
 
-def test_the_guides_game_is_trained_and_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_guides_game_is_trained_and_played(tmp_path, monkeypatch, capsys):
     guide = Path(__file__).parents[1] / "docs/guides/your-own-task.md"
     [game] = re.findall(r"```python\n(# game\.py\n.*?)```", guide.read_text("utf-8"), re.S)
     assert len([line for line in game.splitlines() if line.strip()]) <= 40
@@ -211,7 +207,7 @@ def test_the_guides_game_is_trained_and_played(
     by_split = {split: load_tasks(source, split, 40) for split in SPLITS}
     for split, tasks in by_split.items():
         for task in tasks:
-            assert split_of(task.problem.question) == split and task.solution is not None
+            assert split_of(task.problem.question) == split
             assert source.grade(task.solution, task).correct and task.problem.source == address
             steps = task.solution.splitlines()
             assert source.check_step(task.problem, steps)
@@ -219,11 +215,11 @@ def test_the_guides_game_is_trained_and_played(
             assert not source.grade(steps[-1], task).correct
     quick = ["train.sft_steps=2", "train.validation_size=4", "train.evaluate_every=2"]
     sets = [word for key in quick for word in ("--set", key)]
-    common = ["--source", address, "--quiet"]
-    words = ["sft", *common, "--model", "small", "-n", "8", "--eval-size", "4", "--out", "doubling"]
+    common = f"--source {address} --quiet".split()
+    words = ["sft", *common, *"--model small -n 8 --eval-size 4 --out doubling".split()]
     assert main([*words, *sets]) == 0
-    methods = ["--methods", "greedy", "adaptive-best-of-n"]
-    words = ["eval", *common, "--model", "doubling", *methods, "-n", "4", "--out", "eval"]
+    methods = "--methods greedy adaptive-best-of-n".split()
+    words = ["eval", *common, "--model", "doubling", *methods, *"-n 4 --out eval".split()]
     assert main(words) == 0
     assert "adaptive-best-of-n" in capsys.readouterr().out
 
@@ -247,13 +243,13 @@ PINNED = {
 
 
 @pytest.mark.parametrize("task_id", PINNED)
-def test_the_generator_still_writes_what_it_wrote(task_id: str) -> None:
+def test_the_generator_still_writes_what_it_wrote(task_id):
     """Saved trees and the shipped student's card name tasks by id."""
     task = embedded.from_id(task_id)
     assert (task.problem.question, task.solution) == PINNED[task_id]
 
 
-def test_reasoning_gym_grades_by_its_own_rule() -> None:
+def test_reasoning_gym_grades_by_its_own_rule():
     pytest.importorskip("reasoning_gym")
     source = opened("reasoning-gym:chain_sum")
     tasks = load_tasks(source, "test", 20)
@@ -282,9 +278,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(name, tmp_path, monkeypatch):
     expected = everything(opened(written(tmp_path, *PLAIN, name="expected.jsonl")))
     for file in (tmp_path / "in" / name, tmp_path / "packed" / f"{name}.gz"):
         file.parent.mkdir()
@@ -296,7 +290,7 @@ def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_texts_are_read_as_they_are_written(tmp_path: Path) -> None:
+def test_texts_are_read_as_they_are_written(tmp_path):
     """No date, number or missing value is guessed, in a column of one type or of several."""
     golds = [
         "2021-03-04",
@@ -322,7 +316,7 @@ def test_texts_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert {task.gold for task in everything(opened(written(tmp_path, *rows)))} == {golds[5], "x"}
 
 
-def test_floats_compare_within_their_own_precision(tmp_path: Path) -> None:
+def test_floats_compare_within_their_own_precision(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -344,9 +338,7 @@ def test_floats_compare_within_their_own_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["data", "data/*.jsonl", "data/**/*.json*", "folders"])
-def test_names_of_files_and_folders_keep_their_splits(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_files_and_folders_keep_their_splits(address, tmp_path, monkeypatch):
     for split, count in (("train", 9), ("dev", 2), ("test", 3)):
         rows = [{"question": f"{split} {i}?", "answer": str(i)} for i in range(count)]
         written(tmp_path, *rows, name=f"data/{split}-00000-of-00001.jsonl")
@@ -362,7 +354,7 @@ def test_names_of_files_and_folders_keep_their_splits(
     } == {"train"}
 
 
-def test_the_one_split_is_a_hash_of_the_question() -> None:
+def test_the_one_split_is_a_hash_of_the_question():
     shares = Counter(split_of(f"question {i}") for i in range(4000))
     assert all(
         abs(shares[split] / 40 - share) < 2
@@ -375,11 +367,9 @@ def test_the_one_split_is_a_hash_of_the_question() -> None:
     assert all(set(small.tasks[split]) <= set(large.tasks[split]) for split in SPLITS)
 
 
-def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(tmp_path, monkeypatch, caplog):
     rows = [("train", 1), ("train", 2), ("test", 2), ("validation", 1), ("train", 3), ("arena", 4)]
-    hub: dict[str, Any] = {split: [] for split in SPLITS}
+    hub = {split: [] for split in SPLITS}
     for split, n in rows:
         hub[split].append({"question": f"{n}?", "answer": n})
     monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
@@ -411,44 +401,16 @@ def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(
         )
 
 
-BROKEN = {
-    "empty.jsonl": ("", "has no rows"),
-    "list.json": ("[]", "has no rows"),
-    "head.csv": ("question,answer\n", "can't be read"),
-    "cut.json": ("[{", "not valid JSON"),
-    "line.jsonl": ('{"question": "q", "answer": 1}\n{\n', "line 2 is not valid JSON"),
-    "number.jsonl": ("1\n", "line 1 is not a JSON object"),
-    "packed.jsonl.gz": ("no gzip", "can't be read"),
-    "no.parquet": ("no parquet", "can't be read"),
-    "wide.csv": ("question,answer\na,b,c\n", "more fields"),
-    "wider.csv": ("question,answer\na,b\na,b,c\n", "can't be read"),
-    "null.jsonl": ('{"question": "q", "answer": null}\n', "has None as `answer`"),
-    "blank.jsonl": ('{"question": " ", "answer": "1"}\n', "`question` is empty"),
-    "half.jsonl": ('{"question": "\\ud800 a", "answer": "1"}\n', "no valid Unicode"),
-    "ids.jsonl": ('{"id": 1, "question": "q", "answer": "1"}\n{"id": 1, "question": "r", "answer": "1"}\n', "the id of"),
-    "split.jsonl": ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
-    "columns.jsonl": ('{"text": "q", "key": "1"}\n', "no column 'question', it has text, key.*problems.question_column"),
-    "answers.jsonl": ('{"question": "q", "key": "1"}\n', "no column 'answer'"),
-    "solution.jsonl": ('{"problem": "q", "solution": "it is 2"}\n', "states no answer in `solution`"),
-    "mark.jsonl": ('{"problem": "q", "answer": "####"}\n', "states no answer in `answer`"),
-    "turns.jsonl": ('{"prompt": [{"role": "assistant", "content": "2"}], "answer": 2}', "messages of assistant as `prompt`"),
-    **{
-        f"gold-{number}.jsonl": (f'{{"question": "q", "answer": {gold}}}', "answer")
-        for number, gold in enumerate(("NaN", '"-Inf"', '"N/A"', "[]", "{}"))
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_read_is_one_sentence_with_its_place(name: str, tmp_path: Path) -> None:
-    text, reason = BROKEN[name]
+@pytest.mark.parametrize("name", CASES["broken"])
+def test_what_cannot_be_read_is_one_sentence_with_its_place(name, tmp_path):
+    text, reason = CASES["broken"][name]
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=reason) as caught:
         opened(tmp_path / name)
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path: Path) -> None:
+def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path):
     (tmp_path / "wide.jsonl").write_text(LINES, encoding="utf-16")
     for address in ("wide.jsonl", "nothing.jsonl", "*.csv", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
@@ -458,141 +420,10 @@ def test_another_encoding_an_empty_folder_and_a_missing_file_are_said(tmp_path: 
 
 # -- columns, choices, rules -----------------------------------------------------------------------
 
-USER = {"role": "user", "content": "1 + 1?"}
-BARKS = "Barks?\nA. cat\nB. dog"
-COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "verl": (
-        {"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "2"}},
-        "1 + 1?",
-        "2",
-    ),
-    "trl": (
-        {"prompt": [{"role": "system", "content": "Be brief."}, USER], "ground_truth": 2},
-        "Be brief.\n\n1 + 1?",
-        "2",
-    ),
-    "arc": (
-        {
-            "question": {
-                "stem": "Barks?",
-                "choices": [{"text": "cat", "label": "1"}, {"text": "dog", "label": "2"}],
-            },
-            "answerKey": "2",
-        },
-        BARKS,
-        "B",
-    ),
-    "math": ({"problem": "1 + 1?", "solution": r"So it is $\boxed{2}$."}, "1 + 1?", "2"),
-    "gsm8k": ({"question": "1 + 1?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}, "1 + 1?", "2"),
-    "svamp": (
-        {"Body": "Tom has 2.", "Question": "How many?", "Answer": 2.0},
-        "Tom has 2. How many?",
-        "2",
-    ),
-    "alpaca": ({"instruction": "Add.", "input": "1 and 1", "output": "2"}, "Add.\n1 and 1", "2"),
-    "trivia": (
-        {"question": "Who?", "answer": {"value": "Ann", "aliases": ["Anne"]}},
-        "Who?",
-        "Ann",
-    ),
-    "mmlu": ({"question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}, BARKS, "B"),
-    "medmcqa": ({"question": "Barks?", "opa": "cat", "opb": "dog", "cop": 1}, BARKS, "B"),
-    "numbered": (
-        {"question": "Barks?", "choices": ["1. cat", "2. dog"], "answer": "2"},
-        BARKS,
-        "B",
-    ),
-    "choice columns": (
-        {"Question": "Barks?", "Choice_A": "cat", "Choice_B": "dog", "Answer": "B"},
-        BARKS,
-        "B",
-    ),
-    "json text": ({"question": "Barks?", "options": '["cat", "dog"]', "answer": "dog"}, BARKS, "B"),
-    "winogrande": (
-        {"sentence": "_ barks", "option1": "cat", "option2": "dog", "answer": "1"},
-        "_ barks\nA. cat\nB. dog",
-        "A",
-    ),
-    "piqa": ({"goal": "Barks?", "sol1": "cat", "sol2": "dog", "label": 1}, BARKS, "B"),
-    "copa": (
-        {"premise": "Loud.", "choice1": "cat", "choice2": "dog", "question": "cause", "label": 1},
-        "Loud.\ncause\nA. cat\nB. dog",
-        "B",
-    ),
-    "hellaswag": (
-        {"ctx": "It", "endings": ["meows", "barks"], "label": "1"},
-        "It\nA. meows\nB. barks",
-        "B",
-    ),
-    "cosmosqa": (
-        {"context": "Loud.", "question": "Who?", "answer0": "cat", "answer1": "dog", "label": 1},
-        "Loud.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "reclor": (
-        {"context": "Loud.", "question": "Who?", "answers": ["cat", "dog"], "label": 1},
-        "Loud.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "wikihop": (
-        {
-            "query": "Who?",
-            "supports": ["It", "barks."],
-            "candidates": ["cat", "dog"],
-            "answer": "dog",
-        },
-        "It\nbarks.\nWho?\nA. cat\nB. dog",
-        "B",
-    ),
-    "squad": (
-        {"context": "In France.", "question": "Where?", "answers": {"text": ["France"]}},
-        "In France.\nWhere?",
-        "France",
-    ),
-    "drop": (
-        {"passage": "2 goals.", "question": "How many?", "answers_spans": {"spans": ["2"]}},
-        "2 goals.\nHow many?",
-        "2",
-    ),
-    "hotpotqa": (
-        {"question": "Who?", "answer": "Ann", "context": [["A", ["She ", "is."]], ["B", ["No."]]]},
-        "A: She is.\nB: No.\nWho?",
-        "Ann",
-    ),
-    "musique": (
-        {"question": "Who?", "answer": "Ann", "paragraphs": [{"title": "A", "text": "She is."}]},
-        "A: She is.\nWho?",
-        "Ann",
-    ),
-    "parts": (
-        {
-            "prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}],
-            "answer": 2,
-        },
-        "1 + 1?",
-        "2",
-    ),
-    "a context that is there": (
-        {"context": "2 goals.", "question": "2 goals. How many?", "answer": 2},
-        "2 goals. How many?",
-        "2",
-    ),
-    "choices that are numbers": (
-        {"question": "1 + 1?", "option1": "3", "option2": "2", "option3": "5", "answer": "5"},
-        "1 + 1?\nA. 3\nB. 2\nC. 5",
-        "C",
-    ),
-    "true among choices": (
-        {"question": "Barks?", "choices": ["no", "yes"], "answer": True},
-        "Barks?\nA. no\nB. yes",
-        "B",
-    ),
-}
 
-
-@pytest.mark.parametrize("case", COLUMNS)
-def test_rows_of_other_trainers_are_read(case: str, tmp_path: Path) -> None:
-    row, question, gold = COLUMNS[case]
+@pytest.mark.parametrize("case", CASES["columns"])
+def test_rows_of_other_trainers_are_read(case, tmp_path):
+    row, question, gold = CASES["columns"][case]
     [task] = everything(opened(written(tmp_path, row)))
     assert (task.problem.question, task.gold) == (question, gold)
     assert task.solution is None or (
@@ -600,31 +431,16 @@ def test_rows_of_other_trainers_are_read(case: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("answer", "settings", "right", "wrong", "said"),
-    [
-        (["Ann", "Anne B"], {}, ["Ann", "anne b."], ["Bob", "Ann and Anne B"], "any counts"),
-        ({"value": "Ann", "aliases": ["Anne"]}, {}, ["Anne"], ["Annie"], "any counts"),
-        ({"text": ["France", "in France"]}, {}, ["in France"], ["Paris"], "any counts"),
-        (["5", "five"], {}, ["5", "five"], ["6"], "any counts"),
-        (["2", "3"], {}, ["3 and 2", "2, 3", r"\{2,3\}"], ["2", "3", "2, 3, 4"], "all count"),
-        ([r"\frac12", "x + 1"], {}, [r"x + 1, \frac12"], ["x + 1"], "all count"),
-        (["2", "3"], {"grade": "numbers"}, ["2", "3"], ["2 or 3", "4"], "any counts"),
-        (["1,000", "1000"], {}, ["1000"], ["100"], "all count"),
-        (True, {}, ["yes", "True"], ["no", "false"], "answer is `answer`;"),
-        (False, {}, ["No.", "false"], ["yes", "not false"], "answer is `answer`;"),
-        ("True", {}, ["yes", "true"], ["no"], "answer is `answer`;"),
-    ],
-)
+@pytest.mark.parametrize("answer, settings, right, wrong, said", CASES["golds"])
 def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
-    answer: Any,
-    settings: dict[str, str],
-    right: list[str],
-    wrong: list[str],
-    said: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    answer,
+    settings,
+    right,
+    wrong,
+    said,
+    tmp_path,
+    caplog,
+):
     source = opened(written(tmp_path, {"question": "q?", "answer": answer}), **settings)
     [task] = everything(source)
     for responses, expected in ((right, True), (wrong, False)):
@@ -633,7 +449,7 @@ def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     assert said in caplog.text
 
 
-def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path: Path) -> None:
+def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path):
     rows = [
         {"question": "both?", "answer": ["x", "no"], "is_multiple_answer": True},
         {"question": "any?", "answer": ["x", "no"], "is_multiple_answer": False},
@@ -644,7 +460,7 @@ def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path: Path) -> Non
     assert (tasks["any?"].gold, tasks["any?"].others) == ("x", ("no",))
 
 
-def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path: Path) -> None:
+def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path):
     choices = {"answerA": "cat", "answerB": "dog", "answerC": "cow"}
     for labels in (("1", "3"), ("0", "2")):
         rows = [{"question": f"{i}?", "label": label, **choices} for i, label in enumerate(labels)]
@@ -652,7 +468,7 @@ def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path: Path) -> None:
         assert sorted(task.gold for task in tasks) == ["A", "C"]
 
 
-def test_a_list_of_questions_is_a_row_for_each(tmp_path: Path) -> None:
+def test_a_list_of_questions_is_a_row_for_each(tmp_path):
     row = {
         "id": "h1",
         "article": "It barks.",
@@ -671,16 +487,14 @@ def test_a_list_of_questions_is_a_row_for_each(tmp_path: Path) -> None:
             opened(written(tmp_path, row | {"answers": answers_}, name="other.jsonl"))
 
 
-def test_the_line_names_choices_and_columns_that_are_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_line_names_choices_and_columns_that_are_not_read(tmp_path, caplog):
     row = {"id": 1, "title": "Dogs", "question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}
     opened(written(tmp_path, row | {"year": 1}))
     assert "answer is `answer`, choices are `A`, `B`; not read: `title`, `year`; gr" in caplog.text
 
 
-def test_ids_number_the_rows_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub: dict[str, Any] = {}
+def test_ids_number_the_rows_of_one_file(tmp_path, monkeypatch):
+    hub = {}
     for split in ("train", "test"):
         hub[split] = [{"id": i, "question": f"{split} {i}?", "answer": i} for i in range(3)]
         written(tmp_path / "data", *hub[split], {"id": split, "question": split, "answer": 1},
@@ -691,7 +505,7 @@ def test_ids_number_the_rows_of_one_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 6
 
 
-def test_boxes_of_several_answers_are_no_gold_answer(tmp_path: Path) -> None:
+def test_boxes_of_several_answers_are_no_gold_answer(tmp_path):
     row = {"problem": "q", "solution": r"So \boxed{2}. Then \boxed{3}."}
     with pytest.raises(DataError, match="boxes '2' and '3', several answers"):
         opened(written(tmp_path, row))
@@ -699,13 +513,13 @@ def test_boxes_of_several_answers_are_no_gold_answer(tmp_path: Path) -> None:
     assert everything(opened(written(tmp_path, row, name="list.jsonl")))[0].gold == "2, 3"
 
 
-def test_several_right_choices_are_refused(tmp_path: Path) -> None:
+def test_several_right_choices_are_refused(tmp_path):
     row = {"question": "q?", "choices": ["cat", "dog", "cow"], "answer": ["A", "dog"]}
     with pytest.raises(DataError, match="the right choices A and B: one answer is graded"):
         opened(written(tmp_path, row))
 
 
-def test_columns_can_be_named(tmp_path: Path) -> None:
+def test_columns_can_be_named(tmp_path):
     row = {"task": {"text": "1 + 1?"}, "meta": {"key": "2"}, "answer": "3", "why": "1 + 1 = 2"}
     named = {"question_column": "task.text", "answer_column": "meta.key", "solution_column": "why"}
     [task] = everything(opened(written(tmp_path, row), **named))
@@ -717,26 +531,8 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
             opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "letter"),
-    [
-        (["cat", "Dog", "cow"], "dog.", "B"),
-        (["cat", "dog", "cow"], "B. dog", "B"),
-        (["cat", "dog", "cow"], "(c)", "C"),
-        (["cat", "dog", "cow"], 0, "A"),
-        (["3", "2", "1"], "1", "C"),
-        ([3, 2, 1], 1, "B"),
-        ({"A": "cat", "B": "dog", "C": None}, "dog", "B"),
-        ({"text": ["cat", "dog"], "label": ["1", "2"]}, "2", "B"),
-        ([{"key": "A", "value": "cat"}, {"key": "B", "value": "dog"}], "B", "B"),
-        ([f"c{i}" for i in range(26)], "c25", "Z"),
-        *((["cat", "dog", "hen"], answer, None) for answer in ("D", "cow", 3, "(D)", "5", "B. cat", "Dogs")),
-        ([str(i) for i in range(27)], "3", None),
-    ],
-)  # fmt: skip
-def test_a_gold_answer_finds_its_choice_or_is_refused(
-    choices: Any, answer: Any, letter: str | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("choices, answer, letter", CASES["choices"])
+def test_a_gold_answer_finds_its_choice_or_is_refused(choices, answer, letter, tmp_path):
     file = written(tmp_path, {"question": "q?", "options": choices, "answer": answer})
     if letter is None:
         with pytest.raises(DataError, match=r"none of its 3 choices|1 to 26"):
@@ -749,25 +545,15 @@ def test_a_gold_answer_finds_its_choice_or_is_refused(
     ]
 
 
-@pytest.mark.parametrize(
-    ("golds", "rule"),
-    [
-        (["1", "2.5", "1,000", "5 000", "18g", "No. 3"], "numbers"),
-        (["A", "c"], "choice"),
-        (["1", r"\frac12", "(3, 4)", "x = 2"], "math"),
-        (["Paris", "Apollo 11", "21 Jump Street", "2021-03-04", "C++"], "words"),
-        (["1", "2", "no solution"], "mixed"),
-        (["Paris", "A"], "mixed"),
-        (["2, 3", "1"], "math"),
-        (["x + 1"] + ["no solution"] * 300, "mixed"),
-        ([], "numbers"),
-    ],
-)
-def test_gold_answers_decide_the_rule(golds: list[str], rule: str) -> None:
+MOSTLY = ["x + 1", *["no solution"] * 300], "mixed"
+
+
+@pytest.mark.parametrize("golds, rule", [*CASES["rules"], MOSTLY])
+def test_gold_answers_decide_the_rule(golds, rule):
     assert guess_grader(golds)[0] == rule
 
 
-def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path: Path) -> None:
+def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path):
     golds = ["18", "no solution", r"\frac12", "B"]
     rows = [{"question": f"{i}?", "answer": gold, "split": "test"} for i, gold in enumerate(golds)]
     source = opened(written(tmp_path, *rows))
@@ -784,7 +570,7 @@ def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path: Path) -> N
             opened(tmp_path / "rows.jsonl", grade=grade)
 
 
-def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:
+def test_tasks_without_gold_are_for_a_reward_that_needs_none():
     source = TaskList(
         [Task(Problem(f"poems/{i}", f"Write {i} lines.", "poems"), "") for i in range(40)],
         "poems",
@@ -829,7 +615,7 @@ BROKEN, NUMBER = [("only a question",)], 3
 """
 
 
-def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
+def test_code_of_ones_own_is_a_source(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(CODE)
     golds = [
@@ -861,26 +647,26 @@ def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
     "address", ["nope", "module:name", "missing.py:x", "missing.py", "hub:x", "numbers:0", "gsm8k:train", "missing.jsonl",
                 "reasoning-gym:", "reasoning-gym:no_such_task", ""]
 )  # fmt: skip
-def test_what_is_no_source_is_said_in_one_sentence(address: str) -> None:
+def test_what_is_no_source_is_said_in_one_sentence(address):
     with pytest.raises(AlphaZeroError) as caught:
         opened(address)
     assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
 
 
 class Careless(TaskList):
-    def grade_many(self, pairs: Any, strict: bool = False) -> Any:
+    def grade_many(self, pairs, strict=False):
         return next(iter(()))
 
 
 @pytest.mark.parametrize("grader", ["math", "numbers"])
-def test_grades_of_ones_own_that_ask_for_nothing_end_their_question(grader: str) -> None:
+def test_grades_of_ones_own_that_ask_for_nothing_end_their_question(grader):
     task = Task(Problem("p", "q", "careless"), "1")
     grade = Careless([task], "careless", grader).grade_async("#### 1", task)
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         asyncio.run(asyncio.wait_for(grade, 60))
 
 
-def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:
+def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path):
     file = written(tmp_path, *PLAIN)
     first = opened(file)
     assert opened(file) is first is source_of(Problem("p", "q", str(file)))
@@ -889,7 +675,7 @@ def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path)
     assert len(everything(opened(file))) == 1
 
 
-def test_a_problem_finds_its_source_again() -> None:
+def test_a_problem_finds_its_source_again():
     for name, grader in (
         ("hotpotqa", "words"),
         ("math", "math"),
@@ -898,7 +684,7 @@ def test_a_problem_finds_its_source_again() -> None:
         assert source_of(Problem("p", "q", name)).grader == grader
 
 
-def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
+def test_keys_that_no_source_reads_are_refused(tmp_path):
     rows = str(written(tmp_path, *PLAIN))
     config = load_config(overrides=["problems.levels=[3]"])
     both = [open_one_of(config, name) for name in ("embedded", rows)]
@@ -917,14 +703,14 @@ def test_keys_that_no_source_reads_are_refused(tmp_path: Path) -> None:
 # -- GSM8K, MATH and HotpotQA ----------------------------------------------------------------------
 
 
-def gsm8k(n: int = 1, **columns: Any) -> dict[str, Any]:
+def gsm8k(n=1, **columns):
     return {
         "question": f"What is {n} + {n}?",
         "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
     } | columns
 
 
-def math(n: int = 1, **columns: Any) -> dict[str, Any]:
+def math(n=1, **columns):
     answer = rf"\frac{{{n}}}{{2}}"
     row = {
         "problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ",
@@ -942,7 +728,7 @@ def math(n: int = 1, **columns: Any) -> dict[str, Any]:
     )
 
 
-def hotpotqa(n: int = 1, **columns: Any) -> dict[str, Any]:
+def hotpotqa(n=1, **columns):
     return {
         "id": f"5a{n:04d}",
         "question": f"Who wrote book {n}?",
@@ -955,9 +741,7 @@ def hotpotqa(n: int = 1, **columns: Any) -> dict[str, Any]:
     } | columns
 
 
-DATA_SETS: dict[
-    str, tuple[Any, str, str, Task]
-] = {  # a row's maker, folder, hub's split, and row number 2 as a task
+DATA_SETS = {  # a row's maker, folder, hub's split, and row number 2 as a task
     "gsm8k": (
         gsm8k,
         "gsm8k",
@@ -992,9 +776,7 @@ DATA_SETS: dict[
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_rows_become_tasks_from_a_folder_and_from_the_hub(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_become_tasks_from_a_folder_and_from_the_hub(name, tmp_path, monkeypatch):
     make, folder, split, expected = DATA_SETS[name]
     rows = [make(n) for n in range(7)]
     for place in ("", f"{folder}/"):
@@ -1005,7 +787,7 @@ def test_rows_become_tasks_from_a_folder_and_from_the_hub(
         assert opened(name).load("test", 2, 2)[0] == expected  # by the variable
         opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
     monkeypatch.delenv("ALPHAZERO_DATA_DIR")
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows
     )
@@ -1016,7 +798,7 @@ def test_rows_become_tasks_from_a_folder_and_from_the_hub(
     assert source_of(expected.problem).grade(expected.solution or "", expected).correct
 
 
-def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
+def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
     for split, count in (("train", 200), ("test", 7)):
         written(
             tmp_path,
@@ -1053,7 +835,7 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "reason"),
+    "name, row, reason",
     [
         ("gsm8k", gsm8k(answer="so 72"), "line 1: gold answer 'so 72' has no number after '####'"),
         (
@@ -1068,7 +850,7 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_rows_name_file_and_line(name: str, row: Any, reason: str, tmp_path: Path) -> None:
+def test_broken_rows_name_file_and_line(name, row, reason, tmp_path):
     file = written(tmp_path, row, name=f"{DATA_SETS[name][2]}.jsonl")
     with pytest.raises(DataError) as caught:
         load_tasks(name, "test", 9, path=str(tmp_path))
@@ -1079,9 +861,7 @@ def test_broken_rows_name_file_and_line(name: str, row: Any, reason: str, tmp_pa
     )
 
 
-def test_what_is_missing_says_where_it_belongs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_says_where_it_belongs(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"has neither train\.jsonl nor math500/train\.jsonl: point problems\.path"
     ):
@@ -1102,7 +882,7 @@ def test_what_is_missing_says_where_it_belongs(
 
 
 @pytest.mark.data
-def test_every_real_row_loads(data_dir: Path) -> None:
+def test_every_real_row_loads(data_dir):
     sizes = {}
     for name in DATA_SETS:
         tasks = [
@@ -1113,7 +893,7 @@ def test_every_real_row_loads(data_dir: Path) -> None:
         sizes[name] = len(tasks)
         assert len({task.problem.id for task in tasks}) == len(tasks)
         for task in tasks if name == "gsm8k" else ():
-            assert task.solution is not None and "<<" not in task.solution
+            assert "<<" not in task.solution
             assert answers.equal(answers.extract(task.solution, strict=True) or "", task.gold)
             assert task.gold == str(int(task.solution.rpartition("####")[2].replace(",", "")))
     assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}
@@ -1126,18 +906,18 @@ def test_every_real_row_loads(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("search", ["none", "mcts"])
-def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, search: str) -> None:
+def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path, search):
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
     written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
     taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
-    raw: dict[str, Any] = {
+    raw = {
         "taskset": taskset,
         "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}},
     }
     env = vf.load_environment(vf.resolve_env_config(raw))
     ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
-    async def main() -> list[Any]:
+    async def main():
         async with env.serving():
             return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
 
@@ -1153,7 +933,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path: Path, searc
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
-def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path: Path) -> None:
+def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path):
     written(tmp_path, {"question": "another?", "answer": "1"}, name="r1.jsonl")
     rows = [
         {"question": "a?", "answer": "1"},

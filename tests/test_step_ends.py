@@ -1,10 +1,7 @@
 """Where steps end: one rule on token ids, for every tokenizer and every engine."""
 
-from __future__ import annotations
-
 import functools
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,13 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.step_ends import StepEnds, step_ends
 
-from support import LINE_ENDS, STEP_ENDS, VOCABULARY, run, tiny_engine  # isort: skip
+from scripted import run  # isort: skip
+from support import LINE_ENDS, STEP_ENDS, VOCABULARY, tiny_engine  # isort: skip
 
 TEXT = "First, 3.5 + 2 = 5.5 apples.\n\nSo Ana has 5.5. Is it more?\n  Yes!\n\n\n#### 5.5\n"
 
 
 @functools.cache
-def bpe() -> Any:
+def bpe():
     """A byte-level BPE whose tokens hold a full stop and line ends together."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -34,18 +32,18 @@ def bpe() -> Any:
 
 
 @pytest.fixture
-def merging() -> Any:
+def merging():
     return bpe()
 
 
-def cut(tokenizer: Any, rule: str, text: str) -> list[str]:
+def cut(tokenizer, rule, text):
     """The text's steps; what goes on is the last."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     ends = step_ends(tokenizer, rule)
     return [tokenizer.decode(ids[start:end]) for start, end in pairwise((0, *ends.parts(ids)))]
 
 
-def test_blank_lines_belong_to_the_step_after_them(merging: Any) -> None:
+def test_blank_lines_belong_to_the_step_after_them(merging):
     pieces = cut(merging, "line", TEXT)
     assert "".join(pieces) == TEXT
     assert [piece.strip() for piece in pieces] == [
@@ -54,7 +52,7 @@ def test_blank_lines_belong_to_the_step_after_them(merging: Any) -> None:
     assert cut(merging, "line", "\n\n \n") == ["\n\n \n"]
 
 
-def test_sentences_end_at_their_marks_and_decimal_points_are_none(merging: Any) -> None:
+def test_sentences_end_at_their_marks_and_decimal_points_are_none(merging):
     pieces = cut(merging, "sentence", TEXT)
     assert "".join(pieces) == TEXT
     assert [piece.strip() for piece in pieces][:1] == ["First, 3.5 + 2 = 5.5 apples."]
@@ -62,7 +60,7 @@ def test_sentences_end_at_their_marks_and_decimal_points_are_none(merging: Any) 
     assert not any(piece.rstrip().endswith("3.") for piece in pieces)
 
 
-def test_a_thought_is_not_cut_in_a_formula_nor_before_one(merging: Any) -> None:
+def test_a_thought_is_not_cut_in_a_formula_nor_before_one(merging):
     thoughts = [
         "### Step 1\n**Find the distance:**\nShe drives for 2 hours:\n\\[\n2 \\times 60 = "
         "120\n\\]\n\n",
@@ -79,7 +77,7 @@ def test_a_thought_is_not_cut_in_a_formula_nor_before_one(merging: Any) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab3.?! \n\t\u00e9", max_size=60))
-def test_steps_join_to_the_text_and_each_has_something_in_it(text: str) -> None:
+def test_steps_join_to_the_text_and_each_has_something_in_it(text):
     pieces = cut(bpe(), "line", text)
     assert "".join(pieces) == text
     for piece in pieces[:-1]:
@@ -89,7 +87,7 @@ def test_steps_join_to_the_text_and_each_has_something_in_it(text: str) -> None:
     assert len(pieces) - 1 <= len(lines)
 
 
-def test_an_engine_counts_steps_and_not_line_ends() -> None:
+def test_an_engine_counts_steps_and_not_line_ends():
     """Most tokens are white space here, line end 2 too: it ends a step that has something in it,
     and no other.
     """
@@ -111,7 +109,7 @@ def test_an_engine_counts_steps_and_not_line_ends() -> None:
     assert seen - {2}, "no blank line was drawn: the test shows nothing"
 
 
-def test_a_model_may_have_more_tokens_than_its_tokenizer(merging: Any) -> None:
+def test_a_model_may_have_more_tokens_than_its_tokenizer(merging):
     """Qwen2.5's has 271 more: their text is empty, under every rule."""
     ids = merging.encode("a\n", add_special_tokens=False)
     beyond = len(merging) + 7
@@ -120,7 +118,7 @@ def test_a_model_may_have_more_tokens_than_its_tokenizer(merging: Any) -> None:
         assert ends.cut([beyond, *ids, beyond, *ids]) == [1 + len(ids), 2 + 2 * len(ids)]
 
 
-def test_a_vocabulary_may_have_gaps() -> None:
+def test_a_vocabulary_may_have_gaps():
     words = {"a": 0, ".": 1, "\n": 9}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
     assert step_ends(tokenizer).tokens == {9}

@@ -2,20 +2,17 @@
 folders.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tables import read_json
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
@@ -35,7 +32,7 @@ from transformers import (
 
 from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
@@ -48,7 +45,6 @@ from alphazero_llm_trainer.policy.folders import find_model, with_model
 from alphazero_llm_trainer.policy.public_prm import load_public
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
-    Student,
     check_device,
     load_student,
     load_tokenizer,
@@ -62,7 +58,7 @@ from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
 from alphazero_llm_trainer.types import Opening
 
-MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
+MANIFEST = read_json(PACKAGED / "manifest.json")
 
 
 def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
@@ -165,7 +161,7 @@ def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
 def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_path):
     """For training transformers' own class was taken, which made `314?` of a question."""
     folder = shutil.copytree(PACKAGED, tmp_path / "folder")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = read_json(folder / "tokenizer_config.json")
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind}))
     expected = load_tokenizer(str(PACKAGED))
     text = "Ana has 314 pens. How many?\n"
@@ -182,7 +178,7 @@ def test_a_folder_that_names_another_class_is_read_as_its_file_says(kind, tmp_pa
 def test_a_tokenizer_that_loses_text_is_one_sentence(tmp_path):
     folder = shutil.copytree(PACKAGED, tmp_path / "folder")
     file = folder / "tokenizer.json"
-    broken = json.loads(file.read_text())
+    broken = read_json(file)
     broken["decoder"] = {"type": "Strip", "content": "3", "start": 1, "stop": 0}
     file.write_text(json.dumps(broken))
     with pytest.raises(CheckpointError, match="gives back"):
@@ -193,11 +189,11 @@ APPLES = "How many apples are in 3 boxes of 14 apples?"
 SMALL_SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def gpt2(ids: dict[str, int]) -> Any:
+def gpt2(ids):
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=256, **ids))
 
 
-def phi3(ids: dict[str, int]) -> Any:
+def phi3(ids):
     return Phi3ForCausalLM(
         Phi3Config(**SMALL_SHAPE, intermediate_size=48, num_key_value_heads=2, **ids)
     )
@@ -210,7 +206,7 @@ OTHERS = {
 
 
 @pytest.fixture(params=list(OTHERS))
-def unknown(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Config, set[str]]:
+def unknown(request, tmp_path):
     """A student of an architecture that models.yaml has none of, and its linear layers' names."""
     make, names = OTHERS[request.param]
     tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
@@ -229,15 +225,13 @@ def unknown(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Config, set
     ), names
 
 
-def logits(student: Any) -> torch.Tensor:
+def logits(student):
     ids = torch.tensor([student.prompt_ids(APPLES)])
     with torch.no_grad():
         return student.model(input_ids=ids).logits
 
 
-def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(
-    unknown: tuple[Config, set[str]], tmp_path: Path
-) -> None:
+def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(unknown, tmp_path):
     config, names = unknown
     student = load_student(config)
     assert set(student.spec.lora.targets) == names
@@ -266,9 +260,7 @@ def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(
     assert min(names) in str(caught.value)
 
 
-def test_a_gguf_file_is_a_model_that_transformers_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gguf_file_is_a_model_that_transformers_reads(tmp_path, monkeypatch):
     path = tmp_path / "Tiny.gguf"
     path.write_bytes(b"GGUF")
     found, folder = find_model(str(path), load_config())
@@ -282,7 +274,7 @@ def test_a_gguf_file_is_a_model_that_transformers_reads(
 
 
 @pytest.mark.parametrize("method", ["awq", "fp8", "bitsandbytes_8bit"])
-def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path) -> None:
+def test_weights_in_another_format_say_what_they_are(method, tmp_path):
     folder = saved_llama(tmp_path / "student", "float32")
     shape = read_object(folder / "config.json")
     quantised = {"quant_method": method, "bits": 4}
@@ -299,7 +291,7 @@ def test_weights_in_another_format_say_what_they_are(method: str, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
+def test_a_float16_folder_is_computed_as_it_is(tmp_path):
     """By the kernels in float32, which holds its numbers; training all of its weights is
     refused.
     """
@@ -323,10 +315,10 @@ def test_a_float16_folder_is_computed_as_it_is(tmp_path: Path) -> None:
         make_trainable(student.model, student.spec, "full")
 
 
-def test_attention_is_what_the_entry_names_or_a_sentence(tmp_path: Path) -> None:
+def test_attention_is_what_the_entry_names_or_a_sentence(tmp_path):
     folder = saved_llama(tmp_path / "student", "float32")
 
-    def load(**keys: Any) -> Student:
+    def load(**keys):
         entry = {"path": str(folder), **keys}
         return load_student(load_config(overrides=[{"student": "a", "models": {"a": entry}}]))
 
@@ -340,7 +332,7 @@ def test_attention_is_what_the_entry_names_or_a_sentence(tmp_path: Path) -> None
             load(**keys)
 
 
-def test_kernels_that_are_not_here_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_not_here_are_a_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     flex = StudentModel(path="package", attn_implementation="flex_attention")
     with pytest.raises(ConfigError, match=r"^models\.a\.attn_implementation "):
@@ -355,7 +347,7 @@ def test_kernels_that_are_not_here_are_a_sentence(monkeypatch: pytest.MonkeyPatc
         student_from_scratch(config, load_student(load_config()).tokenizer)
 
 
-def saved_llama(folder: Path, dtype: str) -> Path:
+def saved_llama(folder, dtype):
     """A tiny Llama's folder with the embedded student's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(PACKAGED)
     torch.manual_seed(0)
@@ -375,22 +367,22 @@ EMBEDDED_ROWS = 169  # of the embedded student's embedding
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A copy of the embedded student, to be damaged."""
     return Path(shutil.copytree(PACKAGED, tmp_path / "student"))
 
 
-def change_weights(folder: Path, change: Callable[[Weights], Any]) -> None:
+def change_weights(folder, change):
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def whole(folder: Path) -> Student:
+def whole(folder):
     return load_student(load_config(overrides=["student=embedded"]), path=folder)
 
 
-def refused(folder: Path, *words: str) -> None:
+def refused(folder, *words):
     """It can't be loaded, and why is one sentence that has these words."""
     with pytest.raises(CheckpointError) as caught:
         whole(folder)
@@ -400,11 +392,11 @@ def refused(folder: Path, *words: str) -> None:
         assert word in text, (word, text)
 
 
-def lose(weights: Weights) -> None:
+def lose(weights):
     del weights["model.layers.0.self_attn.q_proj.weight"], weights["model.norm.weight"]
 
 
-FAULTS: dict[str, Callable[[Weights], Any]] = {
+FAULTS = {
     "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files": lose,
     "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop(
         "model.embed_tokens.weight"
@@ -430,13 +422,13 @@ FAULTS: dict[str, Callable[[Weights], Any]] = {
 
 
 @pytest.mark.parametrize("words", FAULTS)
-def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
+def test_faulty_weights_are_refused(folder, words):
     whole(folder)  # its tied output layer is not missing
     change_weights(folder, FAULTS[words])
     refused(folder, words)
 
 
-def test_weights_that_change_no_text_are_left_out(folder: Path) -> None:
+def test_weights_that_change_no_text_are_left_out(folder):
     kept = whole(folder).weights
     keys = (
         "model.layers.0.self_attn.rotary_emb.inv_freq",
@@ -448,7 +440,7 @@ def test_weights_that_change_no_text_are_left_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
-def test_weights_are_read_however_they_lie(way: str, folder: Path) -> None:
+def test_weights_are_read_however_they_lie(way, folder):
     student = whole(folder)
     file = folder / "model.safetensors"
     if way == "bin":
@@ -465,7 +457,7 @@ def test_weights_are_read_however_they_lie(way: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0]['content'] }}", None])
-def test_a_prompt_opens_once(template: str | None, folder: Path) -> None:
+def test_a_prompt_opens_once(template, folder):
     """Whether the template or the tokenizer puts the token that opens texts."""
     tokenizer = load_tokenizer(str(folder))
     bos = tokenizer.convert_ids_to_tokens(5)
@@ -494,9 +486,7 @@ class Words(PreTrainedTokenizerFast):
 
 
 @pytest.mark.parametrize("kind", ["model", "known", "tokenizer", "rlhflow", "qwen-prm"])
-def test_code_in_a_folder_never_runs(
-    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_a_folder_never_runs(kind, folder, tmp_path, monkeypatch):
     """transformers asks on stdin whether it may."""
     asked = []
     monkeypatch.setattr("builtins.input", lambda *_: asked.append(1) or "y")
@@ -525,7 +515,7 @@ def test_code_in_a_folder_never_runs(
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    "shape, words",
     [
         (T5Config(), r"is an encoder and a decoder \(t5\)"),
         (Qwen2VLConfig(), r"is a model of pictures and text \(qwen2_vl\)"),
@@ -534,7 +524,7 @@ def test_code_in_a_folder_never_runs(
         ({"model_type": "llama9"}, r"is a llama9 model, which transformers .* may be newer"),
     ],
 )
-def test_other_models_say_what_they_are(folder: Path, shape: Any, words: str) -> None:
+def test_other_models_say_what_they_are(folder, shape, words):
     shape = shape if isinstance(shape, dict) else shape.to_diff_dict()
     write_json(folder / "config.json", shape)
     with pytest.raises((CheckpointError, ConfigError), match=words) as caught:
@@ -542,7 +532,7 @@ def test_other_models_say_what_they_are(folder: Path, shape: Any, words: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_and_an_adapter_in_one_folder_are_refused(folder: Path) -> None:
+def test_a_model_and_an_adapter_in_one_folder_are_refused(folder):
     """transformers would lay the adapter over the model, and a run's reference would be without."""
     write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
     entry = {"student": "mine", "models": {"mine": {"path": str(folder)}}}
@@ -555,7 +545,7 @@ def test_a_model_and_an_adapter_in_one_folder_are_refused(folder: Path) -> None:
             load()
 
 
-def test_what_says_how_to_sample_is_saved_as_it_says_it(folder: Path, tmp_path: Path) -> None:
+def test_what_says_how_to_sample_is_saved_as_it_says_it(folder, tmp_path):
     """Llama 2's file has a temperature without do_sample: it loads, and is not saved."""
     settings = read_object(folder / "generation_config.json") | {"temperature": 0.6, "top_p": 0.9}
     write_json(folder / "generation_config.json", settings)
@@ -566,26 +556,24 @@ def test_what_says_how_to_sample_is_saved_as_it_says_it(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
-def test_what_can_not_be_saved_is_told_before_a_training(
-    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_not_be_saved_is_told_before_a_training(command, folder, tmp_path, capsys):
     settings = read_object(folder / "generation_config.json") | {"length_penalty": 2.0}
     write_json(folder / "generation_config.json", settings)
     out = tmp_path / "out"
-    assert main([command, "--model", str(folder), "--out", str(out), "-q"]) == 2
+    assert main(f"{command} --model {folder} --out {out} -q".split()) == 2
     said = capsys.readouterr().err
     assert "can be read and not written" in said and "length_penalty" in said
     assert said.count("\n") == 1 and not [*out.glob("*")]
 
 
 @pytest.mark.parametrize("token", ["</s>", "1", -1, [1, EMBEDDED_ROWS], True])
-def test_an_end_token_that_the_model_has_not_is_refused(folder: Path, token: Any) -> None:
+def test_an_end_token_that_the_model_has_not_is_refused(folder, token):
     write_json(folder / "generation_config.json", {"eos_token_id": token})
     with pytest.raises(CheckpointError, match=r"eos_token_id .*, and its tokens are 0 to 168"):
         whole(folder)
 
 
-def test_four_bits_are_read_in_the_folder(folder: Path) -> None:
+def test_four_bits_are_read_in_the_folder(folder):
     """All of such weights can't be trained, whatever the entry says."""
     packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     AutoModelForCausalLM.from_pretrained(PACKAGED, quantization_config=packed).save_pretrained(
@@ -603,9 +591,7 @@ def test_four_bits_are_read_in_the_folder(folder: Path) -> None:
 # -- the tokenizer ---------------------------------------------------------------------------------
 
 
-def test_fetch_says_where_a_model_is_or_why_it_has_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetch_says_where_a_model_is_or_why_it_has_none(monkeypatch, capsys):
     monkeypatch.setattr(fetch, "from_hub", lambda repository: f"/cache/{repository}")
     assert (
         main(["fetch", "qwen3-0.6b"]) == 0 and "/cache/Qwen/Qwen3-0.6B" in capsys.readouterr().out

@@ -2,10 +2,8 @@
 one.
 """
 
-from __future__ import annotations
-
 import pytest
-from support import ScriptedPolicy, a_problem, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.mcts.driver import Search
@@ -21,20 +19,18 @@ from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import RewardParts, Step
 
 
-def grow(tree: Tree, parent: int, *ids: int) -> int:
+def grow(tree, parent, *ids):
     return tree.attach(parent, Step(ids, tuple(-0.5 for _ in ids), " ".join(map(str, ids)) + "\n"))
 
 
-def end(
-    tree: Tree, node: int, hre: float | None, visits: int, samples: int = 1, reward: float = 0.25
-) -> None:
+def end(tree, node, hre, visits, samples=1, reward=0.25):
     tree.finish(node, "answer", RewardParts(reward, hre))
     tree.samples[node] = samples
     for _ in range(visits):
         tree.backup(node, reward)
 
 
-def step_tree() -> Tree:
+def step_tree():
     """root -> a(10 11) -> a1(20, right, 3 visits), a2(21, wrong, 1); root -> b(10 12) -> b1(20,
     wrong, 4).
     """
@@ -48,7 +44,7 @@ def step_tree() -> Tree:
     return tree
 
 
-def token_tree() -> Tree:
+def token_tree():
     """root -> 5, 6 (unvisited); rollouts from 5 (7 8 right twice, nothing wrong once) and from the
     root (6 9 right).
     """
@@ -65,13 +61,13 @@ def token_tree() -> Tree:
     return tree
 
 
-def test_outcomes_count_the_responses_through_each_node() -> None:
+def test_outcomes_count_the_responses_through_each_node():
     counts, sums = outcomes(step_tree())
     assert counts == [8, 4, 4, 3, 1, 4]
     assert sums == [3.0, 3.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> None:
+def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so():
     [shared] = [t for t in value_targets(step_tree(), every_token=True) if t.token_ids == (10,)]
     # Both siblings begin with it: one state, in the first one's node.
     assert (shared.node, shared.target, shared.weight) == (1, 3 / 8, 8)
@@ -85,7 +81,7 @@ def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> No
     }  # fmt: skip
 
 
-def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
+def test_targets_of_a_searched_tree_agree_with_counting_its_endings():
     policy = ScriptedPolicy(3)
     search = Search(policy, scripted_evaluate, SearchConfig(simulations=25, samples=4, max_depth=6))
     tree = run(lambda: search.run(a_problem(), 5)).tree
@@ -102,7 +98,7 @@ def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
         assert target.target == pytest.approx(sum(c * o for c, o in through) / target.weight)
 
 
-def test_step_preferences_order_siblings_by_their_outcomes() -> None:
+def test_step_preferences_order_siblings_by_their_outcomes():
     [pair] = step_preferences(step_tree(), margin=0.5)
     assert (pair.prefix_ids, pair.chosen_ids, pair.rejected_ids) == ((), (10, 11), (10, 12))
     assert (pair.margin, pair.count) == (0.75, 4)
@@ -113,7 +109,7 @@ def test_step_preferences_order_siblings_by_their_outcomes() -> None:
     assert step_preferences(step_tree(), margin=0.8) == []
 
 
-def test_a_rollout_and_a_terminal_node_may_be_one_response() -> None:
+def test_a_rollout_and_a_terminal_node_may_be_one_response():
     [row] = [one for one in trajectories(step_tree()) if one.right]
     assert (row.token_ids, row.text, row.samples) == ((10, 11, 20), "10 11\n20\n", 2)
     tree = token_tree()

@@ -6,10 +6,9 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-import torch
 import verifiers.v1 as vf
 from test_environment import served
 
@@ -25,35 +24,27 @@ from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.types import Step, Task
+from alphazero_llm_trainer.types import Step
 
 FOLDER = Path(__file__).parent / "tasksets" / "word_length"
 WORDS = "verifiers:word-length"
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch):
     """The third-party package, as verifiers finds an environment that is worked on: its folder is
     on the path.
     """
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def open_taskset(address: str, **options: Any) -> VerifiersTaskset:
+def open_taskset(address, **options):
     source = open_problems(ProblemsConfig.model_validate({"source": address, **options}))
     assert isinstance(source, VerifiersTaskset)
     return source
 
 
-def apple(source: VerifiersTaskset) -> Task:
+def apple(source):
     """The task with the word of five letters."""
     tasks = [task for split in SPLITS for task in source.load(split, 200)]
     return next(task for task in tasks if task.problem.question.endswith(" apple?"))
@@ -62,7 +53,7 @@ def apple(source: VerifiersTaskset) -> Task:
 # -- found and loaded ------------------------------------------------------------------------------
 
 
-def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
+def test_it_is_found_by_the_entry_point_and_loads_no_torch():
     assert (
         names()["verifiers"] == "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
     )
@@ -88,7 +79,7 @@ def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
     )
 
 
-def test_a_taskset_without_splits_is_cut_by_hash() -> None:
+def test_a_taskset_without_splits_is_cut_by_hash():
     source = open_taskset(WORDS)
     tasks = {split: source.load(split, 200) for split in SPLITS}
     assert {split: len(found) for split, found in tasks.items()} == {
@@ -105,7 +96,7 @@ def test_a_taskset_without_splits_is_cut_by_hash() -> None:
     assert sum(len(twice.load(split, 99)) for split in SPLITS) == 12
 
 
-def test_prompts_become_questions() -> None:
+def test_prompts_become_questions():
     text, chat = open_taskset(WORDS), open_taskset(f"{WORDS}?messages=true")
     assert text.system_prompt == chat.system_prompt == "Answer with one number."
     assert (
@@ -120,9 +111,7 @@ def test_prompts_become_questions() -> None:
     assert open_taskset(WORDS, system_prompt="Count.").system_prompt == "Count."
 
 
-def test_of_an_endless_taskset_the_first_tasks_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path, monkeypatch):
     (tmp_path / "counting.py").write_text(
         "import itertools\nimport verifiers.v1 as vf\n\n"
         "class CountingTask(vf.Task):\n"
@@ -145,14 +134,14 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(
     assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
 
 
-def test_of_two_names_of_a_split_the_usual_one_is_taken() -> None:
+def test_of_two_names_of_a_split_the_usual_one_is_taken():
     class Halves(vf.TasksetConfig):
         split: Literal["test", "train", "eval"] = "train"
 
     assert own_splits(Halves(id="halves")) == {"train": "train", "test": "test"}
 
 
-def test_own_choices_of_a_split_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_choices_of_a_split_are_taken(tmp_path, monkeypatch):
     (tmp_path / "halves.py").write_text(
         "from typing import Literal\nimport verifiers.v1 as vf\n\n"
         "class HalvesConfig(vf.TasksetConfig):\n"
@@ -193,8 +182,8 @@ REWARDS = {
 }
 
 
-@pytest.mark.parametrize(("reply", "reward"), REWARDS.items())
-def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) -> None:
+@pytest.mark.parametrize("reply, reward", REWARDS.items())
+def test_the_tasks_own_rewards_are_summed_and_scaled(reply, reward):
     source = open_taskset(f"{WORDS}?reward_range=-0.25:2")
     grade = source.grade(reply, apple(source))
     assert grade.score == pytest.approx((reward + 0.25) / 2.25)
@@ -202,9 +191,7 @@ def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) 
 
 
 @pytest.mark.parametrize("messages", ["false", "true"])
-def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(
-    messages: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages, monkeypatch):
     """The same replies through vf's `run_episode`, against an endpoint that gives them."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     source = open_taskset(f"{WORDS}?messages={messages}")
@@ -215,8 +202,8 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(
     }
     env = vf.load_environment(vf.resolve_env_config(raw))
 
-    def played(reply: str) -> vf.Trace:
-        async def use(url: str) -> vf.Episode:
+    def played(reply):
+        async def use(url):
             ctx = vf.ModelContext(
                 model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
             )
@@ -227,7 +214,7 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(
         [trace] = episode.traces
         return trace
 
-    def told(trace: vf.Trace) -> dict[str, Any]:
+    def told(trace):
         record = trace.to_record()
         parts = (
             "task",
@@ -261,7 +248,7 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(
         }
 
 
-def test_slow_and_broken_rewards() -> None:
+def test_slow_and_broken_rewards():
     source = open_taskset(WORDS)
     task = apple(source)
     late, broken, fine = source.grade_many([("slow 5", task), ("broken 5", task), ("5", task)])
@@ -276,7 +263,7 @@ def test_slow_and_broken_rewards() -> None:
     assert fine.correct and fine.error is None
 
 
-def test_what_has_no_grade_ends_a_training_question() -> None:
+def test_what_has_no_grade_ends_a_training_question():
     source = open_taskset(WORDS)
     task = apple(source)
     evaluate = make_evaluate(load_config().rewards, None, {task.problem.id: task})
@@ -285,7 +272,7 @@ def test_what_has_no_grade_ends_a_training_question() -> None:
     assert asyncio.run(evaluate(task.problem, [Step((1,), (0.0,), "5")], [], "ended")).hre == 1.0
 
 
-def test_a_reward_beyond_its_range_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_beyond_its_range_is_told_once(caplog):
     source = VerifiersTaskset("word-length")
     task = apple(source)
     assert source.grade("Perhaps 6", task).score == 0.25
@@ -296,7 +283,7 @@ def test_a_reward_beyond_its_range_is_told_once(caplog: pytest.LogCaptureFixture
     ] and "reward of 2" in caplog.text
 
 
-def test_votes_are_by_the_answer_or_the_whole_text() -> None:
+def test_votes_are_by_the_answer_or_the_whole_text():
     source = open_taskset(WORDS)
     assert source.vote_key("I count\n#### 1,000") == source.vote_key(r"so \boxed{1000}") == "1000"
     assert source.vote_key("It has  5") == source.vote_key("it has 5") != ""
@@ -306,7 +293,7 @@ def test_votes_are_by_the_answer_or_the_whole_text() -> None:
     )
 
 
-def test_answers_know_of_partial_credit() -> None:
+def test_answers_know_of_partial_credit():
     """What a run's mean grade before and after hangs on."""
     student = load_student(load_config(overrides=["student=embedded"]))
     graded = answer(student, [apple(open_taskset(WORDS))], max_tokens=8)
@@ -334,14 +321,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("address", "words"), REFUSED.items())
-def test_what_is_more_than_one_reply_is_refused_in_one_sentence(address: str, words: str) -> None:
+@pytest.mark.parametrize("address, words", REFUSED.items())
+def test_what_is_more_than_one_reply_is_refused_in_one_sentence(address, words):
     with pytest.raises(AlphaZeroError, match=words) as caught:
         VerifiersTaskset.open(address, ProblemsConfig(source=f"verifiers:{address}"))
     assert isinstance(caught.value, ConfigError) and "\n" not in str(caught.value)
 
 
-def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_environments_are_refused(tmp_path, monkeypatch):
     (tmp_path / "talking.py").write_text(
         "import verifiers.v1 as vf\n\n"
         "class Talking(vf.Taskset[vf.Task, vf.TasksetConfig]):\n    def load(self):\n        "
@@ -357,32 +344,13 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 # -- trained ---------------------------------------------------------------------------------------
 
 
-def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path) -> None:
+def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path):
     small = ["--set", "search.simulations=4"]
-    assert main(["search", "--source", WORDS, "--model", "embedded", *small]) == 0
+    assert main([*f"search --source {WORDS} --model embedded".split(), *small]) == 0
     sample = [
-        "sample",
-        "--source",
-        WORDS,
-        "--model",
-        "embedded",
-        "-n",
-        "2",
-        "--out",
-        str(tmp_path / "trees"),
+        *f"sample --source {WORDS} --model embedded -n 2 --out {tmp_path / 'trees'}".split(),
         *small,
     ]
     assert main(sample) == 0
-    evaluate = [
-        "eval",
-        "--source",
-        WORDS,
-        "--model",
-        "embedded",
-        "-n",
-        "4",
-        "--methods",
-        "greedy",
-        "majority",
-    ]
-    assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval")]) == 0
+    evaluate = f"eval --source {WORDS} --model embedded -n 4 --methods greedy majority".split()
+    assert main([*evaluate, *f"--budget-tokens 200 --out {tmp_path / 'eval'}".split()]) == 0

@@ -2,11 +2,10 @@
 they may take.
 """
 
-from __future__ import annotations
-
 import pytest
 from fault_server import FaultServer
-from support import ScriptedPolicy, a_problem, grpo_config, run, scripted_evaluate
+from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
+from support import grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -136,7 +135,7 @@ def test_a_line_that_spells_an_end_token_ends_nothing():
 CALLS = 45
 
 
-def settings_at(url: str) -> list[str]:
+def settings_at(url):
     teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
     train = (
         "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 "
@@ -189,7 +188,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
             + stopped["terminal_checker"]["cost"]["dollars"]
         )
         assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
-        assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+        assert train_main(f"--resume --checkpoint-dir {tmp_path}".split()) == 0
     card = RunFolder(folder.path).read_card()
     assert early < len(server.served) <= CALLS == card["teacher_budget"]["spent"]["calls"]
     both = [card["teachers"]["test/one"], card["terminal_checker"]]

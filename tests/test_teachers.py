@@ -2,8 +2,6 @@
 known way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -156,7 +154,7 @@ def test_info_calls_each_teacher_once(monkeypatch, capsys):
     async def use(endpoint):
         tier = [f"teacher_tiers.free.base_url={endpoint.base_url}", "teachers.tier=free"]
         words = [word for override in tier for word in ("--set", override)]
-        command = ["info", "--model", "embedded", "--json", "--check-teachers", *words]
+        command = [*"info --model embedded --json --check-teachers".split(), *words]
         return await asyncio.to_thread(main, command)
 
     server = FaultServer(lambda n, asked: "429" if n == 0 else "ok", prices=PRICES)
@@ -167,7 +165,7 @@ def test_info_calls_each_teacher_once(monkeypatch, capsys):
     assert len(server.served) == len(said) and KEY not in str(said)
     assert sum(words.startswith("fails: ") and "429" in words for words in said.values()) == 1
     assert sum(words.startswith("answers in ") for words in said.values()) == len(said) - 1
-    assert main(["info", "--check-teachers", "--set", "teachers.tier=none"]) == 2
+    assert main("info --check-teachers --set teachers.tier=none".split()) == 2
     assert "teachers.tier is none" in capsys.readouterr().err
 
 
@@ -335,7 +333,7 @@ def ask(ensemble, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("text", "step"),
+    "text, step",
     [
         ("  3 + 4 = 7  \n#### 7", "3 + 4 = 7"),
         ("#### 7", "#### 7"),

@@ -2,52 +2,43 @@
 inference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    EOS,
-    LINE_ENDS,
+from scripted import (
     ScriptedPolicy,
     ScriptedTokens,
     a_problem,
     hashed_reward,
-    library_logprobs,
     run,
     scripted_evaluate,
-    tiny_engine,
-    tiny_llama,
 )
+from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
+from tables import read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.types import Problem, RewardParts, Step
+from alphazero_llm_trainer.types import RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden" / "token.json"
 
 
-def token_search(
-    policy: Any, problem: Problem | None = None, seed: int = 0, *, evaluate: Any = None, **more: Any
-) -> SearchResult:
+def token_search(policy, problem=None, seed=0, *, evaluate=None, **more):
     """One token-level search. `more`: SearchConfig's fields, and Search's value and generating."""
     parts = {name: more.pop(name) for name in ("value", "generating", "stop") if name in more}
     config = SearchConfig(**{"mode": "token", "max_tokens": 20, **more})
@@ -61,9 +52,7 @@ def token_search(
 class Reference:
     """Recursive token-level PUCT with linked nodes and no memory of any rollout."""
 
-    def __init__(
-        self, policy: ScriptedTokens, config: SearchConfig, seed: int, value: Any, prompt: tuple
-    ) -> None:
+    def __init__(self, policy, config, seed, value, prompt):
         self.policy, self.config, self.seed, self.value, self.prompt = (
             policy,
             config,
@@ -71,17 +60,17 @@ class Reference:
             value,
             prompt,
         )
-        self.made: list[dict[str, Any]] = []
+        self.made = []
         self.root = self.node((), 1.0)
         for _ in range(config.simulations):
             self.simulate(self.root)
 
-    def node(self, ids: tuple[int, ...], prior: float) -> dict[str, Any]:
+    def node(self, ids, prior):
         made = {"ids": ids, "P": prior, "N": 0, "W": 0.0, "children": None, "reward": None}
         self.made.append(made)
         return made
 
-    def simulate(self, node: dict[str, Any]) -> float:
+    def simulate(self, node):
         if node["reward"] is not None:
             found = node["reward"]
         elif node["children"] is not None:
@@ -91,7 +80,7 @@ class Reference:
                 seen = [made["W"] / made["N"] for made in self.made[1:] if made["N"]] or [0.0]
                 low, span = min(seen), max(seen) - min(seen) or 1.0
 
-            def score(child: dict[str, Any]) -> float:
+            def score(child):
                 q = (child["W"] / child["N"] - low) / span if child["N"] else 0.0
                 return q + self.config.exploration * child["P"] * math.sqrt(parent) / (
                     1 + child["N"]
@@ -104,7 +93,7 @@ class Reference:
         node["W"] += found
         return found
 
-    def evaluate(self, node: dict[str, Any]) -> float:
+    def evaluate(self, node):
         ids, limit = node["ids"], self.config.max_tokens - len(node["ids"])
         if self.policy.verdict(ids) or limit <= 0:
             node["reward"] = hashed_reward(self.policy.text(ids))
@@ -125,17 +114,17 @@ class Reference:
         return reward if estimate is None else mix(estimate, reward, self.config.rollout_weight)
 
 
-async def hashed_value(token_ids: tuple[int, ...]) -> float:
+async def hashed_value(token_ids):
     """FAKE value network."""
     return hashed_reward(f"V{token_ids}")
 
 
-hashed_value.rollout_weight, hashed_value.computes = 0.5, False  # type: ignore[attr-defined]
+hashed_value.rollout_weight, hashed_value.computes = 0.5, False
 
 
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "none"])
 @pytest.mark.parametrize("weight", [1.0, 0.3])
-def test_token_search_equals_the_recursive_reference(rollout: str, weight: float) -> None:
+def test_token_search_equals_the_recursive_reference(rollout, weight):
     deepest = ended = 0
     for seed in range(25):
         rng = Random(seed)
@@ -174,9 +163,7 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
     assert deepest >= 6 and ended >= 5
 
 
-def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample() -> (
-    None
-):
+def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample():
     policy = ScriptedTokens(3)
     tree = token_search(policy, simulations=60, rollout="greedy").tree
     expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))
@@ -188,11 +175,11 @@ def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visi
     assert sum(t.samples for t in trajectories(tree)) < visits
 
 
-def test_the_golden_token_tree() -> None:
-    assert json.loads(json.dumps(golden())) == json.loads(GOLDEN.read_text())
+def test_the_golden_token_tree():
+    assert json.loads(json.dumps(golden())) == read_json(GOLDEN)
 
 
-def golden() -> dict[str, Any]:
+def golden():
     tree = token_search(
         ScriptedTokens(2024), a_problem("golden"), 17, simulations=20, top_k=3, exploration=2.0
     ).tree
@@ -209,15 +196,13 @@ def golden() -> dict[str, Any]:
     st.sampled_from(["token", "step"]),
     st.sampled_from(["ucb1", "puct", "gumbel"]),
 )
-def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
-    seed: int, width: int, mode: str, select: str
-) -> None:
+def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(seed, width, mode, select):
     config = SearchConfig.model_validate(
         {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width}
     )
 
-    def searched() -> Tree:
-        policy: Any = (
+    def searched():
+        policy = (
             ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
         )
         return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed)).tree
@@ -230,7 +215,7 @@ def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
         assert -1e-9 <= tree.W[node] <= tree.N[node] + 1e-9
 
 
-def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> None:
+def test_visits_and_values_come_back_exactly_from_simulations_in_flight():
     mcts = Mcts(Tree(), closed(puct, 2.0), 50)
     tree, steps = mcts.tree, [Step((i,), (-1.0,), str(i)) for i in range(4)]
     [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
@@ -245,7 +230,7 @@ def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> Non
     assert pytest.approx([1.5, 0.1, 0.2, 0.3, 0.4]) == tree.W
 
 
-def test_virtual_loss_by_hand() -> None:
+def test_virtual_loss_by_hand():
     """The better of two children is left for the other one while simulations fly below it, by every
     rule; under a verifier, where a third step may be drawn, too.
     """
@@ -269,27 +254,27 @@ def test_virtual_loss_by_hand() -> None:
 # -- (d) values and rollouts -----------------------------------------------------------------------
 
 
-def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
+def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it():
     policy = ScriptedTokens(8, close=0.1)
     result = token_search(
         policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0
     )
     tree = result.tree
-    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30 and result.choice is not None
+    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
     assert result.choice.why.startswith("end of the most visited path")
     best = token_search(
         policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0, choose="value"
     ).choice
-    assert best is not None and best.why.startswith("largest mean reward")
+    assert best.why.startswith("largest mean reward")
     path = tree.path(result.choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
     assert result.choice.response.endswith(".") or len(result.choice.response) == 20
 
 
-def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole_response() -> None:
+def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole_response():
     class Valued(ScriptedPolicy):
-        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        def prompt_ids(self, problem):
             return (7,)
 
     found = set()
@@ -297,13 +282,13 @@ def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole
         config = SearchConfig(select="puct", rollout="none", simulations=8, samples=3)
         one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
         result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
-        assert result.tree.V[ROOT] is not None and result.choice is not None
+        assert result.tree.V[ROOT] is not None
         found.add(result.tree.verdict[result.choice.node])
     assert found <= {"answer", "ended", "depth", "length"} and found & {"answer", "ended"}
 
 
 @pytest.mark.parametrize("change", [{"rollout": "none"}, {"rollout_weight": 0.5}])
-def test_values_without_a_value_network_are_refused(change: dict[str, Any]) -> None:
+def test_values_without_a_value_network_are_refused(change):
     with pytest.raises(ConfigError, match=r"search\.value"):
         token_search(ScriptedTokens(0), **change)
 
@@ -311,13 +296,13 @@ def test_values_without_a_value_network_are_refused(change: dict[str, Any]) -> N
 # -- (e) data generation ---------------------------------------------------------------------------
 
 
-async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
+async def graded(problem, steps, directions, verdict):
     """FAKE correctness: right where the response's hash says so."""
     right = float(hashed_reward("".join(step.text for step in steps)) > 0.5)
     return RewardParts(right, hre=right)
 
 
-def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
+def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper():
     lengths = []
     for seed in range(60):
         policy = ScriptedTokens(seed, close=0.02)
@@ -334,7 +319,7 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
     assert 12 <= sum(map(bool, lengths)) <= 40 and set(lengths) <= set(range(16))
 
 
-def test_a_tree_ends_after_enough_right_rollouts() -> None:
+def test_a_tree_ends_after_enough_right_rollouts():
     result = token_search(
         ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, enough_correct=3
     )
@@ -351,7 +336,7 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
 
 @pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
 @pytest.mark.parametrize("budget", [3, 12, 40])
-def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
+def test_a_token_budget_is_never_overspent(rollout, budget):
     for seed in range(12):
         policy = ScriptedTokens(seed, close=0.02)
         result = token_search(
@@ -361,7 +346,7 @@ def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
         assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
 
 
-def test_a_response_never_outgrows_the_context() -> None:
+def test_a_response_never_outgrows_the_context():
     policy, problem = engine_tokens(max_context=32), a_problem("p" * 20)
     prompt = len(policy.prompt_ids(problem))
     for rollout in ("greedy", "sample", "beam"):
@@ -374,7 +359,7 @@ def test_a_response_never_outgrows_the_context() -> None:
 # -- (g) rollouts as data --------------------------------------------------------------------------
 
 
-def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
+def test_rollouts_sink_to_the_deepest_node_they_pass():
     tree = Tree()
     tree.expand(ROOT, [Step((1,), (-0.1,), "a"), Step((2,), (-0.2,), "b")], [0.5, 0.5])
     tree.expand(1, [Step((3,), (-0.3,), "c")], [1.0])
@@ -404,29 +389,29 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
 class TinyStudent:
     """What EngineTokens needs of a student, over a tiny real Llama: one character a token."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine):
         self.engine = engine
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
+    def prompt_ids(self, question):
         return tuple(5 + ord(c) % 50 for c in question)
 
-    def decode(self, ids: tuple[int, ...]) -> str:
+    def decode(self, ids):
         return "".join("" if i == EOS else "\n" if i in LINE_ENDS else chr(48 + i) for i in ids)
 
-    def lead(self) -> str:
+    def lead(self):
         return ""
 
 
-def engine_tokens(**more: Any) -> EngineTokens:
-    return EngineTokens(TinyStudent(tiny_engine(**more)), 1.0, 3)  # type: ignore[arg-type]
+def engine_tokens(**more):
+    return EngineTokens(TinyStudent(tiny_engine(**more)), 1.0, 3)
 
 
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "beam"])
-def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
+def test_the_same_tree_alone_in_32_and_concurrent(rollout):
     problems = [a_problem(f"p{i}") for i in range(32)]
     config = SearchConfig(mode="token", simulations=10, top_k=4, max_tokens=12, rollout=rollout)
 
-    async def searched(policy: EngineTokens, numbers: Sequence[int]) -> list[SearchResult]:
+    async def searched(policy, numbers):
         one = Search(policy, scripted_evaluate, config)
         return await asyncio.gather(*(one.run(problems[i], i) for i in numbers))
 
@@ -442,9 +427,9 @@ def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
                 assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_priors_and_logprobs_are_the_librarys() -> None:
+def test_priors_and_logprobs_are_the_librarys():
     model = tiny_llama()
-    policy = EngineTokens(TinyStudent(tiny_engine(model)), 1.0, 3)  # type: ignore[arg-type]
+    policy = EngineTokens(TinyStudent(tiny_engine(model)), 1.0, 3)
     tree = token_search(policy, simulations=12, top_k=4, rollout="greedy").tree
     for node, children in enumerate(tree.children):
         if children:
@@ -458,10 +443,10 @@ def test_priors_and_logprobs_are_the_librarys() -> None:
             assert priors == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
 
 
-def test_beam_rollouts_find_what_enumeration_finds() -> None:
+def test_beam_rollouts_find_what_enumeration_finds():
     model, prefix = tiny_llama(3), (7, 8, 9)
 
-    def beam(width: int, limit: int) -> Any:
+    def beam(width, limit):
         done = lambda ids: ids[-1] == EOS  # noqa: E731
         return run(lambda: beam_search(tiny_engine(model), prefix, width, limit, 4, done))[0]
 
@@ -477,12 +462,12 @@ def test_beam_rollouts_find_what_enumeration_finds() -> None:
         assert greedy[-1] == token
 
 
-def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() -> None:
+def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on():
     class Lines(TinyStudent):
-        def decode(self, ids: tuple[int, ...]) -> str:
+        def decode(self, ids):
             return "".join({2: "\n", 10: "#### 5", EOS: ""}.get(i, "x") for i in ids)
 
-    policy = EngineTokens(Lines(tiny_engine()), 1.0, 3)  # type: ignore[arg-type]
+    policy = EngineTokens(Lines(tiny_engine()), 1.0, 3)
     assert policy.verdict((9, 2)) is None and policy.verdict((9, EOS)) == "ended"
     assert policy.verdict((9, 2, 10, 2)) == policy.verdict((10, EOS)) == "answer"
     assert policy.verdict((10,)) is None  # the line is still open: a digit may follow

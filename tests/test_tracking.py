@@ -2,8 +2,6 @@
 back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import grpo_config
@@ -27,7 +24,7 @@ VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", 
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def home(monkeypatch, tmp_path):
     """An empty home folder, and none of the trackers' variables set: nothing may be written outside
     the run.
     """
@@ -41,12 +38,12 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def strays(home: Path) -> list[Path]:
+def strays(home):
     """Files that a tracker left in the home folder; matplotlib keeps its font list there."""
     return [path for path in home.rglob("*") if path.is_file() and "matplotlib" not in path.parts]
 
 
-def tracked(kind: str, path: Path) -> RunFolder:
+def tracked(kind, path):
     """Two rounds of a few questions, 8 and 4, under the tracker `kind`."""
     config = grpo_config(
         [
@@ -76,13 +73,13 @@ def tracked(kind: str, path: Path) -> RunFolder:
     return folder
 
 
-def rounds(folder: RunFolder) -> list[dict[str, Any]]:
+def rounds(folder):
     found = [line for line in folder.read_metrics() if "mean_reward" in line]
     assert len(found) == 2
     return found
 
 
-def test_mlflow_has_the_run(tmp_path: Path, home: Path) -> None:
+def test_mlflow_has_the_run(tmp_path, home):
     import mlflow
 
     folder = tracked("mlflow", tmp_path / "run-001")
@@ -107,7 +104,7 @@ def test_mlflow_has_the_run(tmp_path: Path, home: Path) -> None:
     assert strays(home) == []
 
 
-def test_wandb_offline_and_tensorboard_have_the_run(tmp_path: Path, home: Path) -> None:
+def test_wandb_offline_and_tensorboard_have_the_run(tmp_path, home):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tracked("wandb", tmp_path / "run-001")
@@ -130,7 +127,7 @@ def test_wandb_offline_and_tensorboard_have_the_run(tmp_path: Path, home: Path) 
 
 
 @pytest.mark.slow
-def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
+def test_trackio_has_the_run(tmp_path, home):
     """In a process of its own: the library reads its folder's variable when it is first
     imported.
     """
@@ -160,8 +157,8 @@ def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
 
 
 def test_a_missing_library_is_named_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train\.track is mlflow, which is not installed"):
         check_start(grpo_config([{"student": "embedded", "train": {"track": "mlflow"}}]))

@@ -1,7 +1,5 @@
 """Training runs end to end with the shipped student: learn, save, die, resume, report."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -16,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import grpo_config
+from tables import read_json, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.cli.main import main
@@ -39,16 +38,12 @@ from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.start import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = [
-    "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--model", "embedded",
-    "--set", "problems.levels=[2,3]",  # legacy learns from questions with right and wrong responses
-    "--set", "train.questions_per_round=8",
-    "--set", "train.validation_size=12",
-    "--set", "train.keep_best=false",
-    "--set", "train.demonstrations=20",
-    "--set", "train.optimizer.batch_size=5",
-    "--set", "train.optimizer.epochs=2",
-]  # fmt: skip
+SMALL = """
+    --num-examples 24 --save-every 8 --eval-size 12 --model embedded
+    --set problems.levels=[2,3] --set train.questions_per_round=8 --set train.validation_size=12
+    --set train.keep_best=false --set train.demonstrations=20
+    --set train.optimizer.batch_size=5 --set train.optimizer.epochs=2
+""".split()  # legacy learns from questions with right and wrong responses
 ROWS, UPDATES = ["--set", "train.rows_per_round=8"], ["--set", "train.updates_per_round=4"]
 QUESTION = "Tom has 3 bags. Each bag holds 4 pens. How many pens does Tom have?"
 METHODS = {
@@ -60,33 +55,23 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that runs can be compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def weights(run):
     return load_file(run / "student" / "model.safetensors")
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def whole_run(request, tmp_path_factory):
     """An uninterrupted run of each method: its folder and method."""
-    torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp(request.param)
     assert train_main([*SMALL, *METHODS[request.param], "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001", request.param
 
 
-def card_of(run: Path) -> dict:
-    return json.loads((run / "run.json").read_text())
+def card_of(run):
+    return read_json(run / "run.json")
 
 
-def rounds_of(run: Path) -> list[dict]:
+def rounds_of(run):
     return [line for line in RunFolder(run).read_metrics() if "mean_reward" in line]
 
 
@@ -140,12 +125,7 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
     limited = [
         *SMALL,
         *METHODS["rft"],
-        "--tokens",
-        "5000",
-        "--num",
-        "2000",
-        "--checkpoint-dir",
-        str(tmp_path),
+        *f"--tokens 5000 --num 2000 --checkpoint-dir {tmp_path}".split(),
     ]
     assert train_main(limited) == 0
     told = capsys.readouterr()
@@ -203,7 +183,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     # What a crash in the middle of a write leaves behind.
     with journal.open("ab") as file:
         file.write(b'{"key": "2/half')
-    assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+    assert train_main(f"--resume --checkpoint-dir {tmp_path}".split()) == 0
     resumed = tmp_path / "run-001"
     assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     mine = {record["key"]: record["tree"] for record in read(journal)}
@@ -273,7 +253,7 @@ def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole_run, tmp_path,
     first.load()
     assert first.execute(folder) is None and len(rounds_of(folder.path)) == 1
     monkeypatch.undo()
-    said: list[str] = []
+    said = []
     again = Run(prepare(stored), progress=Progress(tell=said.append))
     again.load()
     assert again.execute(folder, resume=True) is not None
@@ -317,7 +297,7 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
     assert trained_on.tree.V[-1] is None
     config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
     _, answerer = load_models(config, "mcts", path, None, None, None)
-    assert answerer.verifier is not None and answerer.verifier.name == "calculator+value"
+    assert answerer.verifier.name == "calculator+value"
     elsewhere = config.engine.model_copy(update={"backend": "vllm"})
     assert carried_value(config.model_copy(update={"engine": elsewhere}), student)[1] is None
     for kind in SUFFIXES:
@@ -326,9 +306,9 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
 
 def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsys):
     run, out = tmp_path / "run-001", tmp_path / "merged"
-    flags = [*SMALL, *METHODS["alphazero"], "--num-examples", "8", "--set", "train.adapter=lora"]
+    flags = [*SMALL, *METHODS["alphazero"], *"--num-examples 8 --set train.adapter=lora".split()]
     assert train_main([*flags, "--checkpoint-dir", str(tmp_path), "-q"]) == 0
-    merge = ["merge", "--adapter", str(run / "adapter"), "-q", "--out"]
+    merge = f"merge --adapter {run / 'adapter'} -q --out".split()
     assert main([*merge, str(out)]) == 0
     found = [
         alphazero.search(QUESTION, model=folder, simulations=6, progress=False)
@@ -389,7 +369,6 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     card = again.execute(folder, resume=True)
     monkeypatch.undo()
     assert started[0] == (10**6, sum(told))  # all trees that are there, of an open round too
-    assert card is not None
     assert card["teachers"]["scripted"]["proposals_used"] >= 1000
     assert len(list(read(folder.journal))) == 16
 
@@ -397,39 +376,30 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
 def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
     rows, run = tmp_path / "rows.jsonl", tmp_path / "runs" / "run-001"
     lines = [{"question": f"{i} coins and 4 more?", "answer": str(i + 4)} for i in range(60)]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(rows, lines)
     sets = ("validation_size", "demonstrations", "preflight")
     flags = [word for name in sets for word in ("--set", f"train.{name}=0")]
-    flags += [
-        "--source",
-        str(rows),
-        "--num-examples",
-        "8",
-        "--eval-size",
-        "4",
-        "--out",
-        str(run.parent),
-    ]
+    flags += f"--source {rows} --num-examples 8 --eval-size 4 --out {run.parent}".split()
     assert train_main(["--model", "embedded", "--use-grpo", *flags, "-q"]) == 0
-    card = json.loads((run / "run.json").read_text())
+    card = read_json(run / "run.json")
     del card["after"]  # as where it ended before its end
     (run / "run.json").write_text(json.dumps(card))
     answers = rows.read_text()
     rows.write_text(answers.replace('"answer": "1', '"answer": "2'))
     capsys.readouterr()
-    assert train_main(["--resume", str(run), "-q"]) == 2
+    assert train_main(f"--resume {run} -q".split()) == 2
     said = capsys.readouterr().err
     assert "other questions or answers than when the run in" in said and said.count("\n") == 1
     rows.write_text(answers)
-    assert train_main(["--resume", str(run), "-q"]) == 0
+    assert train_main(f"--resume {run} -q".split()) == 0
 
 
 def test_a_run_whose_base_changed_is_not_gone_on_with(tmp_path, capsys):
     """Under LoRA a checkpoint has the adapter alone, which would go on over whatever is there."""
     base, run = tmp_path / "base", tmp_path / "runs" / "run-001"
     shutil.copytree(PACKAGED, base)
-    flags = [*SMALL, *METHODS["grpo"], "--set", "train.adapter=lora", "--set", "train.preflight=0"]
-    flags += ["--set", f"models.embedded.path={base}", "--set", "train.keep_checkpoints=1"]
+    flags = [*SMALL, *METHODS["grpo"], *"--set train.adapter=lora --set train.preflight=0".split()]
+    flags += f"--set models.embedded.path={base} --set train.keep_checkpoints=1".split()
     assert train_main([*flags, "--checkpoint-dir", str(run.parent), "-q"]) == 0
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-24"]
     card = card_of(run)
@@ -440,28 +410,23 @@ def test_a_run_whose_base_changed_is_not_gone_on_with(tmp_path, capsys):
     weights["model.norm.weight"] *= 2
     save_file(weights, base / "model.safetensors", {"format": "pt"})
     capsys.readouterr()
-    assert train_main(["--resume", str(run), "-q"]) == 2
+    assert train_main(f"--resume {run} -q".split()) == 2
     said = capsys.readouterr().err
     assert "has other weights than when the run in" in said and said.count("\n") == 1
     save_file(weights | {"model.norm.weight": kept}, base / "model.safetensors", {"format": "pt"})
-    assert train_main(["--resume", str(run), "-q"]) == 0
+    assert train_main(f"--resume {run} -q".split()) == 0
 
 
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     flags = [
         *SMALL,
         *UPDATES,
-        "--num-examples",
-        "8",
-        "--set",
-        "engine.max_context=48",
-        "--set",
-        "search.max_tokens=20",
+        *"--num-examples 8 --set engine.max_context=48 --set search.max_tokens=20".split(),
     ]
     flags += ["--set", "train.preflight=0"]  # so few tokens cut every response
     assert (
         train_main(
-            [*flags, "--set", "train.demonstration_share=0", "--checkpoint-dir", str(tmp_path)]
+            [*flags, *f"--set train.demonstration_share=0 --checkpoint-dir {tmp_path}".split()]
         )
         == 0
     )
@@ -472,14 +437,9 @@ def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
 
 
 def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
-    flags = [
-        "--set",
-        "train.keep_best=true",
-        "--set",
-        "train.optimizer.learning_rate=0.5",
-        "--num-examples",
-        "8",
-    ]
+    flags = """
+        --set train.keep_best=true --set train.optimizer.learning_rate=0.5 --num-examples 8
+    """.split()
     assert train_main([*SMALL, *UPDATES, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
     card = card_of(tmp_path / "run-001")
     assert card["kept"].startswith("best checkpoint: the untrained student (validation")
@@ -501,7 +461,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("method", "student", "questions", "enough"),
+    "method, student, questions, enough",
     [
         ("grpo", "embedded", 100, 1250),
         ("grpo", "embedded", 200, 1250),
@@ -510,9 +470,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
         ("grpo", "smollm2-135m", 100, None),  # real models gained from far fewer
     ],
 )
-def test_a_run_too_short_to_gain_anything_says_so(
-    method: str, student: str, questions: int, enough: int | None
-) -> None:
+def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, enough):
     """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
     own = [f"train.method={method}", f"student={student}", f"train.num_examples={questions}"]
     short = [] if questions == 4800 else ["train.save_every=25"]
@@ -522,6 +480,10 @@ def test_a_run_too_short_to_gain_anything_says_so(
     assert enough is None or said.endswith(f"--num-examples {enough:,}")
 
 
+RFT = pytest.mark.parametrize("whole_run", ["rft"], indirect=True, scope="module")
+
+
+@RFT
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     run, _ = whole_run
     before = (run / "run.json").read_bytes()
@@ -535,22 +497,15 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--use-grpo", "--set", "train.credit=step", "--set", "train.groups=tree", *ROWS],
-        ["--use-ppo", *ROWS, "--set", "train.adapter=lora", "--set", "train.critic_rounds=0"],
-        [
-            "--use-grpo",
-            "--set",
-            "train.reward=combined",
-            "--set",
-            "train.kl_coefficient=0.02",
-            *ROWS,
-        ],
+        [*"--use-grpo --set train.credit=step --set train.groups=tree".split(), *ROWS],
+        ["--use-ppo", *ROWS, *"--set train.adapter=lora --set train.critic_rounds=0".split()],
+        [*"--use-grpo --set train.reward=combined --set train.kl_coefficient=0.02".split(), *ROWS],
         ["--use-grpo", "--set", "teachers.tier=embedded", *ROWS],
     ],
 )
 def test_variants_train(flags, tmp_path):
     assert (
-        train_main([*SMALL, "--num-examples", "8", "--checkpoint-dir", str(tmp_path), *flags]) == 0
+        train_main([*SMALL, *f"--num-examples 8 --checkpoint-dir {tmp_path}".split(), *flags]) == 0
     )
     record = card_of(tmp_path / "run-001")
     assert record["search_cost"]["sampled_tokens"] > 0
@@ -562,6 +517,7 @@ def test_variants_train(flags, tmp_path):
         assert "teacher:scripted" in sources
 
 
+@RFT
 def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
     whole_run, tmp_path, capsys
 ):
@@ -569,26 +525,21 @@ def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
     flags = [
         *SMALL,
         *UPDATES,
-        "--num-examples",
-        "8",
-        "--model",
-        str(run / "student"),
-        "--checkpoint-dir",
-        str(tmp_path),
+        *f"--num-examples 8 --model {run / 'student'} --checkpoint-dir {tmp_path}".split(),
     ]
     assert train_main(flags) == 0
     assert f"student {run / 'student'} (" in capsys.readouterr().err
     card = card_of(tmp_path / "run-001")
     assert card["started_from"] == str(run / "student")
     assert card["before"]["correct"] == card_of(run)["after"]["correct"]
-    assert train_main([*flags, "--eval-size", "0", "--set", "train.validation_size=0"]) == 0
+    assert train_main([*flags, *"--eval-size 0 --set train.validation_size=0".split()]) == 0
     assert (
         "nan" not in capsys.readouterr().out
         and "NaN" not in (tmp_path / "run-002" / "run.json").read_text()
     )
 
 
-def unfinished(run: Path, to: Path) -> Path:
+def unfinished(run, to):
     """A copy of a run as it was before its last evaluation."""
     shutil.copytree(run, to)
     card = card_of(run)
@@ -618,10 +569,7 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     flags = [
         *SMALL,
         *METHODS["rft"],
-        "--set",
-        "train.keep_best=true",
-        "--checkpoint-dir",
-        str(tmp_path / "whole"),
+        *f"--set train.keep_best=true --checkpoint-dir {tmp_path / 'whole'}".split(),
     ]
     assert train_main(flags) == 0
     run = RunFolder(tmp_path / "whole" / "run-001")

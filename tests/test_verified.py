@@ -1,20 +1,17 @@
 """Search under a verifier: rejected steps are cut, repaired at once, and paid for."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Lines, ScriptedPolicy, hashed_reward
+from scripted import Lines, ScriptedPolicy, hashed_reward
+from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -23,8 +20,8 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import Live, opened
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import MeteredVerifier
 from alphazero_llm_trainer.mcts.select import SELECTORS, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
@@ -42,12 +39,10 @@ class Rule:
 
     name, checks, guides, scored_tokens = "rule", True, False, 0
 
-    def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
+    def __init__(self, good, computes=False):
         self.good, self.computes = good, computes
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         scores = tuple(self.good(step.text) for step in steps)
         return Judgement(scores, min(scores, default=1.0))
 
@@ -57,33 +52,31 @@ class Ranker(Rule):
 
     checks, guides = False, True
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem, prompt_ids, steps):
         beginnings = itertools.accumulate(step.text for step in steps) if steps else [""]
         values = tuple(map(self.good, beginnings))
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 
 
-def step(text: str, probability: float = 0.5) -> Step:
+def step(text, probability=0.5):
     return Step(tuple(map(ord, text)), (math.log(probability), *[0.0] * (len(text) - 1)), text)
 
 
-def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: object) -> SearchResult:
+def search(verifier, seed=0, policy_seed=0, **changes):
     settings_ = SearchConfig.model_validate({"simulations": 60, **changes})
 
-    async def unasked(*given: object) -> RewardParts:
+    async def unasked(*given):
         raise AssertionError("a verifier's search asks no other judge")
 
     policy = ScriptedPolicy(policy_seed)
-    policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
+    policy.prompt_ids = lambda problem: (1, 2, 3)
     return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
 
 
 # -- the rule --------------------------------------------------------------------------------------
 
 
-def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
+def test_a_new_step_has_the_probability_that_the_drawn_ones_leave():
     tree = Tree()
     likely = tree.attach(ROOT, step("a", 0.9))
     tree.backup(likely, 0.5)
@@ -95,7 +88,7 @@ def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
     assert open_puct(tree, ROOT, 1.0, [likely]) == ROOT
 
 
-def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
+def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet():
     """A step of forty tokens has next to no probability: with that as its prior, no child would
     ever be visited again.
     """
@@ -115,7 +108,7 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
     assert open_puct(tree, ROOT, 8.0, [first, second]) == second
 
 
-def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew() -> None:
+def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew():
     for select, goes_on in (("puct", True), ("restart", False)):
         tree = Tree()
         mcts = Mcts(tree, opened(SELECTORS[select].open, 2.0, Live(tree, 4)), 100)
@@ -131,14 +124,12 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
 # -- repair ----------------------------------------------------------------------------------------
 
 
-def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -> None:
+def refuse(mcts, leaf, steps, before=0.5):
     playout = Playout(Continuation(tuple(steps), False), REJECTED, RewardParts(total=0.0))
     mcts.tell(leaf, Evaluation([playout], scores=[1.0] * (len(steps) - 1) + [0.0], estimate=before))
 
 
-def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> (
-    None
-):
+def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back():
     tree = Tree()
     live = Live(tree, 2)
     mcts = Mcts(tree, opened(open_puct, 0.0, live), 100)
@@ -154,7 +145,7 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     assert mcts.ask()[0].node == ROOT and live.dead == {1, 2} == Live(tree, 2).dead
 
 
-def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chains_too() -> None:
+def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chains_too():
     """A rule's total is the least of its steps', so that no chain below a node earns more."""
     redrawn = 0
     for seed in range(20):
@@ -172,7 +163,7 @@ def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chai
 GOLDEN = Path(__file__).parent / "golden" / "verified.json"
 
 
-def golden() -> list[dict[str, Any]]:
+def golden():
     trees = []
     for select, tokens in itertools.product(("puct", "ucb1", "gumbel"), (25, 160)):
         verify = {"accept_above": 1.0, "reject_below": 0.3, "patience": 2}
@@ -197,11 +188,11 @@ def golden() -> list[dict[str, Any]]:
     return trees
 
 
-def test_the_golden_trees() -> None:
+def test_the_golden_trees():
     """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the
     difference.
     """
-    pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    pinned = read_json(GOLDEN)
     assert golden() == pinned
     assert {verdict for tree in pinned for verdict in tree["verdict"]} >= {
         REJECTED,
@@ -214,7 +205,7 @@ def test_the_golden_trees() -> None:
 # -- whole searches --------------------------------------------------------------------------------
 
 
-def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None:
+def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none():
     bad, seen = Rule(lambda text: 0.0 if text.startswith("w2") else 0.9), 0
     for seed in range(20):
         result = search(bad, seed)
@@ -225,32 +216,32 @@ def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None
             assert not (rejected and tree.children[node])
             seen += rejected
         if result.ended_by == "accepted":
-            assert result.choice is not None and "w2" not in result.choice.response
+            assert "w2" not in result.choice.response
     assert seen > 10
 
 
-def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on() -> None:
+def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on():
     fine = Rule(lambda text: 0.6)
     early, late = search(fine, 3), search(fine, 3, verify={"accept_above": 0.7})
     assert early.ended_by == "accepted" and late.ended_by == "simulations"
     assert late.cost.sampled_tokens > early.cost.sampled_tokens
     # No step was drawn twice: how often an answer was found says nothing, and the vote goes by
     # probability.
-    assert late.choice is not None and "probability-weighted vote" in late.choice.why
+    assert "probability-weighted vote" in late.choice.why
     asked = search(fine, 3, verify={"accept_above": 0.7}, choose="visits").choice
-    assert asked is not None and "most visited path" in asked.why
+    assert "most visited path" in asked.why
 
 
-def test_what_the_last_simulation_accepts_is_the_answer_too() -> None:
+def test_what_the_last_simulation_accepts_is_the_answer_too():
     doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
     # The seventh simulation is the first that accepts, and a vote would name another response.
     last = search(doubtful, 78, 78, verify={"accept_above": 0.9}, simulations=7)
-    assert last.ended_by == "accepted" and last.choice is not None and last.choice.value >= 0.9
+    assert last.ended_by == "accepted" and last.choice.value >= 0.9
     voted = choose(last.tree, "mass")
-    assert voted is not None and voted.value < 0.9
+    assert voted.value < 0.9
 
 
-def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
+def test_where_nothing_passes_one_unjudged_chain_still_answers():
     never = Rule(lambda text: 0.0)
     answered = 0
     for seed in range(20):
@@ -271,8 +262,8 @@ def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
     kind=st.sampled_from((Rule, Ranker)),
 )
 def test_sampled_and_scored_tokens_never_exceed_the_budget(
-    seed: int, budget: int, computes: bool, threshold: float, width: int, kind: type[Rule]
-) -> None:
+    seed, budget, computes, threshold, width, kind
+):
     verifier = kind(lambda text: 0.3 if "x" in text else 0.8, computes)
     result = search(
         verifier, seed, seed, budget_tokens=budget, width=width,
@@ -283,7 +274,7 @@ def test_sampled_and_scored_tokens_never_exceed_the_budget(
     assert not any(result.tree.virtual)
 
 
-def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> None:
+def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step():
     a, b, c = step("aa"), step("bbb"), step("c")
     for computes, expected in ((True, [12, 15, 15, 15, 16]), (False, [0] * 5)):
         rule = Rule(lambda text: 1.0, computes)
@@ -295,7 +286,7 @@ def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> 
             assert judge.cost.scored_tokens == before + price == cost
 
 
-def test_token_search_takes_no_verifier() -> None:
+def test_token_search_takes_no_verifier():
     with pytest.raises(ConfigError, match=r"search\.mode is token"):
         search(Rule(lambda text: 1.0), mode="token")
 
@@ -303,7 +294,7 @@ def test_token_search_takes_no_verifier() -> None:
 # -- a value ---------------------------------------------------------------------------------------
 
 
-def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
+def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing():
     answers = 0
     for seed in range(20):
         low = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
@@ -322,7 +313,7 @@ def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing() -> None:
     assert answers == 20
 
 
-def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one_once() -> None:
+def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one_once():
     rejected = 0
     for seed in range(20):
         value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
@@ -339,7 +330,7 @@ def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_o
     assert rejected > 10
 
 
-def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no_mean() -> None:
+def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no_mean():
     rejected = steps = ends = 0
     for seed in range(20):
         value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
@@ -373,8 +364,8 @@ def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no
     assert min(rejected, steps, ends) > 20
 
 
-def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
-    def visits(good: Callable[[str], float], best: str) -> int:
+def test_a_better_value_gets_more_visits_and_is_the_answer():
+    def visits(good, best):
         """Visits of the first step `best` in 20 trees, whose responses are the answers."""
         count = 0
         for seed in range(20):
@@ -386,7 +377,7 @@ def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
             count += sum(tree.N[child] for child in first)
             answers = [tree.response(end) for end in tree.leaves() if tree.verdict[end] == "answer"]
             if any(answer.startswith(best) for answer in answers) and good(best) > good("w"):
-                assert result.response is not None and result.response.startswith(best)
+                assert result.response.startswith(best)
         return count
 
     for best in ("w0", "w1", "w2"):
@@ -394,7 +385,7 @@ def test_a_better_value_gets_more_visits_and_is_the_answer() -> None:
         assert liked > 1.1 * visits(lambda text: 0.2, best)
 
 
-def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there() -> None:
+def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there():
     answered = 0
     for seed in range(20):
         asked = {"verify": {"reserve": 60}, "budget_tokens": 120, "max_tokens": 20}
@@ -409,13 +400,13 @@ def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there() -> No
 # -- what the verifier could not check -------------------------------------------------------------
 
 
-def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked() -> None:
+def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked():
     """And the first response that is learnt from is one that the rule could judge."""
     task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
     graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
     settings_ = SearchConfig.model_validate({"simulations": 12, "enough_correct": 1})
 
-    def grown(*responses: tuple[str, ...]) -> SearchResult:
+    def grown(*responses):
         made = Search(Lines(*responses), graded, settings_, verifier=Calculator(), generating=True)
         return asyncio.run(made.run(task.problem, 0))
 
@@ -425,13 +416,13 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
     # The bare answer, and the worked one's lines.
     assert found.tree.prm[1:] == [None, None, 1.0, None]
-    source: Any = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
+    source = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
     tree = GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
     right = [response.text for response in GoodRows.right(source, tree)]
     assert right == ["".join(worked), *bare]
 
 
-def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong() -> None:
+def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     """Which is step rejection; the end of a chain at a rejected step finishes no response."""
     task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
     graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
@@ -441,7 +432,7 @@ def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong() -> None:
         ("5 * 5 = 25\n", "#### 25"),
     )
 
-    def chains(simulations: int, finished: int) -> tuple[str, int]:
+    def chains(simulations, finished):
         asked = {"select": "restart", "enough_correct": 1, "enough_finished": finished}
         made = Search(
             Lines(rejected, wrong, right),

@@ -1,7 +1,5 @@
 """Verifiers against hand-computed scores."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
@@ -9,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import run, tiny_engine, tiny_llama
+from scripted import run
+from support import tiny_engine, tiny_llama
 
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
@@ -32,18 +31,18 @@ WRONG = Step((7,), (math.log(0.5),), "13 * 2 = 27\n")
 END = Step((8, 1), (math.log(0.8), 0.0), "#### 27")
 
 
-def judged(verifier, *steps: Step) -> Judgement:
+def judged(verifier, *steps):
     return asyncio.run(verifier(PROBLEM, PROMPT, steps))
 
 
-def test_log_probability_is_what_the_policy_gave() -> None:
+def test_log_probability_is_what_the_policy_gave():
     mean = judged(LogProbability(), RIGHT, WRONG)
     assert mean.steps == pytest.approx((math.sqrt(0.9 * 0.4), 0.5))
     assert mean.total == pytest.approx((0.9 * 0.4 * 0.5) ** (1 / 3))
     assert judged(LogProbability()) == Judgement((), 1.0)
 
 
-def test_the_calculator_rejects_false_arithmetic_alone() -> None:
+def test_the_calculator_rejects_false_arithmetic_alone():
     assert judged(Calculator(), RIGHT, WRONG, END) == Judgement(
         (1.0, 0.0, 1.0), 0.0, frozenset({2})
     )
@@ -51,7 +50,7 @@ def test_the_calculator_rejects_false_arithmetic_alone() -> None:
     assert judged(NoVerifier(), WRONG) == Judgement((1.0,), 1.0)
 
 
-def test_a_response_in_which_nothing_was_checked_is_unjudged() -> None:
+def test_a_response_in_which_nothing_was_checked_is_unjudged():
     """It stands between those that passed and those with a rejected step."""
     words = Step((6,), (math.log(0.99),), "She has some eggs left.\n")
     assert judged(Calculator(), END) == Judgement((1.0,), UNJUDGED, frozenset({0}))
@@ -67,14 +66,14 @@ def test_a_response_in_which_nothing_was_checked_is_unjudged() -> None:
     assert judged(LogProbability(), END).checked
 
 
-def test_every_line_of_the_game_of_numbers_is_checked() -> None:
+def test_every_line_of_the_game_of_numbers_is_checked():
     problem = load_tasks("numbers", "test", 1)[0].problem
     for line in ("#### 24", "words"):
         found = asyncio.run(Calculator()(problem, PROMPT, [Step((5,), (0.0,), line)]))
         assert found.checked and found.total == 0.0
 
 
-def test_in_a_product_log_probability_ranks_and_rejects_nothing() -> None:
+def test_in_a_product_log_probability_ranks_and_rejects_nothing():
     product = Product([Calculator(), LogProbability()])
     assert product.name == "calculator+log-probability" and not product.computes
     found = judged(product, RIGHT, END)
@@ -84,14 +83,14 @@ def test_in_a_product_log_probability_ranks_and_rejects_nothing() -> None:
     assert judged(product, RIGHT, WRONG).total == 0.0
 
 
-def test_a_value_network_scores_the_state_after_each_step_once() -> None:
+def test_a_value_network_scores_the_state_after_each_step_once():
     engine = tiny_engine(tiny_llama(3))
     torch.manual_seed(0)
     engine.set_value(torch.randn(32), 0.1)
     verifier = CriticVerifier(Critic(engine, 0.0, {}), "value")
     steps = [Step((20, 21, 2), (-1.0,) * 3, "a\n"), Step((22, 2), (-1.0,) * 2, "b\n")]
 
-    async def main() -> None:
+    async def main():
         for given, scored in ((steps[:1], 6), (steps, 8), (steps, 8)):  # the prompt, too
             found = await verifier(PROBLEM, PROMPT, given)
             assert verifier.scored_tokens == scored
@@ -118,7 +117,7 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prm", "value", "word"),
+    "name, prm, value, word",
     [
         ("none+calculator", None, None, "none+calculator"),
         ("calculator+calculator", None, None, "calculator+calculator"),
@@ -126,8 +125,6 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
         ("prm+value", Path("a"), Path("b"), "two networks"),
     ],
 )
-def test_a_verifier_that_cannot_be_is_one_sentence(
-    name: str, prm: Path | None, value: Path | None, word: str
-) -> None:
+def test_a_verifier_that_cannot_be_is_one_sentence(name, prm, value, word):
     with pytest.raises(ConfigError, match=re.escape(word)):
         named_verifier(name, prm, value)

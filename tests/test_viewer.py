@@ -2,20 +2,16 @@
 click-through in Chromium.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support import (
+from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     ScriptedTokens,
@@ -24,14 +20,15 @@ from support import (
     run,
     scripted_evaluate,
 )
+from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
-from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.types import Direction, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import row
@@ -41,7 +38,7 @@ ASSETS = Path(page_module.__file__).parent / "assets"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
 
 
-async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
+async def graded(problem, steps, directions, verdict):
     """A reward with a correctness part, as in training."""
     text = "".join(step.text for step in steps)
     return RewardParts(
@@ -50,12 +47,12 @@ async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) ->
 
 
 def search(
-    policy: Any,
-    seed: int = 0,
-    evaluate: Any = scripted_evaluate,
-    tree: Tree | None = None,
-    **more: Any,
-) -> SearchResult:
+    policy,
+    seed=0,
+    evaluate=scripted_evaluate,
+    tree=None,
+    **more,
+):
     advisor = more.pop("advisor", None)
     one = Search(
         policy, evaluate, SearchConfig(**{"max_tokens": 60, "max_depth": 6, **more}), advisor
@@ -63,7 +60,7 @@ def search(
     return run(lambda: one.run(a_problem(), seed, tree))
 
 
-def taught(seed: int = 3, iterations: int = 40) -> SearchResult:
+def taught(seed=3, iterations=40):
     """A graded step tree with a teacher's right and wrong steps."""
     steps = [("w0\n", Direction.RIGHT), ("w9 is wrong\n", Direction.WRONG)]
     advisor = ScriptedAdvisor(
@@ -74,9 +71,8 @@ def taught(seed: int = 3, iterations: int = 40) -> SearchResult:
     )
 
 
-def record_of(result: SearchResult, key: str = "k1", **more: Any) -> dict[str, Any]:
+def record_of(result, key="k1", **more):
     choice = result.choice
-    assert choice is not None
     problem = {"id": f"q-{key}", "question": f"question {key}?", "source": "scripted"}
     return {
         "key": key,
@@ -95,15 +91,15 @@ def record_of(result: SearchResult, key: str = "k1", **more: Any) -> dict[str, A
 class Data(HTMLParser):
     """The page's data blocks, its script, and every attribute that could fetch something."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.blocks: dict[str, str] = {}
-        self.fetching: list[str] = []
+        self.blocks = {}
+        self.fetching = []
         self.scripts = 0
         self._id = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         named = dict(attrs)
         self.fetching += [
             f"{tag} {name}={value}"
@@ -118,18 +114,18 @@ class Data(HTMLParser):
             self.scripts += named.get("type") != "application/json"
             self._id = named.get("id") or ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._id:
             self.blocks[self._id] = self.blocks.get(self._id, "") + data
 
-    def tree(self, number: int = 0) -> dict[str, Any]:
+    def tree(self, number=0):
         return json.loads(self.blocks[f"tree-{number}"])
 
 
 # -- the history -----------------------------------------------------------------------------------
 
 
-def replay(tree: Tree, simulations: int | None = None) -> tuple[list[int], list[float]]:
+def replay(tree, simulations=None):
     """N and W after so many simulations (None: all)."""
     visits, sums = [0] * len(tree), [0.0] * len(tree)
     upto = (
@@ -148,7 +144,7 @@ def replay(tree: Tree, simulations: int | None = None) -> tuple[list[int], list[
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("mode", ["step", "token"])
-def test_a_trees_history_replays_to_its_visits_and_values_exactly(mode: str, width: int) -> None:
+def test_a_trees_history_replays_to_its_visits_and_values_exactly(mode, width):
     policy = ScriptedTokens(4) if mode == "token" else ScriptedPolicy(4)
     tree = search(policy, mode=mode, simulations=50, samples=3, width=width).tree
     assert replay(tree) == (tree.N, tree.W) and len(tree.simulations) == 50
@@ -160,7 +156,7 @@ def test_a_trees_history_replays_to_its_visits_and_values_exactly(mode: str, wid
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def test_a_page_needs_nothing_else_and_no_text_in_it_can_act() -> None:
+def test_a_page_needs_nothing_else_and_no_text_in_it_can_act():
     record = record_of(taught())
     record["problem"] = {"id": HOSTILE, "question": HOSTILE, "source": HOSTILE}
     record["tree"]["text"][1] = record["tree"]["source"][1] = record["answer"] = HOSTILE
@@ -170,11 +166,11 @@ def test_a_page_needs_nothing_else_and_no_text_in_it_can_act() -> None:
     assert page.tree()["question"] == page.tree()["tree"]["text"][1] == HOSTILE
     assert not re.search(r"https?:|url\(|@import|\bfetch\(|XMLHttpRequest|\bimport\b", text)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy is not None and "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
+    assert "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
     text.encode()  # a lone surrogate in a model's text is written all the same
 
 
-def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
+def test_no_script_of_the_page_makes_markup_out_of_text():
     for name in page_module.SCRIPTS:
         script = (ASSETS / name).read_text(encoding="utf-8")
         assert not re.search(
@@ -187,14 +183,14 @@ def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
     }
 
 
-def test_a_row_says_what_came_of_a_question() -> None:
+def test_a_row_says_what_came_of_a_question():
     result = taught()
     one, tree = row(record_of(result)), result.tree
     leaves = [leaf for leaf in tree.leaves() if tree.N[leaf]]
     right = sum(tree.samples[leaf] for leaf in leaves if tree.hre[leaf] == 1)
     assert (one.samples, one.right, one.outcome) == (sum(tree.samples), right, "mixed")
     assert (one.tokens, one.reward) == (result.cost.sampled_tokens, 0.5)
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for leaf in leaves:
         counts[tree.response(leaf).rpartition("#### ")[2]] += tree.samples[leaf]
     assert counts[str(one.answer)] == max(counts[answer] for answer in "012")
@@ -205,7 +201,7 @@ def test_a_row_says_what_came_of_a_question() -> None:
     assert row(nothing | {"ended_by": "failed: too long"}).outcome == "failed"
 
 
-def many(count: int) -> Iterator[dict[str, Any]]:
+def many(count):
     """Every third one has mixed outcomes, the others are failures."""
     mixed = record_of(taught(iterations=4))
     for i in range(count):
@@ -218,7 +214,7 @@ def many(count: int) -> Iterator[dict[str, Any]]:
         yield {**mixed, "key": f"k{i}"} if i % 3 == 0 else failed
 
 
-def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
     few = Data(run_page(many(30), title="run", limit=2))
     assert [name for name in few.blocks if name != "facts"] == ["tree-0", "tree-3"]
     monkeypatch.setattr(page_module, "MOST_BYTES", 3 * len(few.blocks["tree-3"]))
@@ -236,7 +232,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(tmp_path_factory):
     """A real sample folder: the embedded student and its scripted teacher, harder problems, and a
     half-written line.
     """
@@ -248,20 +244,18 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "teachers.tier=embedded",
     )
     more = [part for setting in settings for part in ("--set", setting)]
-    assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
+    assert main([*f"sample --model embedded --out {folder} --num 6".split(), *more]) == 0
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
 
 
-def view(*arguments: Any) -> int:
+def view(*arguments):
     return main(["view", *map(str, arguments)])
 
 
-def test_a_run_is_a_list_and_a_question_is_a_tree(
-    sampled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def page(*arguments: Any, name: str = "trees.html") -> Data:
+def test_a_run_is_a_list_and_a_question_is_a_tree(sampled, capsys):
+    def page(*arguments, name="trees.html"):
         assert view(*arguments) == 0
         return Data((sampled / name).read_text(encoding="utf-8"))
 
@@ -287,10 +281,11 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(
         assert json.loads(single.blocks["facts"])["single"]
     few = page(sampled, "--trees", "2", *out, name="one.html")
     assert json.loads(few.blocks["facts"])["left_out"] == 4
+    assert view(sampled, "--question", "7") == 2 and "number of its page" in capsys.readouterr().err
 
 
-def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path: Path) -> None:
-    train = ["train", "-n", "4", "--model", "embedded", "--eval-size", "0", "--out", str(tmp_path)]
+def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path):
+    train = f"train -n 4 --model embedded --eval-size 0 --out {tmp_path}".split()
     small = ["train.preflight=0", "train.validation_size=0", "train.questions_per_round=4"]
     sets = [word for key in small for word in ("--set", key)]
     assert main([*train, *sets]) == 0
@@ -302,39 +297,20 @@ def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path: Path) -> 
     assert '"PRM"' not in page and "PRM:" not in page and '"verifier":"calculator"' in page
 
 
-def test_a_search_printed_as_json_is_a_tree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["search", "--model", "embedded", "--mode", "token", "--json"]) == 0
+def test_a_search_printed_as_json_is_a_tree(tmp_path, capsys):
+    assert main("search --model embedded --mode token --json".split()) == 0
     (tmp_path / "one.json").write_text(capsys.readouterr().out, encoding="utf-8")
     assert view(tmp_path / "one.json") == 0
     drawn = Data((tmp_path / "one.html").read_text(encoding="utf-8")).tree()
-    raw = json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))
+    raw = read_json(tmp_path / "one.json")
     assert drawn["chosen"] == raw["chosen"] and drawn["search"]["rule"] == "puct"
     assert drawn["pieces"]
-
-
-def test_mistakes_are_one_sentence(
-    sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    empty, text = tmp_path / "empty.jsonl", tmp_path / "text.json"
-    empty.write_text('{"key": "half')
-    text.write_text("[1]")
-    for arguments, said in (
-        ([tmp_path / "nowhere"], "a run's folder"),
-        ([empty], "no finished tree"),
-        ([text], "is no tree"),
-        ([sampled, "--question", "7"], "number of its page"),
-    ):
-        assert view(*arguments) == 2, arguments
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1 and said in error, error
 
 
 # -- in Chromium -----------------------------------------------------------------------------------
 
 
-def chromium() -> str | None:
+def chromium():
     return (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
@@ -343,7 +319,7 @@ def chromium() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory):
     driver = shutil.which("chromedriver")
     if chromium() is None or driver is None:
         pytest.skip(
@@ -370,9 +346,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 class Screen:
     """A page in the browser, and what a person does with it."""
 
-    def __init__(
-        self, browser: Any, path: Path, text: str | None = None, size: tuple[int, int] = (1400, 900)
-    ) -> None:
+    def __init__(self, browser, path, text=None, size=(1400, 900)):
         self.browser = browser
         if text is not None:
             path.write_text(text, encoding="utf-8")
@@ -381,26 +355,26 @@ class Screen:
         file, _, place = str(path).partition("#")
         browser.get(Path(file).as_uri() + (f"#{place}" if place else ""))
 
-    def js(self, code: str, *arguments: Any) -> Any:
+    def js(self, code, *arguments):
         return self.browser.execute_script(f"const v = viewer.view; return {code}", *arguments)
 
-    def one(self, css: str) -> Any:
+    def one(self, css):
         return self.browser.find_element("css selector", css)
 
-    def all(self, css: str) -> list[Any]:
+    def all(self, css):
         return self.browser.find_elements("css selector", css)
 
-    def card(self, node: int) -> Any:
+    def card(self, node):
         return self.one(f'.card[data-node="{node}"]')
 
-    def cards(self) -> set[int]:
+    def cards(self):
         return {int(card.get_attribute("data-node")) for card in self.all(".card")}
 
-    def stat(self, name: str) -> str:
+    def stat(self, name):
         found = self.all(f'[data-stat="{name}"]')
         return found[0].text if found else ""
 
-    def quiet(self) -> None:
+    def quiet(self):
         """Nothing was logged, nothing was fetched, no text acted."""
         assert [entry["message"] for entry in self.browser.get_log("browser")] == []
         assert (
@@ -410,7 +384,7 @@ class Screen:
         assert self.browser.execute_script("return window.hacked === undefined")
 
 
-def visited(tree: dict[str, Any]) -> set[int]:
+def visited(tree):
     """The nodes that are drawn at first: those that a simulation went to, or that ended a
     response.
     """
@@ -419,7 +393,7 @@ def visited(tree: dict[str, Any]) -> set[int]:
     }
 
 
-def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser: Any, tmp_path: Path) -> None:
+def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser, tmp_path):
     record = record_of(taught())
     record["problem"]["question"] = record["why"] = HOSTILE
     screen = Screen(browser, tmp_path / "tree.html", tree_page(record, title=HOSTILE))
@@ -447,9 +421,7 @@ def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser: Any, tmp_pat
     screen.quiet()
 
 
-def test_a_list_filters_sorts_and_opens_its_trees(
-    browser: Any, sampled: Path, tmp_path: Path
-) -> None:
+def test_a_list_filters_sorts_and_opens_its_trees(browser, sampled, tmp_path):
     assert view(sampled, "--out", tmp_path / "run.html") == 0
     screen = Screen(browser, tmp_path / "run.html")
     rows = json.loads(Data((tmp_path / "run.html").read_text(encoding="utf-8")).blocks["facts"])[
@@ -476,7 +448,7 @@ def test_a_list_filters_sorts_and_opens_its_trees(
     screen.quiet()
 
 
-def test_a_step_of_several_lines_is_one_line_of_the_printed_tree() -> None:
+def test_a_step_of_several_lines_is_one_line_of_the_printed_tree():
     tree = Tree()
     text = "\n\nSo it costs:\n\\[\n2 + 3 = 5\n\\]\n\n"
     node = tree.attach(0, Step((1, 2), (-0.1, -0.1), text))

@@ -6,8 +6,6 @@ ALPHAZERO_VLLM_ROWS names a file, each comparison leaves a line of JSON there fo
 table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -19,10 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import httpx
 import pytest
@@ -32,10 +28,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
 from alphazero_llm_trainer.engine.completions import Ask, BaseModelEngine, sampling
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.protocol import Engine, GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import launch_for
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
+from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
 from alphazero_llm_trainer.training.loop import Run
@@ -55,7 +51,7 @@ TASKS = load_tasks("embedded", "train", 64, start=5000)
 READY_SECONDS = 240
 
 
-def note(backend: str, what: str, ours: Any, theirs: Any, difference: Any) -> None:
+def note(backend, what, ours, theirs, difference):
     """A line for the script's table."""
     if "ALPHAZERO_VLLM_ROWS" in os.environ:
         row = {
@@ -69,33 +65,33 @@ def note(backend: str, what: str, ours: Any, theirs: Any, difference: Any) -> No
             file.write(json.dumps(row) + "\n")
 
 
-def student_of(*overrides: str) -> Student:
+def student_of(*overrides):
     return load_student(
         load_config(overrides=[*COMMON, *overrides]), opening=Opening(SYSTEM_PROMPT)
     )
 
 
 @pytest.fixture(scope="module")
-def ours() -> Student:
+def ours():
     return student_of()
 
 
 @pytest.fixture(scope="module")
-def in_process() -> Iterator[Student]:
+def in_process():
     student = student_of("engine.backend=vllm")
     yield student
     student.engine.close()
 
 
 @pytest.fixture(scope="module")
-def lora() -> Iterator[Student]:
+def lora():
     student = student_of("engine.backend=vllm", "train.adapter=lora")
     yield student
     student.engine.close()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(tmp_path_factory):
     """The base URL of a `vllm serve` over the shipped student."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -171,7 +167,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(served: str) -> Iterator[Student]:
+def server(served):
     student = student_of(
         "engine.backend=vllm-server", f"engine.vllm.base_url={served}", "train.adapter=lora"
     )
@@ -180,21 +176,21 @@ def server(served: str) -> Iterator[Student]:
 
 
 @pytest.fixture(params=[IN_PROCESS, SERVER])
-def backend(request: pytest.FixtureRequest) -> tuple[str, Student]:
+def backend(request):
     return request.param, request.getfixturevalue(
         "in_process" if request.param == IN_PROCESS else "server"
     )
 
 
-def generate(engine: Any, *requests: GenerateRequest) -> list[list[Generated]]:
+def generate(engine, *requests):
     return asyncio.run(engine.generate(list(requests)))
 
 
-def prompts(student: Student, count: int) -> list[tuple[int, ...]]:
+def prompts(student, count):
     return [student.prompt_ids(task.problem.question) for task in TASKS[:count]]
 
 
-def greedy(student: Student, engine: Any, count: int = 32) -> list[Generated]:
+def greedy(student, engine, count=32):
     requests = [
         GenerateRequest(p, temperature=0.0, max_new_tokens=120) for p in prompts(student, count)
     ]
@@ -202,7 +198,7 @@ def greedy(student: Student, engine: Any, count: int = 32) -> list[Generated]:
 
 
 @pytest.fixture(scope="module")
-def open_prompt(ours: Student) -> tuple[int, ...]:
+def open_prompt(ours):
     """A prompt that the student answers in many ways at temperature 2."""
     for prompt in prompts(ours, 64):
         [group] = generate(
@@ -213,14 +209,14 @@ def open_prompt(ours: Student) -> tuple[int, ...]:
     pytest.fail("no prompt has 10 different answers: take more of them")
 
 
-def gap(a: list[float] | tuple[float, ...], b: list[float] | tuple[float, ...]) -> float:
+def gap(a, b):
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
 # -- the same numbers ------------------------------------------------------------------------------
 
 
-def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str, Student]) -> None:
+def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend):
     name, student = backend
     assert isinstance(student.engine, Engine) and student.engine.capabilities.trainable
     found = student.engine.facts["numerics"]
@@ -234,9 +230,7 @@ def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str
     )
 
 
-def test_greedy_tokens_and_their_logprobs_are_the_same(
-    ours: Student, backend: tuple[str, Student]
-) -> None:
+def test_greedy_tokens_and_their_logprobs_are_the_same(ours, backend):
     name, student = backend
     mine, theirs = greedy(ours, ours.engine), greedy(ours, student.engine)
     assert [(one.token_ids, one.finish) for one in theirs] == [
@@ -249,7 +243,7 @@ def test_greedy_tokens_and_their_logprobs_are_the_same(
     note(name, "greedy: log-probabilities (nats)", None, None, most)
 
 
-def test_scores_are_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+def test_scores_are_the_same(ours, backend):
     name, student = backend
     rng = Random(1)
     pairs = [(p, tuple(rng.randrange(2, 160) for _ in range(12))) for p in prompts(ours, 16)]
@@ -261,12 +255,10 @@ def test_scores_are_the_same(ours: Student, backend: tuple[str, Student]) -> Non
 
 
 @pytest.mark.parametrize(  # 4 bits need CUDA, as `launch_for` says
-    ("kind", "cuda"),
+    "kind, cuda",
     [("full", False), ("lora", False), ("full", True), ("lora", True), ("nf4", True)],
 )
-def test_vllm_knows_every_argument(
-    ours: Student, cuda: bool, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_knows_every_argument(ours, cuda, kind, monkeypatch):
     """Those of CUDA too: an unknown name or value is an error of the class itself."""
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -281,7 +273,7 @@ def test_vllm_knows_every_argument(
         SamplingParams(**sampling(Ask((1, 2), 8, temperature, 7, (0,), top_k=5, scored=True)))
 
 
-def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+def test_top_k_is_the_same(ours, backend):
     name, student = backend
     prefixes = [p[: len(p) - i] for i, p in enumerate(prompts(ours, 8))]
     mine = asyncio.run(ours.engine.next_token_topk(prefixes, 5))
@@ -303,13 +295,11 @@ def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
 # -- draws and ends --------------------------------------------------------------------------------
 
 
-def test_samples_depend_on_seed_and_index_alone(
-    backend: tuple[str, Student], open_prompt: tuple[int, ...]
-) -> None:
+def test_samples_depend_on_seed_and_index_alone(backend, open_prompt):
     name, student = backend
     prompt = open_prompt
 
-    def drawn(n: int, seed: int, *others: GenerateRequest) -> list[tuple[int, ...]]:
+    def drawn(n, seed, *others):
         request = GenerateRequest(prompt, n=n, max_new_tokens=60, temperature=2.0, seed=seed)
         return [one.token_ids for one in generate(student.engine, request, *others)[0]]
 
@@ -322,7 +312,7 @@ def test_samples_depend_on_seed_and_index_alone(
     note(name, "6 samples, alone and beside 36 others: different tokens", 0, 0, 0)
 
 
-def test_cost_adds_up(backend: tuple[str, Student]) -> None:
+def test_cost_adds_up(backend):
     name, student = backend
     engine = student.engine
     engine.reset_prefix_cache()
@@ -351,7 +341,7 @@ def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     )
 
 
-def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
+def test_ctrl_c_does_not_reach_vllms_processes(in_process):
     """The program ends at its next safe place, and needs its engine until then."""
     for child in multiprocessing.active_children():
         [line] = [
@@ -363,22 +353,22 @@ def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
     assert multiprocessing.active_children()
     prompt = prompts(in_process, 1)[0]
     for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
+        os.kill(child.pid, signal.SIGINT)
     [[one]] = generate(
         in_process.engine, GenerateRequest(prompt, temperature=0.0, max_new_tokens=5)
     )
     assert len(one.token_ids) == 5
 
 
-def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
+def test_a_process_that_dies_fails_every_call_in_one_sentence():
     """Requests and other calls alike: vLLM itself leaves a call waiting whose process ends before
     it answers.
     """
     before = {child.pid for child in multiprocessing.active_children()}
     student = student_of("engine.backend=vllm")
-    engine: Any = student.engine
+    engine = student.engine
     [core] = {child.pid for child in multiprocessing.active_children()} - before
-    os.kill(core, signal.SIGSTOP)  # type: ignore[arg-type]
+    os.kill(core, signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (core, signal.SIGKILL)).start()
     began = time.perf_counter()
     with pytest.raises(EngineError, match="vLLM failed"):
@@ -397,14 +387,14 @@ def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
 # -- weights ---------------------------------------------------------------------------------------
 
 
-def perturb(parameters: Any, scale: float, seed: int) -> None:
+def perturb(parameters, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters:
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Student) -> None:
+def test_full_weights_are_reloaded_and_come_back(ours, in_process):
     engine, model = in_process.engine, in_process.model
     saved = {name: p.detach().clone() for name, p in model.state_dict().items()}
     before = greedy(ours, engine, 16)
@@ -427,9 +417,7 @@ def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Stud
 
 
 @pytest.mark.parametrize("where", [LORA, SERVER])
-def test_adapters_are_swapped(
-    ours: Student, where: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_adapters_are_swapped(ours, where, request, tmp_path):
     """Two versions of an adapter: each is what the merged model says, and the base's engine stays
     what it was.
     """
@@ -474,11 +462,9 @@ def test_adapters_are_swapped(
 
 
 @pytest.mark.parametrize(
-    ("where", "adapter"), [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")]
+    "where, adapter", [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")]
 )
-def test_the_train_command(
-    where: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_train_command(where, adapter, tmp_path, request):
     """Two rounds through the command line, in a process of its own; the numbers at sampling are the
     trainer's.
     """
@@ -522,7 +508,7 @@ def test_the_train_command(
 # -- starts that fail ------------------------------------------------------------------------------
 
 
-def test_a_server_of_another_model_is_refused(served: str) -> None:
+def test_a_server_of_another_model_is_refused(served):
     with pytest.raises(EngineError, match="name one of them"):
         student_of(
             "engine.backend=vllm-server",
@@ -531,7 +517,7 @@ def test_a_server_of_another_model_is_refused(served: str) -> None:
         )
 
 
-def test_a_server_takes_no_whole_weights(served: str) -> None:
+def test_a_server_takes_no_whole_weights(served):
     overrides = ["engine.backend=vllm-server", f"engine.vllm.base_url={served}"]
     config = load_config(
         overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"]

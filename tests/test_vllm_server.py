@@ -5,19 +5,15 @@ What they promise as engines is in tests/test_engine.py, their contract with the
 tests/test_vllm.py.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tables import read_jsonl
 from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
@@ -26,7 +22,7 @@ from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel
 from alphazero_llm_trainer.engine.background import LoopThread
 from alphazero_llm_trainer.engine.completions import Ask, sample_seed
 from alphazero_llm_trainer.engine.device import device_memory
-from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
+from alphazero_llm_trainer.engine.vllm_launch import launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
@@ -42,10 +38,10 @@ PROMPT = (7, 8, 9, 10)
 TINY = StudentModel(path="tiny", lora=LoraConfig(rank=4, alpha=8, dropout=0.0))
 
 
-def test_the_thread_takes_no_interrupts() -> None:
+def test_the_thread_takes_no_interrupts():
     thread = LoopThread("test")
 
-    async def mask() -> set[Any]:
+    async def mask():
         return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
     assert signal.SIGINT in thread.wait(mask())
@@ -56,7 +52,7 @@ def test_the_thread_takes_no_interrupts() -> None:
 # -- requests and answers --------------------------------------------------------------------------
 
 
-def test_the_request_says_everything_that_defaults_could_change() -> None:
+def test_the_request_says_everything_that_defaults_could_change():
     ask = Ask(PROMPT, 12, 0.7, sample_seed(3, 0), (1, 2), top_k=4)
     sent = body(ask, "student")
     assert (
@@ -116,7 +112,7 @@ RECORDED = {
 }
 
 
-def test_an_answer_is_read() -> None:
+def test_an_answer_is_read():
     answer = parse(RECORDED, Ask(PROMPT, 12, 1.0, 0, top_k=2, scored=True))
     assert (answer.token_ids, answer.logprobs, answer.cached) == ((11, 1), (-0.5, -1.25), 3)
     # Likeliest first, of equal ones the lower token; the drawn one is not among them where it is
@@ -124,7 +120,7 @@ def test_an_answer_is_read() -> None:
     assert answer.top == (((11, -0.5), (12, -1.5)), ((9, -0.75), (12, -0.75)))
     assert answer.scores == (None, -3.0, -0.25, -1.0)
     broken = copy.deepcopy(RECORDED)
-    broken["choices"][0].pop("token_ids")  # type: ignore[index,attr-defined]
+    broken["choices"][0].pop("token_ids")
     with pytest.raises(EngineError, match="lacks token ids"):
         parse(broken, Ask(PROMPT, 12, 1.0, 0))
 
@@ -132,7 +128,7 @@ def test_an_answer_is_read() -> None:
 # -- weights ---------------------------------------------------------------------------------------
 
 
-def test_an_adapters_folder_is_pefts(tmp_path: Path) -> None:
+def test_an_adapters_folder_is_pefts(tmp_path):
     from peft import PeftModel
 
     model = tiny_llama()
@@ -151,11 +147,11 @@ def test_an_adapters_folder_is_pefts(tmp_path: Path) -> None:
     assert torch.equal(loaded.eval()(input_ids=ids).logits, trained(input_ids=ids).logits)
 
 
-def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path: Path) -> None:
+def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path):
     model = load_student(load_config(overrides=["student=embedded"])).model
     assert model.config.tie_word_embeddings
     write_model(model, tmp_path / "one")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     assert not loaded.config.tie_word_embeddings and model.config.tie_word_embeddings
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
@@ -164,12 +160,12 @@ def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path: Path) -> None:
 # -- starts ----------------------------------------------------------------------------------------
 
 
-def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") -> Launch:
+def launch(*overrides, spec=TINY, adapter="full"):
     config = load_config(overrides=["student=embedded", *overrides])
     return launch_for(tiny_llama(), "tiny", spec, adapter, config.engine)
 
 
-def test_how_vllm_is_started() -> None:
+def test_how_vllm_is_started():
     lora = launch("engine.max_context=100", adapter="lora").arguments
     assert (
         lora["max_lora_rank"] == 8
@@ -191,7 +187,7 @@ def test_how_vllm_is_started() -> None:
         launch(spec=TINY.model_copy(update={"lora": LoraConfig(rank=1000)}), adapter="lora")
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_a_server_that_is_not_there():
     common = [
         "student=embedded",
         "engine.backend=vllm-server",
@@ -204,13 +200,13 @@ def test_a_server_that_is_not_there() -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionServer]:
+def server():
     found = CompletionServer()
     yield found
     found.close()
 
 
-def test_what_is_no_vllm_server_is_one_sentence(server: CompletionServer) -> None:
+def test_what_is_no_vllm_server_is_one_sentence(server):
     overrides = [
         "student=embedded",
         "engine.backend=vllm-server",
@@ -222,9 +218,7 @@ def test_what_is_no_vllm_server_is_one_sentence(server: CompletionServer) -> Non
 
 
 @pytest.mark.slow
-def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
-    server: CompletionServer, tmp_path: Path
-) -> None:
+def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(server, tmp_path):
     """Three rounds of GRPO with an adapter, then `eval` in a process of its own, which doesn't
     close its engine.
     """
@@ -246,29 +240,20 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
         "train.optimizer.learning_rate=0.01",
     ]
     rounds += ["train.keep_best=false", "train.validation_size=12"]
-    command = ["train", "--use-grpo", "-n", "36", "--save-every", "12", "--eval-size", "12", "-q"]
+    command = "train --use-grpo -n 36 --save-every 12 --eval-size 12 -q".split()
     command += ["--checkpoint-dir", str(tmp_path)]
     assert (
         main([*command, *(word for key in (*overrides, *rounds) for word in ("--set", key))]) == 0
     )
     assert len(set(server.answered) - {"student"}) >= 3 and set(server.students) == {"student"}
     run = tmp_path / "run-001"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_jsonl(run / "metrics.jsonl")
     # What was sampled is what the trainer computes with the weights of that round.
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 3 and max(gaps) < 1e-4
     [adapter] = run.glob("adapter*")
-    command = [
-        sys.executable,
-        "-m",
-        "alphazero_llm_trainer",
-        "eval",
-        "--model",
-        str(adapter),
-        "--num",
-        "4",
-    ]
-    command += ["--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
+    command = [sys.executable, *f"-m alphazero_llm_trainer eval --model {adapter} --num 4".split()]
+    command += f"--methods greedy --out {tmp_path / 'eval'} -q".split()
     command += [word for key in overrides for word in ("--set", key)]
     assert subprocess.run(command, check=False).returncode == 0
     assert set(server.students) == {"student"}
@@ -277,8 +262,8 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
 # -- numerics --------------------------------------------------------------------------------------
 
 
-def test_numerics_are_measured_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    student: Any = load_student(load_config(overrides=["student=embedded"]))
+def test_numerics_are_measured_and_refused(monkeypatch):
+    student = load_student(load_config(overrides=["student=embedded"]))
     facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION))
     assert (
         facts["tokens"] > 50

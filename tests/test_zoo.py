@@ -2,13 +2,12 @@
 computes it, in the engine and in training, past every window; or it is refused by its name.
 """
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
+from copy import deepcopy
 
 import pytest
 import torch
+from tables import table
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from alphazero_llm_trainer.config.sections import EngineConfig
@@ -30,155 +29,25 @@ from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs
 from support import STEP_ENDS  # isort: skip
 
 CLOSE = 1e-4  # nats
-WINDOW, LENGTH, CONTEXT = 7, 40, 48
+LENGTH, CONTEXT = 40, 48
 PROMPT = 5
-MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", FULL, "sliding_attention"]}
-
-WORDS: dict[str, Any] = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-OLDER: dict[str, Any] = {
-    **WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-SHAPE: dict[str, Any] = {**OLDER, "num_key_value_heads": 2, "head_dim": 8}
-EXPERTS = {
-    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}  # fmt: skip
-GPT2 = {**WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 48}
-EYE = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
-
-
-def longrope(length: int) -> dict[str, Any]:
-    """Rotary factors that change where a sequence has more than `length` tokens."""
-    rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 1.0], "short_factor": [1.0] * 4}
-    return {**SHAPE, "rope_scaling": rope, "original_max_position_embeddings": length}
-
-
-# name: model type and configuration
-RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", SHAPE),
-    "qwen2": ("qwen2", SHAPE),
-    "qwen2 with a window": ("qwen2", {**SHAPE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
-    "qwen3": ("qwen3", SHAPE),
-    "smollm3": ("smollm3", {**SHAPE, "no_rope_layers": [1, 0, 1]}),
-    "mistral": ("mistral", {**SHAPE, "sliding_window": WINDOW}),
-    "mixtral": ("mixtral", {**SHAPE, **EXPERTS, "sliding_window": WINDOW}),
-    "ministral": ("ministral", {**SHAPE, **MIXED}),
-    "gemma": ("gemma", SHAPE),
-    "gemma2": ("gemma2", {**SHAPE, **MIXED, "final_logit_softcapping": 1.0}),
-    "gemma3_text": ("gemma3_text", {**SHAPE, **MIXED}),
-    "phi": ("phi", OLDER),
-    "phi3 with a window": ("phi3", {**SHAPE, "sliding_window": WINDOW}),
-    "phi3 within its factors' length": ("phi3", longrope(CONTEXT)),
-    "phimoe": ("phimoe", {**SHAPE, **EXPERTS, "sliding_window": WINDOW}),
-    "olmo2": ("olmo2", SHAPE),
-    "olmo3": ("olmo3", {**SHAPE, **MIXED}),
-    "granite": ("granite", {**SHAPE, "logits_scaling": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
-    "cohere": ("cohere", {**SHAPE, "logit_scale": 0.3}),
-    "cohere2": ("cohere2", {**SHAPE, **MIXED, "logit_scale": 0.3}),
-    "starcoder2": ("starcoder2", {**SHAPE, "sliding_window": WINDOW}),
-    "stablelm": ("stablelm", SHAPE),
-    "gpt2": ("gpt2", GPT2),
-    "gpt_neox": ("gpt_neox", OLDER),
-    "gptj": ("gptj", {**GPT2, "rotary_dim": 4}),
-    "gpt_bigcode": ("gpt_bigcode", {**GPT2, "multi_query": True}),
-    "opt": ("opt", {**OLDER, "ffn_dim": 48, "word_embed_proj_dim": 16}),
-    "qwen2_moe": ("qwen2_moe", {**SHAPE, **EXPERTS}),
-    "qwen3_moe": ("qwen3_moe", {**SHAPE, **EXPERTS, "use_sliding_window": True, "sliding_window": WINDOW}),
-    "gpt_oss": ("gpt_oss", {**SHAPE, **EXPERTS, **MIXED}),
-    "falcon with rotary positions": ("falcon", {**OLDER, "multi_query": True, "new_decoder_architecture": False}),
-    "falcon 40b": ("falcon", {**OLDER, "num_kv_heads": 2, "new_decoder_architecture": True}),
-    "exaone4": ("exaone4", {**SHAPE, **MIXED}),
-    "glm4": ("glm4", SHAPE),
-    "gemma3 with eyes": ("gemma3", {"text_config": {**SHAPE, **MIXED}, "vision_config": EYE}),
-}  # fmt: skip
-# Right in the engine, and in training row by row alone: a token's place in a packed row says how
-# far it is from another.
-FLAT = {"mpt": ("mpt", {**WORDS, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64})}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "head_dim": 4,
-}
-DEEPSEEK = {
-    **LATENT,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-}
-MAMBA = {**WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4}
-MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2, "chunk_size": 8}
-BAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 8,
-    "attn_layer_indices": [1],
-}
-LINEAR = {
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-HYBRID = {
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "num_experts": 2,
-    "use_mamba_kernels": False,
-    "mamba_d_state": 8,
-}
-NEO = {
-    **WORDS,
-    "window_size": 8,
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "max_position_embeddings": 64,
-}
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("bert", OLDER),
-    "bloom": ("bloom", {**WORDS, "hidden_size": 32, "n_head": 4, "n_layer": 2}),
-    "falcon with alibi": ("falcon", {**OLDER, "alibi": True, "multi_query": False, "new_decoder_architecture": False}),
-    "gpt_neo": ("gpt_neo", {**NEO, "attention_types": [[["global", "local"], 1]]}),
-    "deepseek_v3": ("deepseek_v3", {**OLDER, "num_key_value_heads": 4, **DEEPSEEK, "first_k_dense_replace": 1}),
-    "llama4_text": ("llama4_text", {**SHAPE, **EXPERTS, "attention_chunk_size": 8, "intermediate_size_mlp": 48}),
-    "mamba": ("mamba", MAMBA),
-    "mamba2": ("mamba2", MAMBA2),
-    "jamba": ("jamba", {**OLDER, "num_key_value_heads": 2, **HYBRID}),
-    "bamba": ("bamba", {**OLDER, "num_key_value_heads": 2, **BAMBA}),
-    "lfm2": ("lfm2", {**SHAPE, "layer_types": ["conv", FULL, "conv"], "conv_L_cache": 3}),
-    "qwen3_next": ("qwen3_next", {**SHAPE, **EXPERTS, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
-    "qwen3_5_text": ("qwen3_5_text", {**SHAPE, **LINEAR, "layer_types": ["linear_attention", FULL, FULL]}),
-    "recurrent_gemma": ("recurrent_gemma", {**SHAPE, "attention_window_size": WINDOW, "lru_width": 32}),
-    "phi3 past its factors' length": ("phi3", longrope(16)),
-}  # fmt: skip
+ZOO = table("zoo")
+RIGHT, FLAT, REFUSED = ZOO["right"], ZOO["flat"], ZOO["refused"]
 PACKED = {"deepseek_v3", "llama4_text"}  # that training packs none the less
 # BERT sees what comes after; the longest row of a batch decides which factors all have.
 UNTRAINED = {"bert", "phi3 past its factors' length"}
 
 
-def made(name: str, zoo: dict[str, tuple[str, dict[str, Any]]]) -> Any:
+def made(name, zoo):
     """A random model whose tokens tell much of each other."""
-    kind, shape = zoo[name]
+    kind, shape = deepcopy(zoo[name])
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
     randomise(model)
     return model
 
 
-def words() -> list[tuple[int, ...]]:
+def words():
     """Three sequences: two go on from a common beginning after their prompt, one is short."""
     some = torch.randint(1, 60, (3, LENGTH), generator=torch.Generator().manual_seed(3))
     some[1, : PROMPT + 6] = some[0, : PROMPT + 6]
@@ -191,7 +60,7 @@ def words() -> list[tuple[int, ...]]:
 
 
 @torch.no_grad()
-def own(model: Any, tokens: tuple[int, ...], start: int = PROMPT) -> torch.Tensor:
+def own(model, tokens, start=PROMPT):
     """Log-probabilities of the tokens from `start` on by the model's own forward and nothing
     else.
     """
@@ -201,8 +70,8 @@ def own(model: Any, tokens: tuple[int, ...], start: int = PROMPT) -> torch.Tenso
     return rows[start - 1 : -1].gather(1, torch.tensor(tokens[start:])[:, None])[:, 0]
 
 
-def engine_of(model: Any) -> InProcessEngine:
-    limits: dict[str, Any] = {
+def engine_of(model):
+    limits = {
         "max_batch": 8,
         "max_context": CONTEXT,
         "cache_tokens": 4096,
@@ -211,10 +80,10 @@ def engine_of(model: Any) -> InProcessEngine:
     return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
-def check_engine(model: Any) -> None:
+def check_engine(model):
     engine, rows = engine_of(model), words()
 
-    async def ask() -> Any:
+    async def ask():
         scored = await engine.score([(row[:PROMPT], row[PROMPT:]) for row in rows])
         return scored, await engine.generate(
             [GenerateRequest(rows[0][:9], n=3, max_new_tokens=30, seed=1)]
@@ -228,9 +97,7 @@ def check_engine(model: Any) -> None:
         torch.testing.assert_close(torch.tensor(sample.logprobs), right, rtol=0, atol=CLOSE)
 
 
-def trained_logprobs(
-    model: Any, rows: list[tuple[int, ...]], pack: bool, dtype: Any = torch.float32
-) -> torch.Tensor:
+def trained_logprobs(model, rows, pack, dtype=torch.float32):
     """Log-probabilities `[B, T]` of the rows' responses as training computes them."""
     some = [TrainRow(row[:PROMPT], row[PROMPT:], (), ()) for row in rows]
     apart, made = plan(some, None), plan(some, TOGETHER if pack else None)
@@ -239,14 +106,14 @@ def trained_logprobs(
         return computed(Scorer(model), model.config, made, dtype, "cpu").logprobs
 
 
-def check_training(model: Any, pack: bool) -> None:
+def check_training(model, pack):
     for row, got in zip(words(), trained_logprobs(model, words(), pack), strict=True):
         right = own(model, row)
         torch.testing.assert_close(got[: len(right)], right, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_engine_and_training_equal_transformers(name: str) -> None:
+def test_engine_and_training_equal_transformers(name):
     model = made(name, RIGHT)
     check_engine(model)
     check_training(model, pack=False)
@@ -255,9 +122,7 @@ def test_engine_and_training_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "llama4_text"])
-def test_flex_attention_sees_what_the_models_own_layers_see(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flex_attention_sees_what_the_models_own_layers_see(name, caplog):
     """Packed rows by its blocks, windows and chunks too; the engine computes in sdpa, and says
     so.
     """
@@ -276,7 +141,7 @@ def test_flex_attention_sees_what_the_models_own_layers_see(
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_what_cannot_be_packed_is_trained_row_by_row(name: str) -> None:
+def test_what_cannot_be_packed_is_trained_row_by_row(name):
     model = made(name, FLAT)
     check_engine(model)
     check_training(model, pack=False)
@@ -288,7 +153,7 @@ def test_what_cannot_be_packed_is_trained_row_by_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
+def test_a_refusal_is_a_sentence_with_the_architectures_name(name):
     model = made(name, REFUSED)
     with pytest.raises(
         EngineError, match=f"a {type(model).__name__} can't be searched by the in-process engine"
@@ -302,7 +167,7 @@ def test_a_refusal_is_a_sentence_with_the_architectures_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_the_models_own(name, dtype):
     """To what its own forward loses against fp32: windows past the least number of float16 are
     windows still.
     """
@@ -323,7 +188,7 @@ def test_half_precision_is_the_models_own(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2", "gpt_oss"])
-def test_a_window_that_is_ignored_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_ignored_is_seen(name, monkeypatch):
     model = made(name, RIGHT)
     monkeypatch.setattr(masks, "spans", lambda config: {FULL: None})
     monkeypatch.setattr(miniature, "_tried", {})
@@ -335,9 +200,7 @@ def test_a_window_that_is_ignored_is_seen(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
-def test_a_scale_of_logits_that_is_left_out_is_seen(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_of_logits_that_is_left_out_is_seen(name, monkeypatch):
     model = made(name, RIGHT)
     monkeypatch.setattr(LastLayer, "__call__", lambda self, hidden: self.model.lm_head(hidden))
     monkeypatch.setattr(miniature, "_tried", {})
@@ -348,7 +211,7 @@ def test_a_scale_of_logits_that_is_left_out_is_seen(
     assert not packs(model)
 
 
-def test_a_window_that_no_sequence_exceeds_is_no_reason() -> None:
+def test_a_window_that_no_sequence_exceeds_is_no_reason():
     """GPT-Neo's local layers are right as long as they see all."""
     model = made("gpt_neo", REFUSED)
     model.config.window_size = 256
@@ -356,7 +219,7 @@ def test_a_window_that_no_sequence_exceeds_is_no_reason() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2 with a window", "mistral", "gemma2"])
-def test_critics_see_states_past_the_window(name: str) -> None:
+def test_critics_see_states_past_the_window(name):
     """A network's numbers at states of a tree are those of each state's own forward."""
     policy, rows = made(name, RIGHT), words()
     critic = Critic(policy, extra_layers=0, start=0.0)
@@ -372,7 +235,7 @@ def test_critics_see_states_past_the_window(name: str) -> None:
         )
 
 
-def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm() -> None:
+def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm():
     with pytest.raises(
         ConfigError, match="no sequence classifier of granite models: use another student"
     ):
