@@ -16,9 +16,9 @@ from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
-from alphazero_llm_trainer.rollouts import Collector, GradedTree, answer_search
+from alphazero_llm_trainer.rollouts import Collector, answer_search
 from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.types import Cost, Problem, Step, Task
+from alphazero_llm_trainer.types import Cost, Step
 
 MODES = ["search.mode=step", "search.mode=token"]
 

@@ -515,10 +515,8 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
             load_critic(out, a_student(5, adapter, quantization), config, kind)
 
 
-@pytest.mark.parametrize(("adapter", "quantization"), [("full", "none"), ("lora", "nf4")])
-def test_a_head_reads_the_policys_own_states_and_costs_nothing(
-    adapter: str, quantization: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("adapter, quantization", [("full", "none"), ("lora", "nf4")])
+def test_a_head_reads_the_policys_own_states_and_costs_nothing(adapter, quantization, tmp_path):
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
     out, network = tmp_path / "out", Critic(student.model, head=True)
     torch.nn.init.normal_(network.score.weight)

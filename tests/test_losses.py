@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
-from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
 from alphazero_llm_trainer.training.losses import grpo_loss, value_loss
@@ -469,7 +469,7 @@ NO_METHOD, UNKNOWN = Reinforce, replace(GRPO, name="mine")
 """
 
 
-def test_a_loss_of_ones_own_is_trained(tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_is_trained(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
     config = load_training(overrides=["student=embedded", f"train.method={file}:MINE"])

@@ -49,7 +49,7 @@ def configured(*overrides):
     return grpo_config([base, "engine.native=off", "engine.max_context=256", *overrides])
 
 
-def of_tiny(config: Config, cuda: bool = False, **more: Any) -> Forecast:
+def of_tiny(config, cuda=False, **more):
     return forecast(
         config, method_of(config.train.method), config.models["tiny"], SHAPE, cuda, **more
     )

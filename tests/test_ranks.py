@@ -191,7 +191,7 @@ def test_a_killed_run_goes_on_and_ends_as_it_would_have(sharding, tmp_path, monk
     assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
 
 
-def check_shared(config: Any, size: int) -> None:
+def check_shared(config, size):
     check_ranks(config, method_of(config.train.method), size)
 
 

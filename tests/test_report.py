@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from support import grpo_config
-from tables import read_json, read_jsonl, write_jsonl
+from tables import read_json, read_jsonl
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main

@@ -19,9 +19,8 @@ from alphazero_llm_trainer.training.credit import (
     process_advantages,
     zero_variance,
 )
-from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.stats import RoundStats
-from alphazero_llm_trainer.types import STUDENT, Problem, Step
+from alphazero_llm_trainer.types import STUDENT
 
 QUESTIONS = 24
 OVERRIDES = [

@@ -122,9 +122,7 @@ def test_every_hub_student_has_a_shape_of_its_size():
         (["train.method=legacy"], 50, 96, 224, 14),
     ],
 )
-def test_a_run_has_the_size_that_its_settings_say(
-    overrides: list[str], rounds: int, questions: int, rows: int, updates: int
-) -> None:
+def test_a_run_has_the_size_that_its_settings_say(overrides, rounds, questions, rows, updates):
     config = grpo_config(["student=embedded", *overrides])
     size = RunSize(config, method_of(config.train.method).supervised)
     assert (size.rounds, size.questions_per_round, size.rows_per_round) == (rounds, questions, rows)
