@@ -102,7 +102,7 @@ def test_a_run_reports_what_it_did(whole_run):
         == sum(line["cost"]["sampled_tokens"] for line in rounds)
         > 0
     )
-    assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
+    assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (8, 16, 24)}
     # The engine and the learner agree on log-probabilities; supervised rows have no old ones.
     gaps = [line["engine_logprob_gap"] for line in rounds if "engine_logprob_gap" in line]
     assert len(gaps) == (0 if supervised else 3) and max(gaps, default=0.0) < 1e-4
