@@ -204,7 +204,7 @@ class Progress:
         """
         if module not in sys.modules:
             self.say(f"loading {what}")
-        self.wait("loading")
+        self.wait(f"loading {what}")
 
     def _begin(self, work: Stretch) -> None:
         """Show a bar for work that is counted, on a terminal; elsewhere call `beat` from a thread,

@@ -182,7 +182,7 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])],
+    [([], ["loading PyTorch and embedded"]), (["--json"], []), (["-q"], [])],
     ids=["plain", "json", "quiet"],
 )
 def test_loading_is_told_before_it_takes_seconds(

@@ -27,11 +27,12 @@ from ..errors import (
     AlphaZeroError,
     ConfigError,
     StorageError,
+    nearest,
     needs_training,
 )
 from ..files import storage_failure
 from ..live import Progress
-from ..policy.folders import check_critic, with_model
+from ..policy.folders import check_critic, check_weights, with_model
 
 EXIT_STOPPED = 130
 
@@ -96,11 +97,20 @@ class Parser(argparse.ArgumentParser):
         """argparse's, but a command refuses what it doesn't know itself, and names its own help."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            meant = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            said = f"unrecognized arguments: {' '.join(unknown)}"
+            self.error(f"{said}: {meant}" if meant else said)
         return known, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = list(action.choices)
+            meant = nearest(str(value), names, f"choose one of {', '.join(map(str, names))}")
+            raise argparse.ArgumentError(action, f"there is no {value!r}: {meant}")
+
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
+        end = " " if message.endswith("?") else ": "
+        sys.stderr.write(f"error: {message}{end}see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
 
 
@@ -315,13 +325,18 @@ def quieten(args: argparse.Namespace) -> None:
 
 
 def tell_loading(
-    args: argparse.Namespace, progress: Progress, what: str = "PyTorch", module: str = "torch"
+    args: argparse.Namespace,
+    progress: Progress,
+    config: Config | None = None,
+    what: str = "PyTorch",
+    module: str = "torch",
 ) -> None:
-    """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See
-    `Progress.load`.
+    """Say what is loaded, the student of `config` too, before seconds without a word; nothing where
+    JSON is asked for. See `Progress.load`, and `check_weights` for what it raises.
     """
+    student = "" if config is None else f" and {check_weights(config, args.path)}"
     if not getattr(args, "json", False) and getattr(args, "base_url", None) is None:
-        progress.load(what, module)
+        progress.load(what + student, module)
 
 
 def check_least(least: int, /, **numbers: int | None) -> None:

@@ -94,7 +94,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     if not args.data:
         check_collecting(config, config.search.value is not None)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
-        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        tell_loading(args, progress, config, "PyTorch, TRL", "trl")
         from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening, with_context

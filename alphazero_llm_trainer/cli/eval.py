@@ -114,7 +114,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
-            tell_loading(args, progress)
+            tell_loading(args, progress, config)
             table = execute(
                 work, config, args.path, None, args.out, args.resume, command, progress, stop
             )

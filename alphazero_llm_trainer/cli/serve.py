@@ -91,7 +91,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
-        tell_loading(args, progress)
+        tell_loading(args, progress, config)
         from ..serve.app import LOCAL, make_app
         from ..serve.load import load_models
         from ..serve.service import Service

@@ -177,7 +177,7 @@ def run_train(args: argparse.Namespace) -> int:
                         "leave out --dry-run to train"
                     )
                 return 0
-            check_start(prepared.config, lambda: tell_loading(args, progress))
+            check_start(prepared.config, lambda: tell_loading(args, progress, prepared.config))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED

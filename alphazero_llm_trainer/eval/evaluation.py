@@ -57,6 +57,8 @@ class Evaluation(BaseModel):
         """What is `asked` for. Raises ConfigError for the first argument that can't be; `flag` says
         how it is called.
         """
+        words = ",".join(asked["methods"]).split(",")  # `a,b` is as good as `a b`
+        asked["methods"] = [word for word in map(str.strip, words) if word]
         try:
             work = cls(**asked)
         except ValidationError as error:
@@ -175,6 +177,7 @@ class Evaluation(BaseModel):
             check_judged(self.judge, config)
         valued = self.value is not None and (self.guide is not None or config.search.mode == "step")
         check_settings(config.search, valued)
+        custom = open_reward(config.rewards)
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
         benchmarks = {
@@ -209,7 +212,7 @@ class Evaluation(BaseModel):
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         context = MethodContext(student, verifier, config, value=value)
-        custom, cells = open_reward(config.rewards), []
+        cells = []
         for name, benchmark in benchmarks.items():
             if any(cell[0] == name and folder.read(*cell) is None for cell in self.cells):
                 student.opening = openings[name]

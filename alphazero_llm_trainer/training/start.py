@@ -102,6 +102,7 @@ def prepare(config: Config) -> Prepared:
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
+    open_reward(config.rewards)
     check_collecting(config, config.search.value is not None)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
@@ -129,7 +130,6 @@ def check_run(config: Config) -> None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:
         check_hub(train.push_to_hub)
-    open_reward(config.rewards)
 
 
 # The methods that read a key of `train`; under every other one it would change nothing.
