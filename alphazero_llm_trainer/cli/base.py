@@ -68,8 +68,10 @@ def shown(value: Any) -> str:
 
 class Parser(argparse.ArgumentParser):
     """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in
-    every command.
+    every command. `dashes` is the flag that a plain `--` stands for, if any.
     """
+
+    dashes = ""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
@@ -95,6 +97,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse's, but a command refuses what it doesn't know itself, and names its own help."""
+        if self.dashes and "--" in args:
+            args[args.index("--")] = self.dashes
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             meant = nearest(unknown[0].partition("=")[0], self._option_string_actions)
