@@ -35,7 +35,7 @@ from .methods.alphazero import AlphaZero, AlphaZeroRows
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .plan import engine
-from .preflight import preflight
+from .preflight import affordable, preflight
 from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
 from .rounds import Rounds, RoundStats
@@ -183,7 +183,10 @@ class Run:
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
-        tasks = self.prepared.questions[: self.config.train.preflight]
+        count = affordable(self.config)
+        if not count:
+            return "pre-flight: left out of so short a run"
+        tasks = self.prepared.questions[:count]
         return preflight(self.student, self.config, tasks, self.progress, self.stop)
 
     def opening(self) -> str:
