@@ -106,8 +106,9 @@ class Comparison:
         card, seeds = self.settings[0][0].card, [len(runs) for runs in self.settings]
         clear = {"good": "clearly better", "bad": "clearly worse", "": "no clear difference"}
         lines = [
-            f"{self.names[1]} over {self.names[0]}: {self.gain:+} in {measure(card)} on the same "
-            f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}"
+            f"B over A: {self.gain:+} in {measure(card)} on the same "
+            f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}",
+            *(f"{letter}: {name}" for letter, name in zip("AB", self.names, strict=True)),
         ]
         if min(seeds) == 1:
             lines.append("A setting of one seed: the interval says nothing about another seed.")
@@ -122,8 +123,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        sides = zip(self.names, self.settings, strict=True)
-        return [run.row(name) for name, runs in sides for run in runs]
+        sides = zip("AB", self.settings, strict=True)
+        return [run.row(letter) for letter, runs in sides for run in runs]
 
     def __str__(self) -> str:
         return f"{self.said}\n{columns(table_of(self.rows), left=3)}"
@@ -132,7 +133,7 @@ class Comparison:
         """The whole page."""
         result, *more = self.said.splitlines()
         curves = {
-            name: mean_curve(runs) for name, runs in zip(self.names, self.settings, strict=True)
+            letter: mean_curve(runs) for letter, runs in zip("AB", self.settings, strict=True)
         }
         bars = "Means over the seeds; a bar goes from the lowest seed to the highest."
         chart = line_chart("Validation", curves, X, (0.0, 1.0))
@@ -142,7 +143,7 @@ class Comparison:
             figures([chart] if chart else [], bars),
             table(table_of(self.rows)),
         ]
-        return page(f"{self.names[1]} over {self.names[0]}", parts)
+        return page("B over A", parts)
 
 
 def measure(card: dict[str, Any]) -> str:
@@ -191,13 +192,8 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
                 f"{keys[0]} differs between {side[0].folder} and other runs of its side: "
                 "put runs of one setting on a side of --"
             )
-    keys = differing([side[0] for side in sides])
-    names = tuple(
-        f"{letter} ({', '.join(f'{key}={side[0].settings.get(key)}' for key in keys[:3])})"
-        if keys
-        else letter
-        for letter, side in zip("AB", sides, strict=True)
-    )
+    keys = sorted(differing([side[0] for side in sides]), key=lambda key: key != "train.method")
+    names = [", ".join(f"{key}={side[0].settings.get(key)}" for key in keys[:4]) for side in sides]
     results = [[run.results for run in side] for side in sides]
     # A problem whose reward failed in one run is left out of all.
     kept = [None not in column for column in zip(*results[0], *results[1], strict=True)]
