@@ -199,6 +199,21 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
 # -- (b) properties --------------------------------------------------------------------------------
 
 
+def test_a_tree_is_a_table() -> None:
+    tree = Tree()
+    step = Step((1, 2), (-0.5, -0.25), "3 + 4 = 7\n")
+    node = tree.attach(ROOT, step)
+    tree.finish(node, "answer", RewardParts(0.5))
+    tree.backup(node, 0.5)
+    tree.attach(ROOT, Step((3,), (-1.0,), "no\n"))
+    rows = tree.rows()
+    assert [(row["node"], row["parent"], row["depth"], row["N"], row["Q"]) for row in rows] == [
+        (0, -1, 0, 1, 0.5), (1, 0, 1, 1, 0.5), (2, 0, 1, 0, None),
+    ]  # fmt: skip
+    assert (rows[1]["text"], rows[1]["verdict"]) == (step.text, "answer")
+    assert "3 nodes" in repr(tree)
+
+
 def check_invariants(tree: Tree) -> None:
     for node in range(len(tree)):
         below = sum(tree.N[child] for child in tree.children[node])
