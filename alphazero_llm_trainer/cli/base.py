@@ -198,9 +198,25 @@ def add_reward(parser: Parser) -> None:
         "--reward",
         metavar="FILE:FN",
         key="rewards.custom",
-        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, "
-        "code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
+        help="judge (see --judge-model), or your own, fn(problem, response, task) -> number in "
+        "[0, 1]: file.py:NAME, code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
     )
+
+
+def add_judge(parser: Parser) -> None:
+    """--judge-url, --judge-model and --rubric."""
+    texts = {
+        "base_url": ("--judge-url", "URL", "an OpenAI-compatible server with the judge"),
+        "model": ("--judge-model", "NAME", "the judge, as its server calls it"),
+        "rubric": (
+            "--rubric",
+            "FILE",
+            "what a good step is, in words (default: the package's own)",
+        ),
+    }
+    for name, (flag, metavar, text) in texts.items():
+        words = text if "default" in text else f"{text} (no default)"
+        parser.option(flag, metavar=metavar, key=f"rewards.judge.{name}", help=words)
 
 
 def load_guided(args: argparse.Namespace) -> Callable[..., Config]:

@@ -15,6 +15,7 @@ from .base import (
     add_base_url,
     add_config_arguments,
     add_critics,
+    add_judge,
     add_model,
     add_source,
     check_critics,
@@ -55,6 +56,7 @@ def add_serve(commands: Any) -> None:
         help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
     )
     add_critics(parser)
+    add_judge(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -106,7 +108,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
             progress.stop()
             print(
                 f"student {student.title} answers at http://{shown}:{bound.getsockname()[1]}/v1 "
-                "(Ctrl-C ends)",
+                f"(Ctrl-C ends)\nwhat a request doesn't say: {models.default.label}; a sample "
+                'at temperature 1 (greedy: "temperature": 0)',
                 flush=True,
             )
 

@@ -14,6 +14,7 @@ from .base import (
     Parser,
     add_config_arguments,
     add_json,
+    add_judge,
     add_model,
     add_reward,
     add_source,
@@ -60,6 +61,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser, "the student to start from", key="train.student")
     add_source(parser)
     add_reward(parser)
+    add_judge(parser)
     parser.option(
         "-n",
         "--num",

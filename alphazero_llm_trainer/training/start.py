@@ -102,7 +102,7 @@ def prepare(config: Config) -> Prepared:
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
-    open_reward(config.rewards)
+    open_reward(config.rewards, config.teachers)
     check_collecting(config, config.search.value is not None)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
