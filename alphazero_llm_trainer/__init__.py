@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api.collect import collect
+    from .api.compare import compare
     from .api.evaluate import Table, evaluate
     from .api.search import load, search
     from .api.train import TrainingRun, train
@@ -38,6 +39,7 @@ _HOMES = {
     "TaskList": "problems.source",
     "TrainingRun": "api.train",
     "collect": "api.collect",
+    "compare": "api.compare",
     "evaluate": "api.evaluate",
     "load": "api.search",
     "read_trees": "api.trees",
@@ -47,7 +49,7 @@ _HOMES = {
 FRONT_END = f"{__name__}.environment.front_end"  # of `vf-eval`
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
-    "Task", "TaskList", "TrainingRun", "collect", "evaluate", "load", "read_trees", "search", "train",
+    "Task", "TaskList", "TrainingRun", "collect", "compare", "evaluate", "load", "read_trees", "search", "train",
 ]  # fmt: skip
 
 

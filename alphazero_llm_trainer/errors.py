@@ -4,6 +4,8 @@ and exit code 1; everything else is a bug and shows its traceback.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Collection
 from typing import Any
 
 EXIT_FAILED = 1
@@ -22,6 +24,17 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
         f"a model that is here needs {error.name}, which isn't installed: install "
         "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or name a model behind a server (--base-url)"
     )
+
+
+def nearest(
+    word: str, known: Collection[str], otherwise: str = "", part: Callable[[str], str] = str
+) -> str:
+    """`did you mean X?` for what of `known` is spelt most like `word`; `otherwise` where nothing
+    is. `part` gives what of a name is compared.
+    """
+    near = difflib.get_close_matches(part(word), map(part, known), n=1, cutoff=0.75)
+    meant = " or ".join(name for name in known if part(name) in near)
+    return f"did you mean {meant}?" if meant else otherwise
 
 
 def first_line(error: BaseException) -> str:

@@ -110,7 +110,9 @@ class Stretch:
     """A stretch of work since the second `began`: `total` things of the name `unit`, of which
     `first` were done before; `tokens` were sampled for what is done.
 
-    `figures` are the newest ones. `held` says what a stop waits for.
+    `figures` are the newest ones. `held` says what a stop waits for. `had` of the tokens are those
+    of what was done before, `metered` is what the meter said at the beginning, and `rest` are the
+    tokens that the stretches after this one are expected to take.
     """
 
     began: float
@@ -122,12 +124,16 @@ class Stretch:
     done: int = 0
     tokens: int = 0
     figures: str = ""
+    had: int = 0
+    metered: int = 0
+    rest: int = 0
 
 
 class Progress:
     """Shows how far long work is: a live bar on a terminal, lines elsewhere, nothing where `quiet`.
 
-    `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either,
+    `meter` counts the tokens that are sampled, those of unfinished things too. `start` begins a
+    stretch of work that is counted, `wait` one that can't be; `stop` ends either,
     and what is said stays above the bar. A stretch may have others within it (`within`). Where
     there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
     anything was finished or not. With `tell` that function gets each line, and from the thread that
@@ -143,6 +149,7 @@ class Progress:
     ) -> None:
         self.out, self.tell, self.clock = out if out is not None else sys.stderr, tell, clock
         self.quiet = quiet
+        self.meter: Callable[[], int] = lambda: 0
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
         self.troubles = 0
@@ -170,10 +177,21 @@ class Progress:
                 print(text, file=self.out, flush=True)
 
     def start(
-        self, total: int, done: int = 0, unit: str = "question", doing: str = "", held: str = ""
+        self,
+        total: int,
+        done: int = 0,
+        unit: str = "question",
+        doing: str = "",
+        held: str = "",
+        tokens: int = 0,
+        rest: int = 0,
     ) -> None:
-        """`total` things are to be done, of which `done` are done already; see `Stretch`."""
-        self._begin(Stretch(self.clock(), total, done, unit, doing, held, done))
+        """`total` things are to be done, of which `done` are done already, with so many tokens; see
+        `Stretch`.
+        """
+        work = Stretch(self.clock(), total, done, unit, doing, held, done, tokens, "", tokens)
+        work.metered, work.rest = self.meter(), rest
+        self._begin(work)
 
     def wait(self, doing: str) -> None:
         """Work that can't be counted begins: `doing` is its name."""
@@ -192,10 +210,12 @@ class Progress:
             finally:
                 self.stop()
             return
-        self.work = Stretch(self.clock(), total, 0, unit, doing, held)
+        inner = self.work = Stretch(self.clock(), total, 0, unit, doing, held)
+        inner.metered = self.meter()
         try:
             yield
         finally:
+            outer.metered += self.meter() - inner.metered
             self.work = outer
 
     def load(self, what: str, module: str) -> None:
@@ -204,7 +224,7 @@ class Progress:
         """
         if module not in sys.modules:
             self.say(f"loading {what}")
-        self.wait("loading")
+        self.wait(f"loading {what}")
 
     def _begin(self, work: Stretch) -> None:
         """Show a bar for work that is counted, on a terminal; elsewhere call `beat` from a thread,
@@ -281,20 +301,32 @@ class Progress:
         """How far the work is, as one line."""
         work = self.work
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
-        sampled = f"{work.tokens:,} tokens" if work.tokens and work.unit != "token" else ""
+        tokens = self.sampled
+        sampled = f"{work.had + tokens:,} tokens" if tokens and work.unit != "token" else ""
+        if sampled:
+            sampled += f", {tokens / max(self.clock() - work.began, 1e-9):,.0f} tokens/s"
         parts = ", ".join(filter(None, (counted, work.figures, self.pace, sampled)))
         return f"{work.doing}: {parts}" if work.doing else parts
 
     @property
+    def sampled(self) -> int:
+        """Tokens that were sampled in the stretch under way, for what isn't done, too."""
+        work = self.work
+        return max(work.tokens - work.had, self.meter() - work.metered)
+
+    @property
     def pace(self) -> str:
-        """Things a second since the start and the time left at that rate; the seconds so far where
-        nothing is done.
+        """Things a second since the start and the time left, by the tokens that what is done took;
+        the seconds so far where nothing is done.
         """
         work, seconds = self.work, self.clock() - self.work.began
         done, left = work.done - work.first, work.total - work.done
         if not done:
             return f"{duration(seconds)} so far"
-        eta = f", ETA {duration(left * seconds / done)}" if left else ""
+        share, counted = left / done, work.tokens - work.had
+        if counted:  # what is under way has some of its tokens
+            share = (counted * share + work.rest) / self.sampled - (1 - counted / self.sampled)
+        eta = f", ETA {duration(max(share, 0.0) * seconds)}" if left or work.rest else ""
         return f"{rate(done, seconds, work.unit)}{eta}"
 
     def stop(self) -> None:

@@ -169,7 +169,7 @@ class Collector:
 
             self.value = load_value(Path(config.search.value), student, config)
         self.rule: Verifier = Calculator()  # `train.groups: verified`
-        self.custom = open_reward(config.rewards)
+        self.custom = open_reward(config.rewards, config.teachers)
         self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
         self.teachers = build_teachers(

@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,44 +163,6 @@ def sampled(run: Path) -> int:
 
 def updates(run: Path) -> int:
     return sum(line.get("updates", 0) for line in metrics(run))
-
-
-def bootstrap_over_seeds(
-    after: Sequence[Sequence[float]],
-    before: Sequence[Sequence[float]],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    draws: int = 10_000,
-    groups: Sequence[int] | None = None,
-) -> Interval:
-    """Mean of `after - before` of trained students, with an interval over problems and over the
-    seeds of training.
-
-    `after` `[S, n]` and `before` `[R, n]` hold the results of S and R seeds on the same n problems.
-    Each draw takes problems (by `groups`, see `repeats`), and on either side seeds, with
-    replacement. Few seeds are few: the variance between S of them comes out too small by `(S - 1) /
-    S`. `confidence` is the share of draws within the interval: `1 - 0.05 / k` for k comparisons
-    that hold together at 95% (Bonferroni).
-    """
-    sides = [np.asarray(side, dtype=float) for side in (after, before)]
-    group = np.arange(sides[0].shape[1]) if groups is None else np.asarray(groups)
-    sums = [np.stack([np.bincount(group, row) for row in side]) for side in sides]  # [S, G]
-    counts, rng = np.bincount(group), np.random.default_rng(seed)
-    means = []
-    for _ in range(draws // 500):  # blocks keep the index matrix small for thousands of problems
-        taken = rng.multinomial(counts.size, np.full(counts.size, 1 / counts.size), 500)  # [500, G]
-        value = []
-        for rows in sums:
-            # [500, S]
-            of_seeds = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 500) / len(
-                rows
-            )
-            value.append((of_seeds * (taken @ rows.T)).sum(1) / (taken @ counts))
-        means.append(value[0] - value[1])
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Interval(float(sides[0].mean() - sides[1].mean()), float(low), float(high))
 
 
 def less(

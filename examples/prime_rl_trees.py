@@ -50,7 +50,10 @@ class TreesEnv(vf.SingleAgentEnv):
 
 def register() -> None:
     """Add `type = "tree"` to prime-rl's algorithms, before the classes that read its files."""
-    from prime_rl.configs import algorithm
+    try:
+        from prime_rl.configs import algorithm
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error.name} isn't here: run this in prime-rl's environment") from None
 
     class TreeConfig(algorithm.BaseAlgoConfig):
         type: Literal["tree"] = "tree"

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
@@ -57,6 +58,38 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
         "transformers instead of C: there is no C compiler 'no-such-compiler'"
     )
     assert kernels("--set", "engine.native=off") == "off (engine.native)"
+
+
+@pytest.mark.parametrize(
+    "words, meant",
+    [
+        (["trian"], "train"),
+        (["train", "--num-exmaples", "5"], "--num-examples"),
+        (["search", "q", "--model", "smolm2-135m"], "smollm2-135m"),
+        (["eval", "--methods", "gredy"], "greedy"),
+        (["search", "q", "--set", "search.simulatons=2"], "search.simulations"),
+        (["eval", "--split", "tset"], "test"),
+    ],
+)
+def test_what_is_mistyped_is_named_as_it_is_spelt(words, meant, capsys):
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    def loaded(*given, **named):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("alphazero_llm_trainer.policy.remote.answering_student", loaded)
+    file = tmp_path / "my.py"
+    file.write_text("def reward(problem, response, task):\n    return 1.0\n")
+    # `train` would refuse a reward of expert iteration as well.
+    for command in (["eval", "-n", "2", "--methods", "greedy"], ["train", "--num", "2"]):
+        assert main([*command, "--model", "embedded", "--reward", f"{file}:rewrad"]) == 2
+        assert "has no rewrad" in capsys.readouterr().err
 
 
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):

@@ -85,7 +85,7 @@ def test_methods_may_be_added_and_settings_may_not_change(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main([*SMALL, "--methods", "greedy", *out]) == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()}
-    assert main([*SMALL, "--methods", "greedy", "majority", *out, "--resume"]) == 0
+    assert main([*SMALL, "--methods", "greedy,majority", *out, "--resume"]) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 4
     capsys.readouterr()

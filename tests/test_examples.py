@@ -89,6 +89,15 @@ def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch):
                 assert torch.allclose(logprobs[0, at], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["serve_client", "prime_rl_trees"])
+def test_what_an_example_lacks_is_one_sentence(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "http://127.0.0.1:9/v1"])
+    monkeypatch.setitem(sys.modules, "prime_rl", None)
+    with pytest.raises(SystemExit) as ended:
+        run(name)
+    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+
+
 @pytest.mark.slow
 def test_alphazeros_loop_improves_the_student(capsys):
     run("alphazero")

@@ -58,7 +58,8 @@ def test_without_the_hub_the_error_comes_at_once(
     capsys,
     monkeypatch,
 ):
-    """The libraries' own retries take 26 and 61 seconds."""
+    """The libraries' own retries take 26 and 61 seconds, and PyTorch takes its own."""
+    monkeypatch.setattr("alphazero_llm_trainer.policy.student.load_student", None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", named)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", named)
     began = time.perf_counter()

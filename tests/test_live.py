@@ -38,7 +38,7 @@ def test_a_bar_shows_rate_notes_and_lines(clock):
         progress.say("a line that stays")
         progress.at(10)
     text = plain(out.getvalue())
-    assert "cell: 10/10 trees, 3.0 trees/s, 5 tokens" in text
+    assert "cell: 10/10 trees, 3.0 trees/s, 5 tokens, 2 tokens/s" in text
     assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, tokens" in text
     assert "a line that stays" in text
     assert text.rstrip().endswith("reward: 2 [bold]")  # the newest note of a name takes its place
@@ -79,7 +79,7 @@ def test_ten_seconds_of_silence_are_one_line(clock, out):
         progress.beat()
     assert out.getvalue().splitlines() == [
         *[f"searching: 0/20 questions, {seconds} s so far" for seconds in (10, 20, 30)],
-        "searching: 1/20 questions, 40.0 s/question, ETA 13 min, 70 tokens",
+        "searching: 1/20 questions, 40.0 s/question, ETA 13 min, 70 tokens, 2 tokens/s",
     ]
 
 
@@ -94,11 +94,31 @@ def test_what_is_counted_within_a_stretch_has_its_own_pace(clock, out):
         with progress.within(5, "problem", "validation"):
             assert progress.line() == "validation: 0/5 problems, 0 s so far"
         progress.advance(3, 50)
-        assert progress.line() == "13/40 questions, 10.0 s/question, ETA 4 min, 1,050 tokens"
+        assert (
+            progress.line()
+            == "13/40 questions, 10.0 s/question, ETA 4 min, 1,050 tokens, 8 tokens/s"
+        )
     assert out.getvalue().splitlines() == [
-        "10/40 questions, 10.0 s/question, ETA 5 min, 1,000 tokens",
+        "10/40 questions, 10.0 s/question, ETA 5 min, 1,000 tokens, 10 tokens/s",
         "round 1/4: 1/4 updates, 30.0 s/update, ETA 90 s",
     ]
+
+
+def test_tokens_are_counted_while_a_batch_is_under_way(clock, out):
+    """The time left is that of the tokens that are missing, here and in what comes after."""
+    sampled = 500
+    with Progress(out=out, clock=clock) as progress:
+        progress.meter = lambda: sampled
+        progress.start(10, 2, tokens=200, rest=4000)
+        clock.now += 10
+        sampled += 400
+        assert progress.line() == "2/10 questions, 10 s so far, 600 tokens, 40 tokens/s"
+        progress.advance(2, 200)  # 100 each; the other 200 are of questions under way
+        with progress.within(1, "update", "round 1"):
+            sampled += 1000  # of none of the questions
+        assert (
+            progress.line() == "4/10 questions, 5.0 s/question, ETA 110 s, 600 tokens, 40 tokens/s"
+        )
 
 
 def test_ctrl_c_says_what_is_waited_for(clock, out, capsys):
@@ -177,7 +197,7 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch):
 
 @pytest.mark.parametrize(
     "flags, said",
-    [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])],
+    [([], ["loading PyTorch and embedded"]), (["--json"], []), (["-q"], [])],
     ids=["plain", "json", "quiet"],
 )
 def test_loading_is_told_before_it_takes_seconds(

@@ -7,9 +7,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, repeats, wilson
+from alphazero_llm_trainer.eval.metrics import (
+    bootstrap_over_seeds,
+    paired_bootstrap,
+    pass_at_k,
+    repeats,
+    wilson,
+)
 from alphazero_llm_trainer.problems.load import load_tasks
-from benchmarks.arms import bootstrap_over_seeds
 from benchmarks.search_budgets import holm, sign_test
 
 

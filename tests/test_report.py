@@ -2,16 +2,18 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import pytest
 from support import grpo_config
 from tables import read_json, read_jsonl
 
+import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
-from alphazero_llm_trainer.eval.metrics import wilson
+from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds, wilson
 from alphazero_llm_trainer.files import read_lines
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
@@ -159,6 +161,62 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs, tmp_path, cap
     lines[0]["rows"] = 7
     said, _ = verdict(json.loads((run / "run.json").read_text()) | {"kept_round": 1}, lines)
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
+
+
+def seeded(run, place, seed, right, **after):
+    """A run as another seed would have left it."""
+    shutil.copytree(run, place, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
+    card = json.loads((place / "run.json").read_text())
+    card["seed"] = card["config"]["seed"] = seed
+    card["after"] |= {"correct": [letter == "1" for letter in right], **after}
+    (place / "run.json").write_text(json.dumps(card))
+    return place
+
+
+RIGHT = ("111100001111", "110000001111"), ("111111111111", "111101111111")
+
+
+def test_two_settings_over_seeds(runs, tmp_path, capsys):
+    sides = [
+        [str(seeded(run, tmp_path / f"{run.name}-{seed}", seed, right))
+         for seed, right in enumerate(rights)]
+        for run, rights in zip(runs, RIGHT, strict=True)
+    ]  # fmt: skip
+    out = tmp_path / "page"
+    assert cli.main(["compare", *sides[0], "--", *sides[1], "--json", "--out", str(out)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    before, after = ([[float(letter) for letter in row] for row in rights] for rights in RIGHT)
+    groups = json.loads((runs[0] / "run.json").read_text())["after"]["groups"]
+    assert facts["gain"] == asdict(bootstrap_over_seeds(after, before, groups=groups))
+    assert [side["name"] for side in facts["settings"]] == [
+        "train.optimizer.epochs=1", "train.optimizer.epochs=2",
+    ]  # fmt: skip
+    page = Page(out / "report.html")
+    assert page.texts("Validation") == 1 and "clearly better" in page
+    same = az.compare(*sides).gain
+    assert same.value == facts["gain"]["value"]
+    assert cli.main(["report", *sides[0], *sides[1], "--out", str(out)]) == 0
+    assert all(Page(out / "report.html").texts(run) for side in sides for run in side)
+
+
+def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path, capsys):
+    one, two = map(str, runs)
+    right = RIGHT[0][0]
+    twin = str(seeded(runs[0], tmp_path / "twin", 7, right))
+    sibling = str(seeded(runs[1], tmp_path / "sibling", 8, right))
+    elsewhere = str(seeded(runs[1], tmp_path / "elsewhere", 8, right, rows="others"))
+    unfinished = str(seeded(runs[1], tmp_path / "unfinished", 8, right, accuracy=None))
+    for words, field in (
+        ([one, "--", one], "named twice"),
+        ([one, twin, "--", two], "one seed"),
+        ([one, sibling, "--", two], "train.optimizer.epochs differs"),
+        ([one, "--", elsewhere], "other held-out problems"),
+        ([one, "--", unfinished], "no held-out accuracy"),
+        ([one, "--", str(tmp_path)], "no run's folder"),
+    ):
+        assert cli.main(["compare", *words]) == 2
+        assert field in capsys.readouterr().err
+    assert cli.main(["report", one, two]) == 2
 
 
 def critic_card(earned, gain, kind="prm"):

@@ -200,7 +200,7 @@ LAST, UCB1, NONE = Selector(last, never, 0.0, 0.0), Selector(ucb1, never, 2**0.5
 """
 
 
-def test_a_selector_of_ones_own_leads_the_descent(tmp_path: Path) -> None:
+def test_a_selector_of_ones_own_leads_the_descent(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
     policy, problem = ScriptedPolicy(1), a_problem()
@@ -219,6 +219,21 @@ def test_a_selector_of_ones_own_leads_the_descent(tmp_path: Path) -> None:
 
 
 # -- (b) properties --------------------------------------------------------------------------------
+
+
+def test_a_tree_is_a_table():
+    tree = Tree()
+    step = Step((1, 2), (-0.5, -0.25), "3 + 4 = 7\n")
+    node = tree.attach(ROOT, step)
+    tree.finish(node, "answer", RewardParts(0.5))
+    tree.backup(node, 0.5)
+    tree.attach(ROOT, Step((3,), (-1.0,), "no\n"))
+    rows = tree.rows()
+    assert [(row["node"], row["parent"], row["depth"], row["N"], row["Q"]) for row in rows] == [
+        (0, -1, 0, 1, 0.5), (1, 0, 1, 1, 0.5), (2, 0, 1, 0, None),
+    ]  # fmt: skip
+    assert (rows[1]["text"], rows[1]["verdict"]) == (step.text, "answer")
+    assert "3 nodes" in repr(tree)
 
 
 def check_invariants(tree):

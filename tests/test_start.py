@@ -15,8 +15,9 @@ from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.training import start
 from alphazero_llm_trainer.training.memory import Counts
 from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.training.preflight import check
+from alphazero_llm_trainer.training.preflight import affordable, check
 from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.start import load_run
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 HUB = ["--model", "llama-3.2-3b"]
@@ -170,6 +171,31 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "flags, sizes",
+    [
+        ([], (8, 1000, 300)),
+        (["train.num_examples=160"], (8, 160, 160)),
+        (["train.num_examples=32"], (8, 100, 100)),
+        (["train.num_examples=8", "train.eval_size=4", "train.validation_size=4"], (2, 4, 4)),
+        (["train.num_examples=1", "train.eval_size=0", "train.validation_size=0"], (0, 0, 0)),
+        (["train.num_examples=160", "train.eval_size=9"], (8, 9, 160)),
+        (
+            [
+                "train.tokens=2000",
+                "search.max_tokens=60",
+                "train.eval_size=0",
+                "train.validation_size=0",
+            ],
+            (2, 0, 0),
+        ),
+    ],
+)
+def test_what_a_run_measures_follows_its_questions(flags, sizes):
+    config = load_run(None, ["student=embedded", *flags])
+    assert (affordable(config), config.train.eval_size, config.train.validation_size) == sizes
+
+
 # -- the pre-flight --------------------------------------------------------------------------------
 
 
@@ -193,7 +219,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
             == 0
         )
         said = capsys.readouterr().err
-        assert ("pre-flight, 32 responses: " in said) == (count > 0)
+        assert ("pre-flight, 8 responses: " in said) == (count > 0)
         assert ("a response to each of 8 questions: " in said) == (count > 0)
         run = out / "run-001"
         trees = read_jsonl(run / "journal.jsonl")
@@ -237,6 +263,6 @@ def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path, capsys)
     short = "--set search.max_tokens=2 --set train.validation_size=0".split()
     assert main([*flags, *short]) == 2
     said = capsys.readouterr().err
-    assert "error: pre-flight: of 16 responses none is right and all were cut" in said
+    assert "error: pre-flight: of 4 responses none is right and all were cut" in said
     assert not (tmp_path / "out").exists()
     assert main([*flags, *short, "--set", "train.preflight=0"]) == 0

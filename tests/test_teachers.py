@@ -12,17 +12,24 @@ from fault_server import FAULTS, GOOD, FaultServer
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import BudgetConfig, TeacherModel, TeachersConfig
-from alphazero_llm_trainer.engine.protocol import TeacherLedger, TeacherProposal
+from alphazero_llm_trainer.config.sections import (
+    BudgetConfig,
+    JudgeConfig,
+    TeacherModel,
+    TeachersConfig,
+)
+from alphazero_llm_trainer.engine.protocol import Judgement, TeacherLedger, TeacherProposal
 from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.report.evaluation import result_text
 from alphazero_llm_trainer.teachers import client as client_module
 from alphazero_llm_trainer.teachers.answer import CallError, read_answer
 from alphazero_llm_trainer.teachers.budget import Ledgers
 from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_checker, open_remote
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
+from alphazero_llm_trainer.teachers.judge import Judge
 from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
-from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem
+from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem, Step
 
 KEY = "sk-secret-0123456789"
 PRICES = {"test/one": (2.0, 10.0), "test/two": (0.5, 1.0)}
@@ -63,6 +70,87 @@ def once(monkeypatch):
 def warm():
     """The SDK imports much on its first call, which would time out some tests."""
     play(always("ok"), complete)
+
+
+# -- a judge -----------------------------------------------------------------------------------
+
+
+def judged_by_rule(asked):
+    """A judge that can reckon: 1 for a last step whose calculation is right, or that is an answer."""
+    text = asked["messages"][1]["content"].partition("Solution so far:\n")[2].partition("\n\n")[0]
+    a, op, b, _, c = [*text.splitlines()[-1].split(), "", "", "", "", ""][:5]
+    wrong = c and {"+": int(a) + int(b), "-": int(a) - int(b)}.get(op, int(c)) != int(c)
+    return f"Let me see. SCORE: {0 if wrong else 0.9}"
+
+
+def steps(*texts):
+    return [Step((), (), text) for text in texts]
+
+
+def test_a_judge_scores_each_step_once_and_leaves_what_it_does_not_say_unchecked():
+    server = FaultServer(lambda number, asked: "ok", judged_by_rule)
+
+    async def use(endpoint):
+        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
+        both = await judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 - 2 = 4\n"))
+        assert both == Judgement((0.9, 0.0), 0.0)
+        assert await judge(PROBLEM, (), steps("3 + 4 = 7\n")) == Judgement((0.9,), 0.9)
+        assert len(server.served) == 2 and judge.scored_tokens > 0
+        return [judge]
+
+    [judge] = play(server, use)
+    assert judge.client.ledgers.of("judge").calls == 2
+    # In another event loop what is known is known, and what fails is unchecked.
+    unchecked = asyncio.run(judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 + 1 = 8\n")))
+    assert unchecked == Judgement((0.9, 1.0), 0.9, frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    "said, score",
+    [
+        ("SCORE: 1", 1.0), ("first score: 0.2\n**Score:** .75", 0.75), ("SCORE: 0", 0.0),
+        ("SCORE: 10", None), ("SCORE: 1.5", None), ("good", None),
+    ],
+)  # fmt: skip
+def test_what_a_judge_says_is_a_number_from_0_to_1_or_nothing(said, score):
+    async def use(endpoint):
+        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
+        return await judge(PROBLEM, (), steps("3 + 4 = 7"))
+
+    judged = play(always("ok", write=lambda asked: said), use)
+    assert (None if judged.unchecked else judged.total) == score
+
+
+def test_a_judge_that_is_spent_says_no_more():
+    server = FaultServer(lambda number, asked: "ok", judged_by_rule)
+
+    async def use(endpoint):
+        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
+        return await judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 - 2 = 4\n", "4 + 1 = 5\n"))
+
+    judged = play(server, use, budget={"calls": 1})
+    assert len(server.served) == 1 and len(judged.unchecked) == 2
+
+
+def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
+    server, rubric = FaultServer(lambda number, asked: "ok", judged_by_rule), tmp_path / "r.txt"
+    rubric.write_text("Be strict.")
+    flags = ["eval", "-n", "8", "--methods", "adaptive-best-of-n", "--model", "embedded", "--json"]
+    with server.running() as url:
+        judge = ["--judge-url", url, "--judge-model", "judge", "--rubric", str(rubric)]
+        out = ["--reward", "judge", "--out", str(tmp_path / "out")]
+        assert main([*flags, "--verifier", "judge", *judge, *out]) == 0
+        results = json.loads(capsys.readouterr().out)
+        assert main([*flags, *judge, "--out", str(tmp_path / "no")]) == 2
+        assert "--judge-model is given and nobody asks it" in capsys.readouterr().err
+    said = results["judge"]["embedded"]
+    assert said["judged"] == 8 and said["agreement"][0] >= 0.75  # it can reckon
+    assert results["rows"][0]["reward"][0] > 0 and results["rows"][0]["scored_tokens"] > 0
+    assert server.requests[0]["messages"][0]["content"] == "Be strict."
+    assert "judge and gold agree on" in result_text(results)
+    for words in (["--verifier", "judge"], ["--reward", "judge"]):
+        assert main([*flags, *words, "--out", str(tmp_path / "none")]) == 2
+        assert "add --judge-url and --judge-model" in capsys.readouterr().err
 
 
 # -- a call ----------------------------------------------------------------------------------------

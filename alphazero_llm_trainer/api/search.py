@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.load import GUIDED, Config, load_answering
+from ..config.load import GUIDED, Config, load_answering, resolve_name
 from ..errors import ConfigError
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
@@ -195,7 +195,7 @@ def find(
     check_settings(config.search, not alone)
     if student is None:
         if progress is not None:
-            progress.wait("loading")
+            progress.wait(f"loading {resolve_name(config)}")
         config = with_context(config, question=problem.question)
         student = answering_student(config, folder, opening(config), inference=alone)
     remote = student if isinstance(student, RemoteStudent) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, flat, nested, user_layers
+from ..config.load import Config, flat, nested, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
@@ -228,8 +228,9 @@ def execute(
         if folder is not None and ranks.first:
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         run = Run(prepared, stop, progress, ranks)
-        progress.wait("loading")
+        progress.wait(f"loading {resolve_name(config)}")
         ranks.everywhere(run.load)
+        progress.meter = lambda: run.student.engine.cost.sampled_tokens
         if ranks.first:
             progress.say(run.opening())
             if config.train.preflight and not resume and ranks.size == 1:

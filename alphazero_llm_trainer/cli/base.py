@@ -27,11 +27,12 @@ from ..errors import (
     AlphaZeroError,
     ConfigError,
     StorageError,
+    nearest,
     needs_training,
 )
 from ..files import storage_failure
 from ..live import Progress
-from ..policy.folders import check_critic, with_model
+from ..policy.folders import check_critic, check_weights, with_model
 
 EXIT_STOPPED = 130
 
@@ -67,8 +68,10 @@ def shown(value: Any) -> str:
 
 class Parser(argparse.ArgumentParser):
     """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in
-    every command.
+    every command. `dashes` is the flag that a plain `--` stands for, if any.
     """
+
+    dashes = ""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
@@ -94,13 +97,24 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse's, but a command refuses what it doesn't know itself, and names its own help."""
+        if self.dashes and "--" in args:
+            args[args.index("--")] = self.dashes
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            meant = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            said = f"unrecognized arguments: {' '.join(unknown)}"
+            self.error(f"{said}: {meant}" if meant else said)
         return known, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = list(action.choices)
+            meant = nearest(str(value), names, f"choose one of {', '.join(map(str, names))}")
+            raise argparse.ArgumentError(action, f"there is no {value!r}: {meant}")
+
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
+        end = " " if message.endswith("?") else ": "
+        sys.stderr.write(f"error: {message}{end}see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
 
 
@@ -184,9 +198,25 @@ def add_reward(parser: Parser) -> None:
         "--reward",
         metavar="FILE:FN",
         key="rewards.custom",
-        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME, "
-        "code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
+        help="judge (see --judge-model), or your own, fn(problem, response, task) -> number in "
+        "[0, 1]: file.py:NAME, code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
     )
+
+
+def add_judge(parser: Parser) -> None:
+    """--judge-url, --judge-model and --rubric."""
+    texts = {
+        "base_url": ("--judge-url", "URL", "an OpenAI-compatible server with the judge"),
+        "model": ("--judge-model", "NAME", "the judge, as its server calls it"),
+        "rubric": (
+            "--rubric",
+            "FILE",
+            "what a good step is, in words (default: the package's own)",
+        ),
+    }
+    for name, (flag, metavar, text) in texts.items():
+        words = text if "default" in text else f"{text} (no default)"
+        parser.option(flag, metavar=metavar, key=f"rewards.judge.{name}", help=words)
 
 
 def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
@@ -315,13 +345,18 @@ def quieten(args: argparse.Namespace) -> None:
 
 
 def tell_loading(
-    args: argparse.Namespace, progress: Progress, what: str = "PyTorch", module: str = "torch"
+    args: argparse.Namespace,
+    progress: Progress,
+    config: Config | None = None,
+    what: str = "PyTorch",
+    module: str = "torch",
 ) -> None:
-    """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See
-    `Progress.load`.
+    """Say what is loaded, the student of `config` too, before seconds without a word; nothing where
+    JSON is asked for. See `Progress.load`, and `check_weights` for what it raises.
     """
+    student = "" if config is None else f" and {check_weights(config, args.path)}"
     if not getattr(args, "json", False) and getattr(args, "base_url", None) is None:
-        progress.load(what, module)
+        progress.load(what + student, module)
 
 
 def check_least(least: int, /, **numbers: int | None) -> None:

@@ -93,7 +93,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     if not args.data:
         check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
-        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        tell_loading(args, progress, config, "PyTorch, TRL", "trl")
         from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening, with_context

@@ -18,6 +18,7 @@ from .base import (
     add_config_arguments,
     add_critics,
     add_json,
+    add_judge,
     add_model,
     add_reward,
     check_out,
@@ -34,7 +35,7 @@ less say so. Methods that judge steps share the settings search.verify.*; adapti
 mcts end as soon as a response passes.
 
 --verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true;
-needs no gold); prm; value; or a product such as calculator+log-probability or calculator+prm.
+needs no gold); prm; value; judge (a served model); or a product such as calculator+log-probability or calculator+prm.
 --prm and --value alone are verifiers themselves. With --verifier none a --value guides the search
 of mcts, over steps or with --set search.mode=token over tokens.
 
@@ -74,6 +75,7 @@ def add_eval(commands: Any) -> None:
     about = "who judges (default: prm with --prm, value with --value, else calculator)"
     parser.add_argument("--verifier", metavar="NAME", help=about)
     add_critics(parser)
+    add_judge(parser)
     parser.add_argument(
         "--samples", type=int, default=0, metavar="K", help="also pass@k of K samples"
     )
@@ -114,7 +116,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
-            tell_loading(args, progress)
+            tell_loading(args, progress, config)
             table = execute(
                 work, config, args.path, None, args.out, args.resume, command, progress, stop
             )

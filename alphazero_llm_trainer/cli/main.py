@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from .base import Parser, run_command
+from .compare import add_compare
 from .critics import add_prm, add_value
 from .eval import add_eval
 from .export import add_export
@@ -25,7 +26,7 @@ PROGRAM = "alphazero-llm-trainer"
 COMMANDS = (
     add_info, add_search,  # look around
     add_train, add_sft, add_value, add_prm,
-    add_eval, add_view, add_report,
+    add_eval, add_compare, add_view, add_report,
     add_sample, add_export, add_fetch,  # data and models
     add_serve, add_merge,  # use the student
 )  # fmt: skip

@@ -105,7 +105,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
                 f"{config.problems.source} {args.split} has {len(tasks):,} questions from number "
                 f"{args.start} on: these are sampled"
             )
-        tell_loading(args, progress)
+        tell_loading(args, progress, config)
         summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
         if args.json:
             print_json(summary.as_dict())

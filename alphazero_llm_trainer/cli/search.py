@@ -83,7 +83,7 @@ def run_search(args: argparse.Namespace) -> int:
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
-        tell_loading(args, progress)
+        tell_loading(args, progress, config)
         from ..api.search import find
 
         remote = config.engine.backend == "openai"

@@ -15,6 +15,7 @@ from .base import (
     add_base_url,
     add_config_arguments,
     add_critics,
+    add_judge,
     add_model,
     add_source,
     check_critics,
@@ -55,6 +56,7 @@ def add_serve(commands: Any) -> None:
         help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
     )
     add_critics(parser)
+    add_judge(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -91,7 +93,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
-        tell_loading(args, progress)
+        tell_loading(args, progress, config)
         from ..serve.app import LOCAL, make_app
         from ..serve.load import load_models
         from ..serve.service import Service
@@ -106,7 +108,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
             progress.stop()
             print(
                 f"student {student.title} answers at http://{shown}:{bound.getsockname()[1]}/v1 "
-                "(Ctrl-C ends)",
+                f"(Ctrl-C ends)\nwhat a request doesn't say: {models.default.label}; a sample "
+                'at temperature 1 (greedy: "temperature": 0)',
                 flush=True,
             )
 

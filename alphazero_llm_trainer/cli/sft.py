@@ -79,7 +79,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
-        tell_loading(args, progress, "PyTorch", "torch")
+        tell_loading(args, progress, config)
         from ..training.sft import supervise
         from ..training.start import check_memory
 

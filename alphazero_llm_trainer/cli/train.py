@@ -15,6 +15,7 @@ from .base import (
     Parser,
     add_config_arguments,
     add_json,
+    add_judge,
     add_model,
     add_reward,
     add_source,
@@ -54,6 +55,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser, "the student to start from", key="train.student")
     add_source(parser)
     add_reward(parser)
+    add_judge(parser)
     parser.option(
         "-n",
         "--num",
@@ -171,7 +173,7 @@ def run_train(args: argparse.Namespace) -> int:
                         "leave out --dry-run to train"
                     )
                 return 0
-            check_start(prepared.config, lambda: tell_loading(args, progress))
+            check_start(prepared.config, lambda: tell_loading(args, progress, prepared.config))
             run = execute(prepared, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED

@@ -4,8 +4,8 @@ unknown key is an error.
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from .sections import (
     EngineConfig,
     ProblemsConfig,
@@ -431,9 +431,14 @@ def explain(error: ValidationError) -> str:
     first = errors[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown configuration key {field}: {nearest(field)}"
+        return f"unknown configuration key {field}: {near_key(field)}"
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
+    if first["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        meant = nearest(str(first["input"]), known)
+        if meant:
+            return f"{field} is {shown(first['input'])}: {meant}"
     reason = first["msg"][0].lower() + first["msg"][1:]
     reason = reason.replace("valid tuple", "list, such as [1, 2]")
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
@@ -451,10 +456,8 @@ def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
 ENTRIES: dict[str, type[Section]] = {"models": StudentModel, "teacher_tiers": TeacherTier}
 
 
-def nearest(field: str) -> str:
+def near_key(field: str) -> str:
     """What to write in place of an unknown key: the keys whose last name is spelt like its own."""
-    section = ENTRIES.get(field.partition(".")[0], Config)
-    names = {key: key.rpartition(".")[2] for key in keys_of(section)}
-    near = difflib.get_close_matches(field.rpartition(".")[2], names.values(), n=1, cutoff=0.8)
-    meant = " or ".join(key for key, name in names.items() if name in near)
-    return f"did you mean {meant}?" if meant else "see config/training.yaml for the keys there are"
+    keys = list(keys_of(ENTRIES.get(field.partition(".")[0], Config)))
+    see = "see config/training.yaml for the keys there are"
+    return nearest(field, keys, see, lambda key: key.rpartition(".")[2])

@@ -214,8 +214,18 @@ class SearchConfig(Section):
         return "end" if self.rollout == "none" and self.choose == "vote" else self.choose
 
 
+class JudgeConfig(Section):
+    """A served model that judges by a rubric, a text file; `key_variable` holds its key, if any."""
+
+    base_url: str
+    model: str
+    rubric: str | None = None
+    key_variable: str | None = None
+
+
 class RewardConfig(Section):
     place = "rewards"
+    judge: JudgeConfig | None = None
     hre_weight: Share
     pre_weight: Share
     step_penalty: Share

@@ -335,14 +335,20 @@ def plan(config: EvalConfig) -> list[str]:
     """The line that says which model answers which problems and how to change that; none under
     another environment.
     """
+    from .frozen import EMBEDDED_MODEL
+
     env = own_env(config)
     if env is None:
         return []
     taskset, select = env.taskset, config.select
     assert taskset.size is not None
+    search = getattr(env.agent.harness, "search", "none")
+    how = "sampled by search" if search != "none" else "at the server's temperature"
+    if search == "none" and config.model == EMBEDDED_MODEL:
+        how = "greedy, temperature 0"
     count = min(taskset.size - select.skip, select.limit or taskset.size)
     return [
-        f"model: {config.model} (change: -m MODEL --client.base-url URL); problems: "
+        f"model: {config.model}, {how} (change: -m MODEL --client.base-url URL); problems: "
         f"{taskset.source} {taskset.split}, {count} (change: --env.taskset.source, "
         "--env.taskset.split, -n)"
     ]

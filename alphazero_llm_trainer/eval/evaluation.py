@@ -21,7 +21,8 @@ from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_discount
 from ..problems.load import load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
-from ..rewards.custom import open_reward
+from ..rewards.custom import JUDGE, open_reward
+from .agreement import agreement
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
 from .methods import answered
@@ -57,6 +58,8 @@ class Evaluation(BaseModel):
         """What is `asked` for. Raises ConfigError for the first argument that can't be; `flag` says
         how it is called.
         """
+        words = ",".join(asked["methods"]).split(",")  # `a,b` is as good as `a b`
+        asked["methods"] = [word for word in map(str.strip, words) if word]
         try:
             work = cls(**asked)
         except ValidationError as error:
@@ -124,6 +127,9 @@ class Evaluation(BaseModel):
             StoppedError: the user asked to stop; finished cells are kept.
         """
         config, work = self.with_own_value(config, path, student, progress)
+        config.refuse(
+            {"search.budget_tokens": "and --budget-tokens are an evaluation's: name them"}
+        )
         if work.value is not None:
             config = with_discount(config, work.value)
         return work.measured(config, path, student, out, resume, progress, stop)
@@ -167,16 +173,14 @@ class Evaluation(BaseModel):
                 f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
                 " name it with --value, as a verifier"
             )
-        config.refuse(
-            {"search.budget_tokens": "and --budget-tokens are an evaluation's: name them"}
-        )
         judged = self.guide is None and (self.judge != "none" or config.search.mode == "step")
         if judged:
             check_judged(self.judge, config)
-        valued = self.value is not None and (self.guide is not None or config.search.mode == "step")
-        check_settings(config.search, valued)
+        guided = self.guide is not None or config.search.mode == "step"
+        check_settings(config.search, self.value is not None and guided)
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
+        custom = open_reward(config.rewards, config.teachers)
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
         }
@@ -199,8 +203,7 @@ class Evaluation(BaseModel):
             }
             for name, benchmark in benchmarks.items()
         }
-        identity |= {"weights": student.weights}
-        folder = EvalFolder(out, identity, facts, resume)
+        folder = EvalFolder(out, identity | {"weights": student.weights}, facts, resume)
         verifier = value = None
         if self.guide is not None:
             from ..policy.critic import load_value
@@ -209,11 +212,12 @@ class Evaluation(BaseModel):
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         context = MethodContext(student, verifier, config, value=value)
-        custom, cells = open_reward(config.rewards), []
+        progress.meter = lambda: student.engine.cost.sampled_tokens
+        cells, most = [], 0
         for name, benchmark in benchmarks.items():
             if any(cell[0] == name and folder.read(*cell) is None for cell in self.cells):
                 student.opening = openings[name]
-                self.try_first(context, benchmark, progress, stop)
+                most = max(most, self.try_first(context, benchmark, progress, stop))
         for number, (name, method, budget) in enumerate(self.cells, 1):
             cell = folder.read(name, method, budget)
             if cell is None:
@@ -227,7 +231,8 @@ class Evaluation(BaseModel):
                     what = f"{method} at {budget:,} tokens"
                     work = run_cell(context, benchmark, method, budget, progress, custom)
                 doing = f"{number} of {len(self.cells)}, {name}, {what}"
-                progress.start(len(benchmark.tasks), unit="problem", doing=doing)
+                rest = self.most_left(number, folder, most)
+                progress.start(len(benchmark.tasks), unit="problem", doing=doing, rest=rest)
                 cell = run_until(stop, work)
                 folder.write(cell)
             cells.append(cell)
@@ -238,13 +243,29 @@ class Evaluation(BaseModel):
             "verifier": self.judge,
             "seed": config.seed,
             "split": self.split,
-            "identity": identity,
+            "identity": folder.identity,
             "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
             "benchmarks": facts,
             "rows": [summary(cell) for cell in measured],
             "pairs": paired(measured),
+            "judge": {
+                name: run_until(stop, agreement(context, benchmark, openings[name]))
+                for name, benchmark in benchmarks.items()
+                if JUDGE in self.judge.split("+")
+            },
             "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
+
+    def most_left(self, number: int, folder: EvalFolder, greedy: int) -> int:
+        """Tokens that the missing cells from `number` on take at most, where a greedy answer takes
+        `greedy` at most; samples for pass@k are not among them.
+        """
+        left = 0
+        for source, method, budget in self.cells[number:]:
+            if method != SAMPLES and folder.read(source, method, budget) is None:
+                each = greedy if method == "greedy" else budget
+                left += each * folder.benchmarks[source]["problems"]
+        return left
 
     def try_first(
         self,
@@ -252,9 +273,9 @@ class Evaluation(BaseModel):
         benchmark: Benchmark,
         progress: Progress,
         stop: Callable[[], bool],
-    ) -> None:
+    ) -> int:
         """Say what the first questions' answers take, and which questions are too long, before all
-        wait for the others. Raises ConfigError where most are.
+        wait for the others; returns the tokens of the longest. Raises ConfigError where most are.
         """
         name, longest = benchmark.name, context.settings.max_tokens
         questions = [task.problem.question for task in benchmark.tasks]
@@ -275,6 +296,7 @@ class Evaluation(BaseModel):
         elif few < 2 * most and self.methods != ["greedy"]:
             said += f"; a budget of {few:,} tokens pays for {few / most:.1f}: raise --budget-tokens"
         progress.say(said)
+        return most
 
     def check_remote(self, student: Any) -> None:
         """Raise ConfigError where the verifier needs what the student's server doesn't have."""
@@ -307,6 +329,7 @@ class Evaluation(BaseModel):
         """What decides the figures of a cell, besides the student's weights and the benchmarks'
         rows.
         """
+        judge = config.rewards.judge
         return {
             "seed": config.seed,
             "verifier": self.judge,
@@ -315,6 +338,7 @@ class Evaluation(BaseModel):
             "split": self.split,
             "levels": config.problems.levels,
             "rewards.custom": config.rewards.custom,
+            "rewards.judge": None if judge is None else judge.model_dump(),
             "engine.max_context": config.engine.max_context,
             "search": config.search.model_dump(
                 mode="json", exclude={"concurrent", "budget_tokens"}

@@ -13,12 +13,14 @@ from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
 from ..policy.verifiers import RANKING, LogProbability, Product
 from ..problems.step_checks import Calculator
+from ..rewards.custom import JUDGE
+from ..teachers.judge import open_judge
 from ..types import Problem, Step
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
-SINGLE = ("none", "log-probability", "calculator", "prm", "value")
+SINGLE = ("none", "log-probability", "calculator", "prm", "value", JUDGE)
 
 
 class NoVerifier:
@@ -71,7 +73,14 @@ UNJUDGED_KEYS = ("mode", "rollout", "rollout_weight", "samples", "simulations", 
 
 
 def check_judged(name: str, config: Config) -> None:
-    """Raise ConfigError for settings that a search under the verifier `name` doesn't read."""
+    """Raise ConfigError for settings that a search under the verifier `name` doesn't read, and for
+    a judge that is missing, or asked by nobody.
+    """
+    judge = config.rewards.judge
+    if JUDGE in name.split("+"):
+        open_judge(judge, config.teachers, "--verifier")
+    elif judge is not None and config.rewards.custom != JUDGE:
+        raise ConfigError("--judge-model is given and nobody asks it: add --verifier judge")
     other = "" if name == "none" else "take --verifier none, "
     why = (
         f"and under --verifier {name} each step is judged as it is drawn, until the budget is "
@@ -89,6 +98,8 @@ def load_verifier(
     """
 
     def load(part: str) -> Verifier:
+        if part == JUDGE:
+            return open_judge(config.rewards.judge, config.teachers, "--verifier")
         if part == "prm":
             from ..policy.critic import load_prm
 

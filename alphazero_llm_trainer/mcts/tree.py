@@ -114,6 +114,27 @@ class Tree:
     def __len__(self) -> int:
         return len(self.parent)
 
+    def __repr__(self) -> str:
+        ended = sum(rollout.samples for rollout in self.finished())
+        return (
+            f"Tree({len(self):,} nodes, {len(self.simulations):,} simulations, {ended:,} responses)"
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a node, for a table such as `pandas.DataFrame(tree.rows())`: its columns, depth
+        and mean value `Q`, None where it has no visit.
+        """
+        names = [name for name in (*COLUMNS, *UNSET) if name not in ("virtual", "drawn")]
+        return [
+            {
+                "node": node,
+                "depth": depth,
+                **{name: getattr(self, name)[node] for name in names},
+                "Q": self.q(node) if self.N[node] else None,
+            }
+            for node, depth in enumerate(self.depths())
+        ]
+
     def attach(
         self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE
     ) -> int:

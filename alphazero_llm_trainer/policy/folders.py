@@ -16,7 +16,7 @@ from ..config.load import AUTO_SMALL, SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..engine.device import multiplies
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..files import read_object, write_json
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
@@ -26,6 +26,7 @@ INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 VALUE = "value"  # the folder, in a student's, of the value over its states that was learnt with it
 FACTS = "student.json"  # what a student's folder says of itself, beside what transformers reads
+ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 TEMPLATE = "chat_template.jinja"
 WEIGHTS = ("*.safetensors", "*.bin")
 LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
@@ -61,9 +62,11 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     if HUB_ID.fullmatch(model):
         name = model.partition("/")[2].lower()
         return {"student": name, "models": {name: {"path": model}}}, None
+    names = ["auto", *config.models]
+    one = f"use one of {', '.join(names)}"
     raise ConfigError(
         f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
-        f"models.yaml ({', '.join(['auto', *config.models])}): use one of these"
+        f"models.yaml: {nearest(model, names, one)}"
     )
 
 
@@ -200,6 +203,55 @@ def cached(repository: str) -> Path | None:
         path = try_to_load_from_cache(repository, "config.json")
         return Path(path) if isinstance(path, str) else None
     return None
+
+
+def check_weights(config: Config, folder: Path | str | None = None) -> str:
+    """The student's name, and where its weights are read if that isn't here, for people. Raises
+    CheckpointError, before torch is loaded, where the hub has to be asked and doesn't answer.
+    """
+    name = resolve_name(config)
+    spec = config.models[name]
+    folder = config.train.student if folder is None else folder
+    if folder is not None or config.engine.backend == "openai":
+        return str(folder or name)
+    source = weights_of(spec)
+    if not HUB_ID.fullmatch(source) or Path(source).exists():
+        return name
+    if cached(source) is None:
+        ask_hub_or_cache()
+        if offline_because():
+            raise CheckpointError(why_not_loaded(name, source, spec, OSError()))
+    return f"{name} ({source})"
+
+
+def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
+    """One sentence on a model that can't be loaded: transformers' own first line, and what to do
+    about it.
+    """
+    complaint = first_line(error)
+    if spec.attn_implementation is not None and ABOUT_ATTENTION.search(complaint):
+        return (
+            f"models.{name}.attn_implementation is {spec.attn_implementation}, which can't be had "
+            f"here ({complaint}): install what it needs, or set it to null"
+        )
+    if Path(source).is_dir():
+        return f"student {source} can't be loaded ({complaint}): check the folder"
+    complaint = offline_because() or complaint
+    mirror = (
+        ""
+        if spec.mirror in (None, source)
+        else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+    )
+    licence = (
+        f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set"
+        if spec.gated and source == spec.path
+        else ""
+    )
+    return (
+        f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect "
+        f"once{licence}, run alphazero-llm-trainer fetch {name}, "
+        f"or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
+    )
 
 
 def past_gate(repository: str) -> bool:

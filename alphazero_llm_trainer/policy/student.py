@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config.hub import ask_hub_or_cache, offline_because
+from ..config.hub import ask_hub_or_cache
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
@@ -23,7 +22,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.masks import FLEX
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
-from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError, first_line
+from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
 from ..types import NOTHING, Opening, Task
 from .adapters import (
     BASE,
@@ -49,6 +48,7 @@ from .folders import (
     check_folder,
     read_note,
     weights_of,
+    why_not_loaded,
     widens,
 )
 from .weights import load_weights, widen
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 # Its import tells of kernels that a CPU could have.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 # What two classes must read alike, and a tokenizer give back as it stands, but for letters that its
@@ -536,33 +535,3 @@ def check_kind(source: str) -> None:
             "searched here: name the"
             " model that it was made of, with quantization: nf4 in its entry for 4 bits"
         )
-
-
-def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
-    """One sentence on a model that can't be loaded: transformers' own first line, and what to do
-    about it.
-    """
-    complaint = first_line(error)
-    if spec.attn_implementation is not None and ABOUT_ATTENTION.search(complaint):
-        return (
-            f"models.{name}.attn_implementation is {spec.attn_implementation}, which can't be had "
-            f"here ({complaint}): install what it needs, or set it to null"
-        )
-    if Path(source).is_dir():
-        return f"student {source} can't be loaded ({complaint}): check the folder"
-    complaint = offline_because() or complaint
-    mirror = (
-        ""
-        if spec.mirror in (None, source)
-        else f", or use its mirror with --set models.{name}.path={spec.mirror}"
-    )
-    licence = (
-        f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set"
-        if spec.gated and source == spec.path
-        else ""
-    )
-    return (
-        f"student {name} ({source}) can't be loaded ({complaint}): check its name, connect "
-        f"once{licence}, run alphazero-llm-trainer fetch {name}, "
-        f"or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
-    )

@@ -83,6 +83,8 @@ def complete_sampling(model: Any) -> None:
     like without it, which transformers reads and doesn't write.
     """
     settings: Any = getattr(model, "generation_config", None)
+    if settings is not None:
+        settings._from_model_config = False  # transformers' own note, which it would write
     try:
         if settings is not None:
             settings.validate(strict=True)

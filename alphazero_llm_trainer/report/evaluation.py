@@ -150,6 +150,13 @@ def remarks(results: Results, benchmark: str) -> list[str]:
             "to check in some answers, which are unjudged, "
             f"neither accepted nor rejected: {', '.join(counts)}"
         )
+    judge = results.get("judge", {}).get(benchmark)
+    if judge is not None:
+        lines.append(
+            f"{benchmark}: judge and gold agree on {Interval(*judge['agreement'])} of "
+            f"{judge['judged']:,} greedy answers, of which {judge['right']:,} are right and the judge "
+            f"calls {judge['called_right']:,} right"
+        )
     if too_long:
         lines.append(
             f"{benchmark}: {too_long:,} of {problems:,} questions don't fit the context, "

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..config.objects import own_object
-from ..config.sections import RewardConfig
+from ..config.sections import RewardConfig, TeachersConfig
 from ..errors import ConfigError, RewardError
 from ..live import UNCARRIED, in_thread
+from ..teachers.judge import open_judge
 from ..types import Problem, Task
 
 KEY = "rewards.custom"
+JUDGE = "judge"  # of `rewards.judge`
 ROUNDING = 1e-6  # that a reward may be outside of [0, 1]: it is cut off
 SHOWN = 300  # letters of an exception's text in a message
 CONCURRENT = 8  # calls of `CustomReward.scores` under way at once
@@ -50,6 +52,8 @@ class CustomReward:
             value: Any = self.function(*asked) if waits else await in_thread(self.function, *asked)
             if inspect.isawaitable(value):
                 value = await value
+        except RewardError:
+            raise
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
             raised = error.__cause__ if isinstance(error.__cause__, UNCARRIED) else error
             text = " ".join(str(raised)[: 2 * SHOWN].split())
@@ -122,11 +126,17 @@ def in_memory(address: str) -> bool:
     return address in _in_memory
 
 
-def open_reward(rewards: RewardConfig) -> CustomReward | None:
-    """The reward that `rewards.custom` names; None where it is null. Raises ConfigError where it
-    can't be loaded.
+def open_reward(rewards: RewardConfig, limits: TeachersConfig | None = None) -> CustomReward | None:
+    """The reward that `rewards.custom` names; None where it is null. `limits` are those of a judge.
+    Raises ConfigError where it can't be loaded.
     """
     address = rewards.custom
+    if address == JUDGE:
+        if limits is None:
+            raise ConfigError(
+                f"{KEY} is {address!r}, which `train` and `eval` have: name file.py:FN"
+            )
+        return CustomReward(open_judge(rewards.judge, limits, KEY).reward, address)
     if address is None:
         return None
     function = _in_memory[address] if address in _in_memory else own_object(address, KEY)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..eval.greedy import Answers
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
+from ..problems.load import rows_hash
 from ..problems.source import gradable
 from ..types import Task
 
@@ -18,16 +19,18 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     problem's, and how many failed; without one the same of the grades, where the source gives
     partial credit.
     """
-    total, distinct = len(answers.first), len(set(repeats(tasks)))
+    total, groups = len(answers.first), repeats(tasks)
     gold = any(map(gradable, tasks))
     figures: dict[str, Any] = {
-        "accuracy": asdict(wilson(sum(answers.first), total, distinct)) if gold else None,
+        "accuracy": asdict(wilson(sum(answers.first), total, len(set(groups)))) if gold else None,
         "problems": total,
-        "distinct": distinct,
+        "distinct": len(set(groups)),
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
+        "groups": groups,
+        "rows": rows_hash(tasks),
     }
     rewards = answers.rewards or ([*answers.grades] if answers.partial else [])
     known = [reward for reward in rewards if reward is not None]

@@ -5,16 +5,19 @@ a student's model card.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import CheckpointError, ConfigError, reason_of
 from ..policy.folders import VALUE
 
+TAGS = ("alphazero-llm-trainer", "tree-search", "mcts", "llm", "reinforcement-learning")
+NAMED = ("gsm8k", "math", "hotpotqa")  # sources that others know by this name
 CARRIED = f"""
 The folder carries a value (`{VALUE}/`): a layer over the student's own last hidden states, which says
 how likely a state of a response is to end right. Given this folder, `search`, `eval` and `serve` of
@@ -70,16 +73,27 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     """
     ours = base == "package"
     named = "the student that alphazero-llm-trainer ships" if ours else f"`{base}`"
+    source, name = run["config"]["problems"]["source"], run["student"]
+    accuracy = (run.get("after") or {}).get("accuracy")
+    measured = None if accuracy is None else [
+        EvalResult(
+            task_type="text-generation", dataset_type=source, dataset_name=source,
+            dataset_split="test", metric_type="accuracy", metric_value=accuracy["value"],
+        )
+    ]  # fmt: skip
     facts = ModelCardData(
+        model_name=name,
+        eval_results=measured,
         library_name="peft" if adapter else "transformers",
-        tags=["alphazero-llm-trainer", "tree-search", run["method"]],
+        tags=[*TAGS, run["method"], *([] if source not in NAMED else [source])],
+        pipeline_tag="text-generation",
         license="apache-2.0" if ours else None,  # another base keeps its own
         base_model=None if ours or Path(base).exists() else base,
     )
     text = f"""
 # {run["student"]}, trained by search
 
-{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer:
+{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer {version("alphazero-llm-trainer")}:
 `{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of
 `{run["config"]["problems"]["source"]}`, seed {run["seed"]}. Kept: {run["kept"]}.
 Held-out test problems: {results(run)}.

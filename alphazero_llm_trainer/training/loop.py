@@ -33,7 +33,7 @@ from .learner import Learner, Schedule
 from .methods.base import Method, Objective
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .plan import engine
-from .preflight import preflight
+from .preflight import affordable, preflight
 from .prepared import Prepared
 from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
@@ -180,7 +180,10 @@ class Run:
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
-        tasks = self.prepared.questions[: self.config.train.preflight]
+        count = affordable(self.config)
+        if not count:
+            return "pre-flight: left out of so short a run"
+        tasks = self.prepared.questions[:count]
         return preflight(self.student, self.config, tasks, self.progress, self.stop)
 
     def opening(self) -> str:

@@ -31,7 +31,7 @@ from ..policy.adapters import (
     restored,
 )
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
-from ..policy.weights import save_tensors, stored_dtypes
+from ..policy.weights import complete_sampling, save_tensors, stored_dtypes
 from .memory import PROMPT, rows_of_a_forward
 from .merging import bare, merged
 
@@ -273,6 +273,7 @@ def save_student(
         write_facts(adapter_folder, student.name, facts, adapter=True)
         sync_all(adapter_folder)
         model = merged(bare(model), adapter_folder)
+    complete_sampling(model)
     model.save_pretrained(str(folder))
     student.tokenizer.save_pretrained(folder)
     write_facts(folder, student.name, facts)

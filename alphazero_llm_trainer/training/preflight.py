@@ -20,6 +20,18 @@ from ..types import Task
 SAMPLES = 4  # responses to a question
 
 
+def affordable(config: Config) -> int:
+    """How many questions' samples are no more than a quarter of the responses that the run samples,
+    those of its held-out problems too.
+    """
+    train = config.train
+    searched = train.num_examples * SAMPLES
+    if train.tokens is not None:
+        searched = min(searched, train.tokens // config.search.max_tokens)
+    responses = searched + 2 * train.eval_size + train.validation_size
+    return min(train.preflight, responses // (4 * SAMPLES))
+
+
 def preflight(
     student: Student,
     config: Config,

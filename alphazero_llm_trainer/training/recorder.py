@@ -154,10 +154,9 @@ class Recorder:
             tokens += record["cost"]["sampled_tokens"]
         limit = self.config.train.tokens
         if limit is None:
-            self.progress.start(len(self.prepared.questions), len(self.journal))
+            self.progress.start(len(self.prepared.questions), len(self.journal), tokens=tokens)
         else:
             self.progress.start(limit, min(tokens, limit), unit="token")
-        self.progress.work.tokens = tokens
         return checkpoint, facts.get("update", 0), start
 
     def weights(self) -> str:

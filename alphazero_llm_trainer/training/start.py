@@ -94,6 +94,7 @@ def check_searches(config: Config) -> None:
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
+    open_reward(config.rewards, config.teachers)
     check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
@@ -121,7 +122,6 @@ def check_run(config: Config) -> None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:
         check_hub(train.push_to_hub)
-    open_reward(config.rewards)
 
 
 def check_method(config: Config) -> None:
@@ -179,16 +179,26 @@ def check_command(config: Config, command: str) -> None:
     config.refuse(unread)
 
 
+LEAST_HELD_OUT = 100  # problems, from which on an interval says something
+
+
 def load_run(
     path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
 ) -> Config:
     """`load_training`; where nothing that is given says `train.num_examples`, it is no more than
-    the questions there are.
+    the questions there are, and else the held-out sizes that nothing says follow it.
     """
     overrides = [*overrides]
     config = load_training(path, overrides)
-    if any("num_examples" in layer.get("train", {}) for layer in user_layers(path, overrides)):
-        return config
+    given = {key for layer in user_layers(path, overrides) for key in layer.get("train", {})}
+    if "num_examples" in given:
+        questions = max(config.train.num_examples, LEAST_HELD_OUT)
+        sizes = {
+            key: min(getattr(config.train, key), questions)
+            for key in ("eval_size", "validation_size")
+            if key not in given
+        }
+        return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
     source, train = open_source(config), config.train
     if source.endless:
         return config

@@ -1,0 +1,235 @@
+"""Several runs beside each other: a table, curves over tokens, and two settings' gain over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..config.load import flat
+from ..errors import DataError
+from ..eval.metrics import Interval, bootstrap_over_seeds
+from ..files import read_lines, write_whole
+from .charts import line_chart, number
+from .folder import METRICS, RUN, load
+from .page import figures, hero, page, paragraph, table
+from .tables import columns, table_of
+from .training import X, judged_by, owned, validation
+
+# Of a run's configuration, what decides none of its figures.
+ASIDE = ("checkpoint_dir", "log_interval", "keep_checkpoints", "track", "push_to_hub")
+ELSEWHERE = {"seed", *(f"train.{name}" for name in ASIDE)}
+LEVEL = 0.1  # share by which two settings' tokens may differ without a word
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder, its run.json and the lines of its metrics.jsonl."""
+
+    folder: Path
+    card: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path, finished: bool) -> Run:
+        """The run of a folder. Raises DataError where it is none, or isn't `finished`."""
+        card = load(folder / RUN) or {}
+        if not {"method", "config"} <= card.keys():
+            raise DataError(f"{folder} is no run's folder: name one that `train` wrote")
+        if finished and not (card.get("after") or {}).get(measure(card)):
+            raise DataError(
+                f"run {folder} has no held-out {measure(card)}: finish it, with an --eval-size"
+            )
+        return cls(folder, card, read_lines(folder / METRICS))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = {key: value for key, value in self.card["config"].items() if key != "models"}
+        return {key: value for key, value in flat(config) if key not in ELSEWHERE}
+
+    @property
+    def results(self) -> list[Any]:
+        """What became of each held-out problem: right or wrong, or the user's own reward (None where
+        it failed).
+        """
+        after = self.card["after"]
+        return after["rewards"] if owned(self.card) else after["correct"]
+
+    @property
+    def tokens(self) -> int:
+        return self.card["search_cost"]["sampled_tokens"]
+
+    def row(self, setting: str) -> dict[str, str]:
+        """The run's row in a table."""
+        kind = measure(self.card)
+        row = {"setting": setting, "run": str(self.folder), "seed": str(self.card["seed"])}
+        if self.card.get("after"):
+            for when in ("before", "after"):
+                row[when] = f"{self.card[when][kind]['value']:.3f}"
+            gain = self.card.get(judged_by(self.card)[0][0])
+            row["gain [95%]"] = "" if gain is None else f"{Interval(**gain):+}"
+            row["tokens"] = number(self.tokens)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two settings over seeds. `gain` is what the second one's held-out results are above the
+    first one's, with its 95% interval over problems and seeds; `names` say in what they differ.
+    """
+
+    settings: tuple[list[Run], list[Run]]
+    names: tuple[str, str]
+    gain: Interval
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The gain and each run's results, as JSON."""
+        sides = zip(self.names, self.settings, strict=True)
+        return {
+            "gain": {"value": self.gain.value, "low": self.gain.low, "high": self.gain.high},
+            "settings": [
+                {"name": name, "tokens": fmean(run.tokens for run in runs), "runs": [
+                    {"folder": str(run.folder), "seed": run.card["seed"], "tokens": run.tokens,
+                     "results": run.results} for run in runs
+                ]}
+                for name, runs in sides
+            ],
+        }  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        """The comparison in words."""
+        card, seeds = self.settings[0][0].card, [len(runs) for runs in self.settings]
+        clear = {"good": "clearly better", "bad": "clearly worse", "": "no clear difference"}
+        lines = [
+            f"B over A: {self.gain:+} in {measure(card)} on the same "
+            f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}",
+            *(f"{letter}: {name}" for letter, name in zip("AB", self.names, strict=True)),
+        ]
+        if min(seeds) == 1:
+            lines.append("A setting of one seed: the interval says nothing about another seed.")
+        elif min(seeds) < 5:
+            lines.append(f"{seeds[0]} and {seeds[1]} seeds: so few make the interval too narrow.")
+        tokens = [fmean(run.tokens for run in runs) for runs in self.settings]
+        if abs(tokens[1] - tokens[0]) > LEVEL * min(tokens):
+            lines.append(
+                f"They are not at equal cost: {number(tokens[0])} and {number(tokens[1])} tokens."
+            )
+        return "\n".join(lines)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        sides = zip("AB", self.settings, strict=True)
+        return [run.row(letter) for letter, runs in sides for run in runs]
+
+    def __str__(self) -> str:
+        return f"{self.said}\n{columns(table_of(self.rows), left=3)}"
+
+    def page(self) -> str:
+        """The whole page."""
+        result, *more = self.said.splitlines()
+        curves = {
+            letter: mean_curve(runs) for letter, runs in zip("AB", self.settings, strict=True)
+        }
+        bars = "Means over the seeds; a bar goes from the lowest seed to the highest."
+        chart = line_chart("Validation", curves, X, (0.0, 1.0))
+        parts = [
+            hero(f"{self.gain.value:+.3f}", result, self.gain.kind, []),
+            *(paragraph(line) for line in more),
+            figures([chart] if chart else [], bars),
+            table(table_of(self.rows)),
+        ]
+        return page("B over A", parts)
+
+
+def measure(card: dict[str, Any]) -> str:
+    """What a run's results are: the user's own reward where it has one."""
+    return "reward" if owned(card) else "accuracy"
+
+
+def mean_curve(runs: Sequence[Run]) -> list[tuple[float, Interval]]:
+    """The mean of the runs' validation curves, measurement by measurement as far as all have one,
+    with the lowest and the highest run.
+    """
+    points = []
+    for measured in zip(*(validation(run.card, run.metrics) for run in runs), strict=False):
+        values = [interval.value for _, interval in measured]
+        mean = Interval(fmean(values), min(values), max(values))
+        points.append((fmean(x for x, _ in measured), mean))
+    return points
+
+
+def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
+    """Two settings, each of runs that differ in their seeds alone.
+
+    Raises DataError where they are not over the same held-out problems, a setting isn't one, or a
+    run is there twice.
+    """
+    sides = tuple([Run.read(folder, finished=True) for folder in side] for side in (first, second))
+    runs = [run for side in sides for run in side]
+    if len({run.folder.resolve() for run in runs}) < len(runs):
+        raise DataError("a run is named twice: it would count as two seeds; name it once")
+    problems = [
+        (run.card["after"].get("rows", run.card["rows"]), measure(run.card)) for run in runs
+    ]
+    for run, other in zip(runs, problems, strict=True):
+        if other != problems[0]:
+            raise DataError(
+                f"{run.folder} was measured on other held-out problems than {runs[0].folder}, or by "
+                "another measure: compare runs with one source, eval size and reward"
+            )
+    for side in sides:
+        seeds = [run.card["seed"] for run in side]
+        if len(set(seeds)) < len(seeds):
+            raise DataError(f"two runs beside {side[0].folder} have one seed: give each its own")
+        keys = differing(side)
+        if keys:
+            raise DataError(
+                f"{keys[0]} differs between {side[0].folder} and other runs of its side: "
+                "put runs of one setting on a side of --"
+            )
+    keys = sorted(differing([side[0] for side in sides]), key=lambda key: key != "train.method")
+    names = [", ".join(f"{key}={side[0].settings.get(key)}" for key in keys[:4]) for side in sides]
+    results = [[run.results for run in side] for side in sides]
+    # A problem whose reward failed in one run is left out of all.
+    kept = [None not in column for column in zip(*results[0], *results[1], strict=True)]
+    before, after = ([list(compress(row, kept)) for row in rows] for rows in results)
+    gain = bootstrap_over_seeds(after, before, groups=list(compress(groups_of(runs[0]), kept)))
+    return Comparison((sides[0], sides[1]), (names[0], names[1]), gain)
+
+
+def groups_of(run: Run) -> list[int]:
+    """The group of each held-out problem (see `metrics.repeats`)."""
+    after = run.card["after"]
+    if "groups" not in after and after["distinct"] < after["problems"]:
+        raise DataError(
+            f"{run.folder} doesn't say which of its problems repeat each other: an older version "
+            "wrote it; train it again"
+        )
+    return after.get("groups", list(range(after["problems"])))
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys that don't have one value in all the runs."""
+    settings = [run.settings for run in runs]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
+
+
+def write_runs(folders: Sequence[Path], out: Path) -> Path:
+    """Write `report.html` into `out`: a table of several runs, and their curves in one chart."""
+    runs = [Run.read(folder, finished=False) for folder in folders]
+    curves = {str(run.folder): validation(run.card, run.metrics) for run in runs}
+    names = differing(runs)
+    rows = [
+        run.row(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3])) for run in runs
+    ]
+    chart = line_chart("Validation", curves, X, (0.0, 1.0))
+    parts = [figures([chart] if chart else [], "Bars are 95% intervals."), table(table_of(rows))]
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "report.html", page(f"{len(runs)} runs", parts))
+    return out / "report.html"
