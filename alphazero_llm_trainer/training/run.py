@@ -48,10 +48,13 @@ class RunFolder:
         changed nothing in it.
         """
         config = self.read_card()["config"]
-        config["train"]["critic"].pop("head", None)  # of another command
-        for entry in config["models"].values():
-            if entry.get("use_liger_kernel") is False:
-                del entry["use_liger_kernel"]
+        try:
+            config["train"]["critic"].pop("head", None)  # of another command
+            for entry in config["models"].values():
+                if entry.get("use_liger_kernel") is False:
+                    del entry["use_liger_kernel"]
+        except (AttributeError, KeyError, TypeError):
+            pass  # what is wrong with it is said below
         return validate(config)
 
     def check_same(self, asked: Config, named: Iterable[str]) -> None:
