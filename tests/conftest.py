@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,36 @@ def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     }
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def chromium() -> str | None:
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    driver = shutil.which("chromedriver")
+    if chromium() is None or driver is None:
+        pytest.skip(
+            "NOT TESTED in a browser: chromium or chromedriver is missing; apt-get install "
+            "chromium chromium-driver"
+        )
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(chromium())
+    flags = (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--window-size=1280,800",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    )  # fmt: skip
+    for flag in flags:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    one = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield one
+    one.quit()

@@ -563,3 +563,72 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
         assert one.process.wait(timeout=60) == code
         said = (one.folder / "stderr").read_text().splitlines()
         assert all(line.startswith("loading") or CROWDED in line for line in said), said
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def test_a_streamed_search_sends_its_tree_while_it_grows(both: tuple[Served, Served]) -> None:
+    body = {
+        "model": "student@beam", "budget_tokens": 20_000, "stream": True, "return_tree": True,
+        "messages": [{"role": "user", "content": OPEN}], "seed": 3,
+    }  # fmt: skip
+    trees = []
+    with httpx.stream("POST", f"{both[0].url}/v1/chat/completions", json=body, timeout=60) as sent:
+        for line in sent.iter_lines():
+            if line.startswith("data: {"):
+                about = json.loads(line[6:]).get("alphazero") or {}
+                trees += [about["tree"]] if "tree" in about else []
+    sizes = [len(Tree.from_dict(tree)) for tree in trees]
+    assert len(sizes) > 1 and sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_a_search_goes_on_from_a_beginning(both: tuple[Served, Served]) -> None:
+    question = (
+        "Ana has 3 pens. She buys 4 more pens. She loses 2 pens. How many pens does Ana have?"
+    )
+    body: dict[str, Any] = {
+        "model": "student@mcts", "budget_tokens": 400, "seed": 3, "add_generation_prompt": False,
+        "messages": [{"role": "user", "content": question},
+                     {"role": "assistant", "content": "3 + 4 = 7\n"}],
+    }  # fmt: skip
+    url = f"{both[0].url}/v1/chat/completions"
+    answer = httpx.post(url, json={**body, "continue_final_message": True}, timeout=60)
+    text = answer.json()["choices"][0]["message"]["content"]
+    assert "3 + 4" not in text and text.startswith("7 ")
+
+
+def test_the_page_loads_nothing_from_elsewhere(both: tuple[Served, Served]) -> None:
+    page = httpx.get(f"{both[0].url}/").text
+    assert "default-src 'none'; connect-src 'self'" in page and "student@mcts" in page
+    assert not re.findall(r"(?:src|href)=", page.partition("<script")[0])
+    assert httpx.get(f"{both[1].url}/").status_code == 200  # a key is for what it asks
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(both: tuple[Served, Served], browser: Any) -> None:
+    def until(holds: Callable[[], bool]) -> None:
+        for _ in range(300):
+            if holds():
+                return
+            time.sleep(0.2)
+        raise AssertionError("it never came")
+
+    one = lambda css: browser.find_element("css selector", css)  # noqa: E731
+    for width in (1400, 390):
+        metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        browser.get(f"{both[0].url}/")
+        one("#question").send_keys(f"{QUESTIONS[0]} <img src=x onerror='window.hacked=1'>")
+        one("#ask button[type=submit]").click()
+        until(lambda: "tokens" in one("#answer").text)
+        cards = browser.find_elements("css selector", ".card")
+        assert len(cards) > 1
+        wide = "return document.documentElement.scrollWidth <= innerWidth"
+        assert browser.execute_script(wide)
+        cards[1].click()
+        before = one("#panel-text").text
+        browser.execute_script("document.getElementById('further').click()")
+        until(lambda: "tokens" in one("#answer").text and before in one("#answer").text)
+        assert browser.execute_script("return window.hacked === undefined")
+    assert browser.get_log("browser") == []

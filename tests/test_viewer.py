@@ -5,7 +5,6 @@ click-through in Chromium.
 import json
 import math
 import re
-import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -308,39 +307,6 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path, capsys):
 
 
 # -- in Chromium -----------------------------------------------------------------------------------
-
-
-def chromium():
-    return (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    driver = shutil.which("chromedriver")
-    if chromium() is None or driver is None:
-        pytest.skip(
-            "NOT TESTED in a browser: chromium or chromedriver is missing; apt-get install "
-            "chromium chromium-driver"
-        )
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium())
-    flags = (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--window-size=1280,800",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    )  # fmt: skip
-    for flag in flags:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    one = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield one
-    one.quit()
 
 
 class Screen:

@@ -27,6 +27,7 @@ from .wire import DEADLINE, Outcome, Token
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 LEAST_BUDGET = 1000  # tokens of a search where serve.budget_tokens is null
+GROWTH = 0.3  # seconds between two looks at a tree
 
 # Takes the text of a choice as it comes, with its tokens where they were asked for.
 Tell = Callable[[str, Sequence[Token]], None]
@@ -63,16 +64,23 @@ class Answerer:
         return max(LEAST_BUDGET, self.config.answer_budget) if named is None else named
 
     async def __call__(
-        self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str
+        self,
+        wanted: Wanted,
+        seed: int,
+        due: float | None,
+        tell: Tell,
+        name: str,
+        grown: Callable[[Tree], None] = lambda tree: None,
     ) -> Outcome:
         """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a
-        search.
+        search, whose tree goes to `grown` while it grows.
 
         `due` is when it has to be there, by the event loop's clock. Raises RequestError for what
         can't be served, EngineError when the engine failed.
         """
         if wanted.method.name != SAMPLE:
-            outcome = await self.searched(wanted, Problem(name, wanted.question, "user"), seed, due)
+            problem = Problem(name, wanted.question, "user")
+            outcome = await self.searched(wanted, problem, seed, due, grown)
             tell(outcome.text, ())
             return outcome
         echoes = isinstance(wanted.body, CompletionBody) and wanted.body.echo
@@ -203,7 +211,12 @@ class Answerer:
     # -- a search ----------------------------------------------------------------------------------
 
     async def searched(
-        self, wanted: Wanted, problem: Problem, seed: int, due: float | None
+        self,
+        wanted: Wanted,
+        problem: Problem,
+        seed: int,
+        due: float | None,
+        grown: Callable[[Tree], None],
     ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         method, body, tree = wanted.method, wanted.body, Tree()
@@ -217,12 +230,15 @@ class Answerer:
             context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree
         )
         response, ended_by = None, DEADLINE
+        watching = asyncio.ensure_future(watch_growth(tree, grown))
         try:
             async with asyncio.timeout_at(due):
                 response, ended_by = await answer(method.name, attempt)
         except TimeoutError:
             best = attempt.best(attempt.candidates)
             response = None if best is None else best.text
+        finally:
+            watching.cancel()
         choice = attempt.choice
         if response in attempt.nodes:
             node = attempt.nodes[response]
@@ -269,6 +285,16 @@ class Answerer:
         own = config.rewards.use_student_model and self.verifier is None and not remote
         perplexity = Perplexity(student, search.max_tokens, own=True) if own else None
         return MethodContext(student, self.verifier, config, perplexity, self.value)
+
+
+async def watch_growth(tree: Tree, grown: Callable[[Tree], None]) -> None:
+    """Tell `grown` of a tree, every `GROWTH` seconds in which it grew, until this is cancelled."""
+    known = 0
+    while True:
+        await asyncio.sleep(GROWTH)
+        if len(tree.simulations) > known:
+            known = len(tree.simulations)
+            grown(tree)
 
 
 async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:

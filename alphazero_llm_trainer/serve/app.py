@@ -13,12 +13,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 
 from ..errors import EngineError, RequestError
+from ..viewer.page import ask_page
 from .requests import (
     ApiError,
     ChatBody,
@@ -62,6 +63,11 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     guarded = APIRouter(dependencies=[Depends(lock(keys))] if keys else [])
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        searching = [f"{service.models.name}@{label}" for label in service.models.searching]
+        return HTMLResponse(ask_page(service.student.title, searching, service.answerer.budget))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

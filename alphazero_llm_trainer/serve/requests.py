@@ -40,7 +40,7 @@ SAMPLE, MCTS = "sample", "mcts"
 JUDGED = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
 OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
 # Parameters that mean nothing to a method; to those that aren't here, OF_SAMPLE and `simulations`.
-UNFIT = {SAMPLE: ("budget_tokens", "simulations", "return_tree"), MCTS: OF_SAMPLE}
+UNFIT = {SAMPLE: ("budget_tokens", "simulations", "return_tree"), MCTS: ("logprobs", "top_p")}
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
 MOST_PROMPTS = 128  # of one request, times the choices of each
 MOST_STOPS = 16
@@ -151,6 +151,7 @@ class Models:
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
         self.known = ", ".join(shown)
+        self.searching = [MCTS, *(JUDGED if judged else ())]
         self.listed = [name, *(f"{name}@{label}" for label in shown)]
         if default not in self.methods:
             raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
@@ -304,6 +305,11 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
     seed = body.seed % (1 << SEED_BITS)
     if isinstance(student, RemoteStudent):
         check_remote(method.name != SAMPLE and not body.return_token_ids)
+        if body.continue_final_message:
+            behind = (
+                "the model is behind another server, which answers from the start: leave it out"
+            )
+            raise ApiError(behind, "continue_final_message")
         return Wanted(body, method, (), users[-1], seed, tuple(messages))
     context = student.engine.capabilities.max_context
     ids = student.chat_ids(messages, body.continue_final_message)

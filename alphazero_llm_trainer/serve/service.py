@@ -17,6 +17,7 @@ from ..config.sections import ServeConfig
 from ..errors import ConfigError
 from ..mcts.journal import JOURNAL, Journal
 from ..mcts.seeds import derive_seed
+from ..mcts.tree import Tree
 from ..mcts.waiting import together
 from ..problems.load import SERVER_TOKENS
 from ..rollouts import GradedTree
@@ -73,10 +74,14 @@ class Service:
                     logprobs = wire.logprobs(tokens) if tokens else None
                     emit(wire.chunk(index, text, logprobs=logprobs))
 
+            def grown(tree: Tree) -> None:
+                if body.stream and wire.grows:
+                    emit({**wire.chunk(index, ""), "alphazero": {"tree": tree.to_dict()}})
+
             if body.stream and wire.chat:
                 emit(wire.chunk(index, "", delta={"role": "assistant", "content": ""}))
             seed = derive_seed(wanted.seed, number) if number else wanted.seed
-            outcome = await self.answerer(wanted, seed, due, tell, name)
+            outcome = await self.answerer(wanted, seed, due, tell, name, grown)
             outcome.cost.seconds = asyncio.get_running_loop().time() - arrived
             if outcome.tree is not None:
                 outcome.trace_id = name

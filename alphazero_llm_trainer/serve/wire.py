@@ -143,9 +143,14 @@ class Wire:
         }
         if tree is not None and choice is not None:
             about |= {"trace_id": outcome.trace_id, "answer": choice.answer, "why": choice.why}
-            if isinstance(self.body, ChatBody) and self.body.return_tree:
-                about["tree"] = tree.to_dict()
+            if self.grows:
+                about |= {"tree": tree.to_dict(), "node": choice.node, "response": choice.response}
         return about
+
+    @property
+    def grows(self) -> bool:
+        """Whether the tree is asked for."""
+        return isinstance(self.body, ChatBody) and self.body.return_tree
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in

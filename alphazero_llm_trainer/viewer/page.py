@@ -13,7 +13,7 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -74,14 +74,42 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     return _page(title, facts, dict(sorted(trees.items())))
 
 
+FORM = """\
+<form id="ask" class="bar ask">
+  <textarea id="question" rows="2" required placeholder="Ask a question" aria-label="Question"></textarea>
+  <label class="field">Method <select id="method">{methods}</select></label>
+  <label class="field">Tokens <input id="budget" type="number" min="1" value="{budget}"></label>
+  <button type="submit">Search</button>
+  <button id="further" type="button" title="Search on from the selected node">From here</button>
+</form>
+<p id="answer" class="answer" role="status"></p>"""
+
+
+def ask_page(title: str, models: Sequence[str], budget: int) -> str:
+    """The page that asks its own server, with one of `models` and so many tokens, and draws the tree
+    as it grows.
+    """
+    names = ((html.escape(name), html.escape(name.rpartition("@")[2])) for name in models)
+    methods = "".join(f'<option value="{name}">{label}</option>' for name, label in names)
+    facts = {"title": title, "rows": [], "single": True, "asks": True}
+    form = FORM.format(methods=methods, budget=budget)
+    return _page(title, facts, {}, form, "connect-src 'self'; ")
+
+
 def rank(line: Mapping[str, Any]) -> tuple[int, int, int]:
     """How interesting a row is, larger for more."""
     return -OUTCOMES.index(line["outcome"]), line["nodes"], -line["number"]
 
 
-def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
+def _page(
+    title: str, facts: dict[str, Any], trees: Mapping[int, str], form: str = "", more: str = ""
+) -> str:
     # One function around all scripts: they share names with each other and nothing with the page.
-    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    script = (
+        '(() => {\n"use strict";\n'
+        + "\n".join(map(_asset, (*SCRIPTS, *(("ask.js",) if form else ()))))
+        + "})();\n"
+    )
     css = _asset("page.css")
     data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
     data += [
@@ -92,10 +120,11 @@ def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
         # Half a character, which can't be written, becomes a question mark.
         "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
-            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src "
+            f"default-src 'none'; {more}script-src {_hash(script)}; style-src {_hash(css)}; img-src "
             "data:; base-uri 'none'; form-action 'none'"
         ),
         "style": css,
+        "form": form,
         "data": "\n".join(data),
         "script": script,
     }

@@ -1,0 +1,64 @@
+// A question to this page's server, and its tree as it grows.
+
+const ROLLOUT = ["node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome"];
+const asked = { question: "", before: "", key: "", stop: null };
+
+// Show a tree as far as it has grown; what was selected stays so.
+function grow(tree, about) {
+  const rollouts = tree.rollouts.map((row) => Object.fromEntries(ROLLOUT.map((name, at) => [name, row[at] ?? null])));
+  const record = { tree: { ...tree, rollouts }, question: asked.question + (asked.before && `\n\n${asked.before}`), ...about };
+  const at = page.view?.selected ?? 0, hidden = element("panel").hidden || page.view === null;
+  element("view").hidden = false;
+  page.view = new TreeView(new Model(record, {}), at);
+  element("panel").hidden = hidden;
+}
+
+function said(text) {
+  element("answer").textContent = text;
+}
+
+// What came of a line of server-sent events.
+function heard(line) {
+  if (!line.startsWith("data: {")) return;
+  const chunk = JSON.parse(line.slice(6));
+  if (chunk.error) { said(chunk.error.message); return; }
+  const about = chunk.alphazero;
+  if (!about?.tree) return;
+  const done = about.why !== undefined;
+  grow(about.tree, done ? { chosen: about.node, response: about.response, answer: about.answer, why: about.why } : {});
+  if (!done) said(`searching: ${whole(about.tree.history.simulations.length)} simulations`);
+  else said(`${about.answer ?? "no answer"} — ${about.why}, ${whole(about.sampled_tokens)} tokens\n${asked.before}${about.response}`);
+}
+
+async function ask(before) {
+  asked.stop?.abort();
+  const stop = (asked.stop = new AbortController());
+  Object.assign(asked, { question: element("question").value, before });
+  page.view = null;
+  said("searching");
+  const messages = [{ role: "user", content: asked.question }];
+  if (before) messages.push({ role: "assistant", content: before });
+  const body = { model: element("method").value, messages, budget_tokens: Number(element("budget").value), stream: true, return_tree: true };
+  const headers = { "Content-Type": "application/json", ...(asked.key && { Authorization: `Bearer ${asked.key}` }) };
+  try {
+    const answer = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(before ? { ...body, continue_final_message: true } : body), signal: stop.signal });
+    if (answer.status === 401) {
+      asked.key = prompt("This server wants an API key") ?? "";
+      if (asked.key) return await ask(before);
+    }
+    if (!answer.ok) return said((await answer.json()).error.message);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      lines.forEach(heard);
+    }
+  } catch (error) {
+    if (!stop.signal.aborted) said(`the server can't be reached (${error.message})`);
+  }
+}
+
+element("ask").onsubmit = (event) => { event.preventDefault(); ask(""); };
+element("further").onclick = () => { if (page.view) ask(asked.before + page.view.model.phrase(page.view.selected, 0)); };
