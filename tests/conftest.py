@@ -1,15 +1,11 @@
 """Fixtures that several test files share."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +19,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 OWN_CACHE = Path(os.environ.setdefault("ALPHAZERO_TESTS_OWN_CACHE", str(cache_folder())))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for
     all its processes.
     """
@@ -34,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """What clicks through a real browser or asks a Ray cluster is slow."""
     for item in items:
         if not {"browser", "cluster"}.isdisjoint(getattr(item, "fixturenames", ())):
@@ -42,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_again() -> Iterator[None]:
+def log_again():
     """`-q` and `merge` silence the log for their process; here that is all tests' own."""
     yield
     logging.disable(logging.NOTSET)
@@ -50,7 +46,7 @@ def log_again() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Path:
+def data_dir():
     """The folder with the real rows: ALPHAZERO_DATA_DIR, else `../shared/data` beside the checkout;
     else a skip.
     """
@@ -65,7 +61,7 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
+def smollm2():
     """The folder of SmolLM2-135M that scripts/fetch_smollm2.py made; else a skip."""
     folder = OWN_CACHE / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
@@ -74,7 +70,7 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2_cut(smollm2, tmp_path_factory):
     """SmolLM2-135M's first two layers, with its tokenizer and chat template: fast, and its texts
     mean nothing.
     """
@@ -96,7 +92,7 @@ def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def chromium() -> str | None:
+def chromium():
     return (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
@@ -105,7 +101,7 @@ def chromium() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory):
     driver = shutil.which("chromedriver")
     if chromium() is None or driver is None:
         pytest.skip(

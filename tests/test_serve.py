@@ -568,7 +568,7 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
 # -- the page ------------------------------------------------------------------------------------
 
 
-def test_a_streamed_search_sends_its_tree_while_it_grows(both: tuple[Served, Served]) -> None:
+def test_a_streamed_search_sends_its_tree_while_it_grows(both):
     body = {
         "model": "student@beam", "budget_tokens": 20_000, "stream": True, "return_tree": True,
         "messages": [{"role": "user", "content": OPEN}], "seed": 3,
@@ -583,11 +583,11 @@ def test_a_streamed_search_sends_its_tree_while_it_grows(both: tuple[Served, Ser
     assert len(sizes) > 1 and sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
-def test_a_search_goes_on_from_a_beginning(both: tuple[Served, Served]) -> None:
+def test_a_search_goes_on_from_a_beginning(both):
     question = (
         "Ana has 3 pens. She buys 4 more pens. She loses 2 pens. How many pens does Ana have?"
     )
-    body: dict[str, Any] = {
+    body = {
         "model": "student@mcts", "budget_tokens": 400, "seed": 3, "add_generation_prompt": False,
         "messages": [{"role": "user", "content": question},
                      {"role": "assistant", "content": "3 + 4 = 7\n"}],
@@ -598,7 +598,7 @@ def test_a_search_goes_on_from_a_beginning(both: tuple[Served, Served]) -> None:
     assert "3 + 4" not in text and text.startswith("7 ")
 
 
-def test_the_page_loads_nothing_from_elsewhere(both: tuple[Served, Served]) -> None:
+def test_the_page_loads_nothing_from_elsewhere(both):
     page = httpx.get(f"{both[0].url}/").text
     assert "default-src 'none'; connect-src 'self'" in page and "student@mcts" in page
     assert not re.findall(r"(?:src|href)=", page.partition("<script")[0])
@@ -606,8 +606,8 @@ def test_the_page_loads_nothing_from_elsewhere(both: tuple[Served, Served]) -> N
 
 
 @pytest.mark.slow
-def test_the_page_in_a_browser(both: tuple[Served, Served], browser: Any) -> None:
-    def until(holds: Callable[[], bool]) -> None:
+def test_the_page_in_a_browser(both, browser):
+    def until(holds):
         for _ in range(300):
             if holds():
                 return
