@@ -170,13 +170,13 @@ def test_a_page_needs_nothing_else_and_no_text_in_it_can_act():
 
 
 def test_no_script_of_the_page_makes_markup_out_of_text():
-    for name in page_module.SCRIPTS:
+    for name in page_module.ASKING:
         script = (ASSETS / name).read_text(encoding="utf-8")
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script
         ), name
     assert {path.name for path in ASSETS.iterdir()} == {
-        *page_module.SCRIPTS,
+        *page_module.ASKING,
         "page.html",
         "page.css",
     }

@@ -23,6 +23,7 @@ from .record import payload, row
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("model.js", "panel.js", "tree.js", "list.js", "app.js")
+ASKING = (*SCRIPTS, "ask.js")  # of the page that asks a server
 MOST_BYTES = 12_000_000  # of embedded trees in one file; a browser opens that in seconds
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
 RUN_PAGE = "trees.html"  # the page of a run's folder
@@ -107,7 +108,7 @@ def _page(
     # One function around all scripts: they share names with each other and nothing with the page.
     script = (
         '(() => {\n"use strict";\n'
-        + "\n".join(map(_asset, (*SCRIPTS, *(("ask.js",) if form else ()))))
+        + "\n".join(map(_asset, ASKING if form else SCRIPTS))
         + "})();\n"
     )
     css = _asset("page.css")
