@@ -414,7 +414,9 @@ def main() -> None:
     parser.add_argument(
         "--explained", type=int, default=4800, help="questions whose trees are split into rows"
     )
-    parser.add_argument("--rate", type=float, help="of every arm, untuned: docs/arms.svg's curves")
+    parser.add_argument(
+        "--rate", type=float, help="of every arm, untuned: for curves that begin at the start"
+    )
     parser.add_argument(
         "--arms",
         nargs="+",

@@ -165,6 +165,7 @@ def draw_generations(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...
         band = ([min(row) for row in by_seed], [max(row) for row in by_seed])
         curves.append((arm["arm"], [row["generation"] for row in arm["generations"]], middle, band))
     lines(left, curves)
+    left.set_xticks(range(1, len(data["arms"][0]["generations"]) + 1))
     left.set_xlabel("generation")
     left.set_title("greedy accuracy on validation problems", loc="left", fontsize=11)
     ways = {}

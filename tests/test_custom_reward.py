@@ -30,7 +30,7 @@ from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.scale.summary import Summary
-from alphazero_llm_trainer.training.rounds import group_kind
+from alphazero_llm_trainer.training.stats import group_kind
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 

@@ -188,6 +188,8 @@ def test_prime_rls_evaluation_file_has_a_taskset_of_ours():
 @pytest.mark.parametrize("name", TRAINERS)
 def test_where_a_trainer_runs_the_split_has_to_be_named(name, gsm8k, monkeypatch):
     """It loads the same taskset for its data set and for its evaluation, and says which to none."""
+    for other in TRAINERS:  # other tests'
+        monkeypatch.delitem(sys.modules, other, raising=False)
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
     def tasks(**own):

@@ -173,7 +173,7 @@ def rewards(folder):
 
 
 def check_evaluation(said, folder):
-    assert "model: embedded-student (change: -m MODEL" in said
+    assert "model: embedded-student, greedy, temperature 0 (change: -m MODEL" in said
     assert "problems: embedded test, 2 (change: --env.taskset.source" in said
     assert all(name in said for name in ("reward ", "correctness_reward ", "perplexity_reward "))
     lines = (folder / "out" / "run" / "traces.jsonl").read_text().splitlines()

@@ -33,7 +33,7 @@ from ..policy.folders import (
 )
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.source import open_source
-from ..rewards.custom import open_reward
+from ..rewards.custom import JUDGE, open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from ..teachers.build import checker_model, is_remote, open_remote
 from .hub import check_hub
@@ -94,6 +94,11 @@ def check_searches(config: Config) -> None:
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
+    if config.rewards.judge is not None and config.rewards.custom != JUDGE:
+        raise ConfigError(
+            "rewards.judge is set, and no judge takes part: add --reward judge, or leave "
+            "--judge-url, --judge-model and --rubric out"
+        )
     open_reward(config.rewards, config.teachers)
     check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
