@@ -98,7 +98,8 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         shutil.copytree(ROOT / folder, tmp_path / folder)
     parts = ["README.md", "CHANGELOG.md", "scripts/results_pages.py", "scripts/results_pages.yaml"]
     parts += [
-        f"alphazero_llm_trainer/{name}" for name in ("assets/student/manifest.json", "cli/sft.py")
+        f"alphazero_llm_trainer/{name}"
+        for name in ("assets/student/manifest.json", "cli/sft.py", "cli/train.py")
     ]
     for folder in ("benchmarks", "scripts"):
         parts += [f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")]
