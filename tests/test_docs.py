@@ -127,7 +127,9 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
     changes.write_text(changes.read_text().replace("\n## ", "\n## 9.0.0 - 9999-01-01\n\n## ", 1))
     check()
     bullets = [
-        line for line in (tmp_path / "README.md").read_text().splitlines() if " seeds" in line
+        line
+        for line in (tmp_path / "README.md").read_text().splitlines()
+        if line.startswith("- ") and " seeds" in line
     ]
     assert bullets and all(re.search(r" \(\d{4}-\S+, after \d\S+\)$", one) for one in bullets)
 
