@@ -537,34 +537,6 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
     assert port in error and error.count("\n") == 1
 
 
-def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
-    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no
-    prompts.
-    """
-
-    async def ask(one, number):
-        body = LONG | {
-            "model": "student",
-            "messages": asked(next(FRESH)),
-            "temperature": 2,
-            "deadline_ms": 5000,
-        }
-        headers = {"Authorization": "Bearer first-key"}
-        async with httpx.AsyncClient(base_url=one.url, timeout=30, headers=headers) as http:
-            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
-            while not asking.done() and not (await http.get("/health")).json()["live"]:
-                await asyncio.sleep(0.01)
-            one.process.send_signal(number)
-            return await asking
-
-    for one, number, code in zip(both, (signal.SIGTERM, signal.SIGINT), (0, 130), strict=True):
-        response = asyncio.run(ask(one, number))
-        assert response.status_code == 200 and len(response.json()["choices"]) == 4
-        assert one.process.wait(timeout=60) == code
-        said = (one.folder / "stderr").read_text().splitlines()
-        assert all(line.startswith("loading") or CROWDED in line for line in said), said
-
-
 # -- the page ------------------------------------------------------------------------------------
 
 
@@ -632,3 +604,34 @@ def test_the_page_in_a_browser(both, browser):
         until(lambda: "tokens" in one("#answer").text and before in one("#answer").text)
         assert browser.execute_script("return window.hacked === undefined")
     assert browser.get_log("browser") == []
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
+    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no
+    prompts.
+    """
+
+    async def ask(one, number):
+        body = LONG | {
+            "model": "student",
+            "messages": asked(next(FRESH)),
+            "temperature": 2,
+            "deadline_ms": 5000,
+        }
+        headers = {"Authorization": "Bearer first-key"}
+        async with httpx.AsyncClient(base_url=one.url, timeout=30, headers=headers) as http:
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+            while not asking.done() and not (await http.get("/health")).json()["live"]:
+                await asyncio.sleep(0.01)
+            one.process.send_signal(number)
+            return await asking
+
+    for one, number, code in zip(both, (signal.SIGTERM, signal.SIGINT), (0, 130), strict=True):
+        response = asyncio.run(ask(one, number))
+        assert response.status_code == 200 and len(response.json()["choices"]) == 4
+        assert one.process.wait(timeout=60) == code
+        said = (one.folder / "stderr").read_text().splitlines()
+        assert all(line.startswith("loading") or CROWDED in line for line in said), said
