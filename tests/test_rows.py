@@ -69,7 +69,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path):
     source = source_of(
         tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3"
     )
-    rows, verifier = by_response(source.rows()), source.builder.verifier
+    rows, verifier = by_response(source.rows()), source.builder.scorer
     assert isinstance(verifier, Likely)
     assert source.stats.cost.scored_tokens == verifier.scored_tokens > 0
     assert verifier.most == 3  # as many at once as trees are searched at once

@@ -97,7 +97,6 @@ class ProblemsConfig(Section):
 class VllmConfig(Section):
     place = "engine.vllm"
     gpu_memory: Annotated[float, Field(gt=0, le=1)]
-    sleep_level: Literal[1, 2]
     base_url: str
     model: str | None
     adapter_dir: str | None

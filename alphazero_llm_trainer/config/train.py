@@ -122,6 +122,7 @@ class TrainConfig(Section):
     kl_coefficient: NonNegativeFloat
     credit: Literal["group", "step", "process", "path", "visits", "gumbel"]
     value_coefficient: NonNegativeFloat
+    teacher: str | None
     prm: str | None
     process_weight: NonNegativeFloat
     negative_weight: Share

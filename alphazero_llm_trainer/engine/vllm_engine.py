@@ -119,12 +119,12 @@ class VllmEngine(CompletionEngine):
         self._end()
 
     def sleep(self) -> None:
-        """Drop the cache and put the weights away, until the next call: into main memory at level
-        1, nowhere at level 2 of `engine.vllm.sleep_level`. Nothing where sleep is off.
+        """Drop the cache and put the weights into main memory, until the next call. Nothing where
+        sleep is off.
         """
         if self.launch.sleeps and not self._asleep:
             self.reset_prefix_cache()
-            self.thread.wait(self._called(self.client.sleep(level=self.launch.sleeps)))
+            self.thread.wait(self._called(self.client.sleep(level=1)))
             self._asleep = True
 
     def reset_prefix_cache(self) -> None:
@@ -138,8 +138,6 @@ class VllmEngine(CompletionEngine):
             if self._asleep:
                 release_cache()  # what the trainer's updates left; vLLM takes its memory back
                 await self._called(self.client.wake_up())
-                if self.launch.sleeps > 1:
-                    await self._called(self.client.collective_rpc("reload_weights"))
                 self._asleep = False
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:

@@ -25,14 +25,14 @@ class Launch:
 
     `arguments` are its engine's, the model's folder or hub id among them. `lora` says whether
     training changes an adapter, `reloads` whether it changes weights that vLLM takes anew; `sleeps`
-    the level at which weights can be put away, 0 where they can't.
+    whether they can be put away.
     """
 
     arguments: dict[str, Any]
     context: int
     lora: bool
     reloads: bool
-    sleeps: int
+    sleeps: bool
 
 
 def launch_for(
@@ -98,8 +98,7 @@ def launch_for(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_PREFILL, context + 1),
         }
-    level = settings.vllm.sleep_level if cuda else 0
-    return Launch(arguments, context, lora, not lora and not quantised, level)
+    return Launch(arguments, context, lora, not lora and not quantised, cuda)
 
 
 def quiet() -> None:

@@ -39,8 +39,10 @@ def from_scratch(config: Config) -> bool:
     return config.student == "auto" or config.models[resolve_name(config)].path in SMALL
 
 
-def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
-    """What `--model` means: keys of the configuration, and a folder where it names one.
+def find_model(
+    model: str, config: Config, asked: str = "--model"
+) -> tuple[dict[str, Any], Path | None]:
+    """What `--model` means (or the key that is `asked` for one): keys of the configuration, and a folder where it names one.
 
     It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know
     becomes a student of its own: a hub id, called as it ends, a file, and a folder with a model
@@ -50,7 +52,7 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
-    file = at_home(model, "--model")
+    file = at_home(model, asked)
     if file.is_dir():
         return of_folder(file, config)
     if file.suffix == GGUF and file.is_file():
@@ -65,7 +67,7 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     names = ["auto", *config.models]
     one = f"use one of {', '.join(names)}"
     raise ConfigError(
-        f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
+        f"{asked} {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
         f"models.yaml: {nearest(model, names, one)}"
     )
 

@@ -236,6 +236,7 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
         # before it learns from them; its error is how far its mean is above their outcomes'.
         chart("Solved trees", (0.0, 1.0), True, solved="solved") if valued else "",
         chart("Value on new trees", (0.0, 1.0), AUC="value_auc", error="value_error"),
+        chart("KL to the teacher (nats a token)", KL="teacher_kl"),
         chart(
             "Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)",
             entropy="entropy",

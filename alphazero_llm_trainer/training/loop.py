@@ -19,11 +19,9 @@ from transformers import set_seed
 
 from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
-from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
-from ..policy.critic import load_prm
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
@@ -135,7 +133,7 @@ class Run:
     def load(self) -> None:
         """Load the models; what is wrong with them shows before a folder is made."""
         config = self.config
-        start, prm = config.train.student, config.train.prm
+        start = config.train.student
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
@@ -158,10 +156,8 @@ class Run:
             frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
             perplexity = Perplexity(frozen, config.search.max_tokens)
         self.collector = Collector(self.student, config, self.method, perplexity, self.stop)
-        # The process reward model that `train.credit: process` scores steps with.
-        self.verifier: Verifier | None = None
-        if config.train.process and prm is not None:
-            self.verifier = load_prm(Path(prm), self.student, config)
+        # The first process makes the rows.
+        self.scorer = self.method.load(self.student, config) if self.ranks.first else None
         freeze_loaded()
 
     def make_objective(self) -> Objective:
@@ -190,6 +186,9 @@ class Run:
         """What is about to run, in a few lines."""
         train, tier, rounds = self.config.train, self.config.teachers.tier, self.size.rounds
         place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
+        teachers = (
+            f"teachers: {tier}{place}" if train.teacher is None else f"teacher: {train.teacher}"
+        )
         planned = f"{len(self.prepared.questions):,} {self.config.problems.source} questions"
         if train.tokens is not None:
             planned = f"{train.tokens:,} sampled tokens, at most {planned}"
@@ -198,7 +197,7 @@ class Run:
             f"{self.config.seed}\n"
             f"{planned} in {rounds:,} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
             f"{train.groups} groups,"
-            f" teachers: {tier}{place}, {len(self.prepared.demonstrations):,} demonstrations "
+            f" {teachers}, {len(self.prepared.demonstrations):,} demonstrations "
             f"replayed, engine: {engine(self.config)}{self.few_updates()}"
         )
 
@@ -266,7 +265,7 @@ class Run:
             value=self.objective.value,
         )
         builder: RowBuilder = self.method.rows(
-            self.prepared, self.student, self.collector, self.verifier
+            self.prepared, self.student, self.collector, self.scorer
         )
         learner = self.make_learner()
         if self.method.supervised:

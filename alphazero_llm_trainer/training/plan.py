@@ -93,6 +93,8 @@ def engine(config: Config) -> str:
 def teachers(config: Config) -> dict[str, Any] | str:
     """The teachers of a run, their key and their budget."""
     settings = config.teachers
+    if config.train.teacher is not None:
+        return f"{config.train.teacher} scores what the student draws"
     if settings.tier == "none":
         return "none; the student alone"
     tier = config.teacher_tiers[settings.tier]

@@ -27,6 +27,8 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     alike = f", {line['flat']} without a difference to learn from" if compares else ""
     auc = line.get("value_auc")
     value = "" if auc is None else f"; AUC of the value {auc:.2f}"
+    kl = line.get("teacher_kl")
+    value += "" if kl is None else f"; KL to the teacher {kl:.3f} nats a token"
     figures = (
         f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
         f"mean reward {line['mean_reward']:.3f}{value}; {line['updates']} updates on "

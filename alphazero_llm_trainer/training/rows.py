@@ -14,7 +14,6 @@ from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..engine.protocol import Verifier
 from ..mcts.extract import OUTSIDE, Trajectory
 from ..mcts.seeds import derive_seed
 from ..rollouts import Collector, GradedTree
@@ -36,8 +35,8 @@ class TrainRow:
     `reward` is the outcome that PPO's critic is trained on. `kind` is "policy", "demonstration" or
     "padding" (no data for a critic), `source` who wrote the response ("student", or the teachers
     that wrote one of its steps). AlphaZero's `targets` z and their `value_weights` `[T]` are of the
-    states before the tokens. `index` is the row's number in its round, where repeats of a row
-    share one.
+    states before the tokens; a distillation's weights are how often a token was drawn there.
+    `index` is the row's number in its round, where repeats of a row share one.
     """
 
     prompt_ids: tuple[int, ...]
@@ -62,7 +61,7 @@ class RowBuilder:
         prepared: the run's configuration, size and demonstrations.
         student: the policy under training; it scores what it did not sample itself.
         collector: says what a response earned.
-        verifier: scores steps for `train.credit: process`; else None.
+        scorer: what the method loaded to score rows with beside the student (`Method.load`).
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class RowBuilder:
         prepared: Prepared,
         student: Student,
         collector: Collector,
-        verifier: Verifier | None = None,
+        scorer: Any = None,
     ) -> None:
         self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
         self.demonstrations = prepared.demonstrations
-        self.student, self.collector, self.verifier = student, collector, verifier
+        self.student, self.collector, self.scorer = student, collector, scorer
         self.indices = count()
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:

@@ -107,10 +107,7 @@ def check_run(config: Config) -> None:
     if config.teachers.terminal_checker:
         checker_model(config)
     check_method(config)
-    if train.process and train.prm is None:
-        raise ConfigError(
-            "train.credit is process and train.prm is null: name a process reward model's folder"
-        )
+    method_of(train.method).check(config)
     for key, kind, folder in (
         ("train.prm", "prm", train.prm),
         ("search.value", "value", config.search.value),
@@ -166,7 +163,7 @@ def check_method(config: Config) -> None:
 
 
 # Of `train`, what every training could have and these don't.
-ELSEWHERE = ("pack", "push_to_hub", "track")
+ELSEWHERE = ("pack", "push_to_hub", "teacher", "track")
 
 
 def check_command(config: Config, command: str) -> None:

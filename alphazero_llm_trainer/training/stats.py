@@ -19,7 +19,9 @@ class RoundStats:
     `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the
     questions that the user's own reward ended, which are among the `failed` ones. `value_auc` is
     AUC of AlphaZero's value over the states of these trees, `value_error` how far its mean is above
-    their outcomes'; None without one.
+    their outcomes'. `teacher_kl` is a distillation's KL(student || teacher) in nats a drawn token,
+    `teacher_share` the tokens that its teacher scored over those of the responses one by one. None
+    of a method without them.
     """
 
     round: int
@@ -40,6 +42,8 @@ class RoundStats:
     rows_filled: int = 0
     value_auc: float | None = None
     value_error: float | None = None
+    teacher_kl: float | None = None
+    teacher_share: float | None = None
     failed: int = 0
     failed_rewards: int = 0
     simulations: int = 0

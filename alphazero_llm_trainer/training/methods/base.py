@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...config.load import Config
 from ...config.sections import LoraConfig
 from ...config.train import TrainConfig
 from ...rollouts import Searches
@@ -68,6 +69,9 @@ class Method(Searches):
         alone: whether it trains in one process.
         sharded: whether FSDP can cut up what it trains.
         critics: how many critics of the policy's size it trains beside it.
+        check: raises ConfigError for a configuration that it can't begin with.
+        load: what its rows are scored with beside the student, loaded before the run's folder is
+            made: a process reward model, a teacher; None where nothing is.
     """
 
     name: str
@@ -81,6 +85,8 @@ class Method(Searches):
     alone: bool = False
     sharded: bool = True
     critics: int = 0
+    check: Callable[[Config], None] = lambda config: None
+    load: Callable[[Any, Config], Any] = lambda student, config: None
 
     @property
     def flag(self) -> str:

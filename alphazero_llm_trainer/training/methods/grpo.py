@@ -8,9 +8,13 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...config.load import Config
 from ...config.train import TrainConfig
+from ...engine.protocol import Verifier
+from ...errors import ConfigError
 from ...mcts.extract import Trajectory, step_values
 from ...policy.engine_tokens import EngineTokens
 from ...rollouts import GradedTree
@@ -115,8 +119,7 @@ class CreditedRows(SampledRows):
 
     def processes(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
         """Process advantages of every response's tokens, group by group."""
-        assert self.verifier is not None
-        verifier, before = self.verifier, self.verifier.scored_tokens
+        verifier, before = self.scorer, self.scorer.scored_tokens
         cutter = EngineTokens(self.student, 1.0, 1)
         # As many at once as trees are searched at once: the model's cache holds no more.
         gate = asyncio.Semaphore(self.config.search.concurrent)
@@ -241,6 +244,23 @@ def by_row(
     return numbers
 
 
+def check_process(config: Config) -> None:
+    """Raise ConfigError where `train.credit: process` has no process reward model."""
+    if config.train.process and config.train.prm is None:
+        raise ConfigError(
+            "train.credit is process and train.prm is null: name a process reward model's folder"
+        )
+
+
+def load_process(student: Any, config: Config) -> Verifier | None:
+    """The process reward model that `train.credit: process` scores steps with."""
+    if not config.train.process:
+        return None
+    from ...policy.critic import load_prm
+
+    return load_prm(Path(str(config.train.prm)), student, config)
+
+
 GRPO = Method(
     name="grpo",
     rows=CreditedRows,
@@ -263,4 +283,6 @@ GRPO = Method(
     about="GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
     "correctness alone: --config grpo_correctness",
     compares=True,
+    check=check_process,
+    load=load_process,
 )

@@ -7,13 +7,15 @@ from ...config.train import METHOD
 from ...errors import ConfigError
 from .alphazero import ALPHAZERO
 from .base import Method
+from .distill import DISTILL
 from .expert_iteration import EXPERT_ITERATION
 from .grpo import GRPO
 from .legacy import LEGACY
 from .ppo import PPO
 from .rft import RFT
 
-METHODS = {each.name: each for each in (EXPERT_ITERATION, ALPHAZERO, RFT, GRPO, PPO, LEGACY)}
+EVERY = (EXPERT_ITERATION, ALPHAZERO, RFT, GRPO, PPO, DISTILL, LEGACY)
+METHODS = {each.name: each for each in EVERY}
 
 
 def method_of(named: str) -> Method:

@@ -1,0 +1,237 @@
+"""On-policy distillation (Agarwal et al. 2024): a teacher's probability of each token that the
+student drew itself.
+
+    A = log p_teacher - log p_student
+
+of each drawn token is its advantage in GRPO's clipped loss: with the student's own draws that is
+the gradient of the reverse KL, KL(student || teacher), state by state. No token is credited for
+those after it, as in Thinking Machines' recipe (tinker-cookbook, `on_policy_distillation`, 2025).
+
+A token counts as often as it was drawn, not as often as responses go through it: below a step that
+a search went on from, one draw has many responses. The teacher scores what responses share once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from ...config.load import Config, load_config
+from ...engine.protocol import Engine
+from ...errors import ConfigError, EngineError
+from ...mcts.seeds import derive_seed
+from ...mcts.tree import Tree
+from ...policy.folders import find_model
+from ...rollouts import GradedTree
+from ..rows import SampledRows, TrainRow
+from ..stats import RoundStats
+from .base import Method
+from .grpo import GRPO, Grpo
+
+if TYPE_CHECKING:
+    from ...policy.student import Student
+
+KEY = "train.teacher"
+
+
+class DrawnRows(SampledRows):
+    """Rows of all that the student drew, each token against the teacher's probability of it."""
+
+    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+        """Whole questions in random order."""
+        rng = Random(derive_seed(self.config.seed, "distill", number))
+        return [row for tree in rng.sample(trees, len(trees)) for row in self.drawn(tree)]
+
+    def drawn(self, graded: GradedTree) -> list[TrainRow]:
+        """The ways to a tree's ends. A token's weight is how often it was drawn after the tokens
+        before it, in the first row that has it; in the others it is 0.
+        """
+        tree, times = graded.tree, draws(graded.tree)
+        prompt = self.student.prompt_ids(graded.task.problem.question)
+        # Of (a state, a token): the state after it; states are numbered, that of the prompt is 0.
+        after: dict[tuple[int, int], int] = {}
+        states, weights = [0], Counter[int]()  # of each node; of each state
+        for node in range(1, len(tree)):
+            state = states[tree.parent[node]]
+            for token in tree.token_ids[node]:
+                state = after.setdefault((state, token), len(after) + 1)
+                weights[state] += times[node]
+            states.append(state)
+        rows = []
+        for end in range(1, len(tree)):
+            if tree.children[end]:
+                continue
+            ids, logprobs = tree.sequence(end)
+            state, known = 0, list[float]()
+            for token in ids:
+                state = after[state, token]
+                known.append(float(weights.pop(state, 0)))
+            if any(known):
+                own, index = tuple(known), next(self.indices)
+                rows.append(TrainRow(prompt, ids, logprobs, own, value_weights=own, index=index))
+        return rows
+
+    def filled(
+        self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
+    ) -> list[TrainRow]:
+        """See `SampledRows.filled`: those that have room are scored."""
+        made = super().filled(number, trees, rows, stats)
+        return [*self.taught(made[: stats.rows], stats), *made[stats.rows :]]
+
+    def taught(self, rows: Sequence[TrainRow], stats: RoundStats) -> list[TrainRow]:
+        """Rows with their advantages, and in `stats` the KL and what the teacher scored."""
+        teacher: Engine = self.scorer
+        fresh = [next(at for at, weight in enumerate(row.value_weights) if weight) for row in rows]
+        before = teacher.cost.scored_tokens
+        scores = asyncio.run(
+            teacher.score(
+                [
+                    (row.prompt_ids + row.completion_ids[:start], row.completion_ids[start:])
+                    for row, start in zip(rows, fresh, strict=True)
+                ]
+            )
+        )
+        teacher.sleep()
+        scored = teacher.cost.scored_tokens - before
+        stats.cost.scored_tokens += scored
+        made = []
+        for row, start, logprobs in zip(rows, fresh, scores, strict=True):
+            own = zip(row.value_weights[start:], logprobs, row.old_logprobs[start:], strict=True)
+            advantages = [weight * (theirs - ours) for weight, theirs, ours in own]
+            made.append(replace(row, advantages=(*[0.0] * start, *advantages)))
+        if made:
+            drawn = math.fsum(weight for row in made for weight in row.value_weights)
+            stats.teacher_kl = -math.fsum(a for row in made for a in row.advantages) / drawn
+            apart = sum(row.value_weights[-1] * len(row.completion_ids) for row in made)
+            stats.teacher_share = scored / apart
+        return made
+
+
+def draws(tree: Tree) -> list[int]:
+    """How often each node was drawn: once for each continuation that begins above it and goes
+    through it.
+    """
+    counts, begun = [0] * len(tree), 0
+    for leaf, _, backups in tree.simulations:
+        above = len(tree.path(leaf))
+        for end, _, _ in tree.backups[begun:backups]:
+            for node in tree.path(end)[above:]:
+                counts[node] += 1
+        begun = backups
+    return counts
+
+
+class Distill(Grpo):
+    """GRPO's loss as a mean over draws."""
+
+    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+        """How many tokens were drawn, and replayed."""
+        replayed = sum(len(row.completion_ids) for row in rows if row.kind == "demonstration")
+        return (replayed + math.fsum(weight for row in rows for weight in row.value_weights),)
+
+
+# -- the teacher -----------------------------------------------------------------------------------
+
+
+def served(config: Config) -> bool:
+    """Whether a server is the teacher."""
+    return (config.train.teacher or "").startswith(("http://", "https://"))
+
+
+def named(config: Config) -> tuple[Config, Path | None]:
+    """The teacher's own configuration, and its folder where it is weights of another student."""
+    models = {name: spec.model_dump(mode="json") for name, spec in config.models.items()}
+    engine = config.engine.model_dump(mode="json") | {"backend": "inprocess"}
+    layers: list[dict[str, Any]] = [{"models": models, "engine": engine}]
+    keys, folder = find_model(str(config.train.teacher), load_config(overrides=layers), KEY)
+    return load_config(overrides=[*layers, keys]), folder
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError where there is no teacher, or searches draw otherwise than the student."""
+    train, begins = config.train, f"train.method is {config.train.method}"
+    if train.teacher is None:
+        raise ConfigError(
+            f"{begins} and {KEY} is null: name a student's folder, a student of models.yaml, a hub "
+            "id or a vLLM server's address"
+        )
+    if config.search.mode == "token" or train.groups == "verified":
+        raise ConfigError(
+            f"{begins}, which learns from draws as the student makes them, search.mode is "
+            f"{config.search.mode} and train.groups {train.groups}: set step, and chain or tree"
+        )
+    if config.teachers.tier != "none":
+        raise ConfigError(
+            f"teachers.tier is {config.teachers.tier}, whose steps nothing learns from, and "
+            f"{begins}: leave it out"
+        )
+    if not served(config):
+        named(config)
+
+
+def load(student: Student, config: Config) -> Engine:
+    """The engine that scores the student's draws.
+
+    Raises ConfigError for a server that doesn't tell prompts' log-probabilities, and a teacher that
+    reads other tokens, or fewer.
+    """
+    from ...engine.vllm_server import ServerEngine
+    from ...policy.student import QUESTION, load_student
+
+    teacher, policy = config.train.teacher, student.engine
+    if served(config):
+        vllm = config.engine.vllm.model_copy(update={"base_url": teacher})
+        try:
+            engine: Engine = ServerEngine(
+                student.model,
+                student.tokenizer,
+                settings=config.engine.model_copy(update={"vllm": vllm}),
+                adapter="full",
+                eos_id=policy.eos_id,
+                eos_ids=policy.eos_ids,
+                step_ends=policy.step_ends,
+            )
+            asyncio.run(engine.score([(student.prompt_ids(QUESTION), (policy.eos_id,))]))
+        except EngineError as error:
+            raise ConfigError(
+                f"{KEY} is {teacher}, which can't score the student's tokens "
+                f"({str(error).partition(': ')[0]}): name a vLLM server of a model with its "
+                "tokenizer, or a folder"
+            ) from error
+    else:
+        settings, folder = named(config)
+        made = load_student(settings, folder, inference=True)
+        engine = made.engine
+        mine, theirs = student.tokenizer.get_vocab(), made.tokenizer.get_vocab()
+        if not mine.items() <= theirs.items() or policy.eos_id not in engine.eos_ids:
+            raise ConfigError(
+                f"{KEY} is {teacher}, whose vocabulary isn't that of student {student.title}: name "
+                "a teacher with the same tokens and end token"
+            )
+    reads, most = engine.capabilities.max_context, policy.capabilities.max_context
+    if reads < most:
+        raise ConfigError(
+            f"{KEY} is {teacher}, which reads {reads:,} tokens where the student reads {most:,}: "
+            f"set engine.max_context={reads}"
+        )
+    return engine
+
+
+DISTILL = Method(
+    name="distill",
+    rows=DrawnRows,
+    # The teacher takes the place of a reference.
+    objective=lambda train, model, lora: Distill(
+        train.model_copy(update={"kl_coefficient": 0.0}), model
+    ),
+    rates=GRPO.rates,
+    reads=frozenset({"clip_high", "clip_low", "pack", "rows_per_round", "teacher"}),
+    check=check,
+    load=load,
+)

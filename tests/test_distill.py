@@ -1,0 +1,327 @@
+"""On-policy distillation: what a tree's draws count, what the update does with them, and whom it
+takes for a teacher.
+"""
+
+import asyncio
+import itertools
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from completion_server import CompletionServer
+from safetensors.torch import load_file, save_file
+from support import EOS, Source, library_scores, tiny_chat, tiny_engine, tiny_llama
+from tables import read_json
+
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import load_training
+from alphazero_llm_trainer.config.train import OptimizerConfig
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.files import write_json
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
+from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rollouts import GradedTree
+from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.methods.distill import DISTILL, DrawnRows, draws, load
+from alphazero_llm_trainer.training.models import MemoryOptions
+from alphazero_llm_trainer.training.recorder import Recorder
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.run import RunFolder
+from alphazero_llm_trainer.training.start import prepare
+from alphazero_llm_trainer.training.stats import RoundStats
+from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
+
+PROMPT = (40, 41)
+# What two simulations drew: three responses from the root, two of them one, then two from (10, 11).
+FIRST = [((10, 11), (12, EOS)), ((10, 11), (12, EOS)), ((10, 13, EOS),)]
+THEN = [((12, EOS),), ((14, 15), (EOS,))]
+
+
+def a_tree(model):
+    """The tree of these draws, with the model's own log-probabilities."""
+    tree = Tree()
+
+    def simulation(leaf, drawn):
+        before = (*PROMPT, *tree.sequence(leaf)[0])
+        for steps in drawn:
+            node, ids = leaf, before
+            for step in steps:
+                step_logprobs = tuple(library_scores(model, ids, step))
+                node, ids = tree.attach(node, Step(step, step_logprobs, str(step))), ids + step
+            if tree.verdict[node] is None:
+                tree.finish(node, "ended", RewardParts(total=1.0, hre=1.0))
+            tree.samples[node] += 1
+            tree.backup(node, 1.0)
+        tree.simulated(leaf)
+
+    simulation(ROOT, FIRST)
+    simulation(1, THEN)
+    tree.backup(2, 1.0)  # an end that is reached again is no new draw
+    tree.simulated(2)
+    return tree
+
+
+def builder(engine):
+    config = load_training(overrides=["train.method=distill", "train.teacher=embedded"])
+    source = SimpleNamespace(demonstrations=[], size=None, config=config)
+    return DrawnRows(source, SimpleNamespace(prompt_ids=lambda question: PROMPT), None, engine)
+
+
+def graded(tree):
+    task = Task(Problem("p", "question", "numbers"), "1")
+    return GradedTree("0/p", task, tree, Cost(), "simulations", False, 0)
+
+
+def learner(model):
+    train = load_training(overrides=["train.method=distill"]).train
+    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
+    objective = DISTILL.objective(train, model, None)
+    return Learner(model, objective, MemoryOptions(), Schedule(1e-3, 0, 10), optimizer)
+
+
+def gradient(model, rows):
+    """The loss of one update and the gradient by parameter."""
+    made, total = learner(model), 0.0
+    for part in made.parts(rows):
+        scores = made.score(part)
+        loss, figures = made.objective.loss(part, scores, made.totals)
+        made.backward(loss, scores, figures)
+        total += float(loss.detach())
+    return total, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def agree(model, found):
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, atol=1e-5), name
+
+
+def test_a_token_counts_as_often_as_it_was_drawn():
+    tree = a_tree(tiny_llama(3))
+    # (10, 11) and (12, EOS) of the first simulation; (12, EOS) again, and (14, 15), of the second.
+    assert draws(tree) == [0, 2, 3, 1, 1, 1]
+    rows = builder(None).drawn(graded(tree))
+    assert [(row.completion_ids, row.value_weights) for row in rows] == [
+        ((10, 11, 12, EOS), (3.0, 2.0, 3.0, 3.0)),
+        ((10, 13, EOS), (0.0, 1.0, 1.0)),
+        ((10, 11, 14, 15, EOS), (0.0, 0.0, 1.0, 1.0, 1.0)),
+    ]
+
+
+def test_the_gradient_is_that_of_each_draw_by_itself():
+    """Against a loop over draws, each alone under the model's own forward."""
+    model, teacher = tiny_llama(3).requires_grad_(True), tiny_llama(4)
+    tree, stats = a_tree(model), RoundStats(0)
+    made = builder(tiny_engine(teacher))
+    rows = made.taught(made.drawn(graded(tree)), stats)
+    loss, found = gradient(model, rows)
+    model.zero_grad()
+    drawn = [((), steps) for steps in FIRST] + [((10, 11), steps) for steps in THEN]
+    tokens = sum(len(step) for _, steps in drawn for step in steps)
+    expected = kl = torch.tensor(0.0)
+    for before, steps in drawn:
+        prefix = (*PROMPT, *before)
+        for token in itertools.chain(*steps):
+            own = model(torch.tensor([prefix])).logits[0, -1].log_softmax(-1)[token]
+            [theirs] = library_scores(teacher, prefix, (token,))
+            expected = expected - (theirs - own.detach()) * (own - own.detach()).exp() / tokens
+            kl = kl + (own.detach() - theirs) / tokens
+            prefix = (*prefix, token)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
+    agree(model, found)
+    assert stats.teacher_kl == pytest.approx(float(kl), abs=1e-5)
+    # Nine tokens that differ; one by one: three responses of 4, one of 3, one of 5.
+    assert stats.cost.scored_tokens == 9 and stats.teacher_share == pytest.approx(9 / 20)
+
+
+def test_in_the_mean_over_draws_it_is_the_gradient_of_the_reverse_kl():
+    """Every next token, as often as the student draws it: KL(student || teacher), differentiated."""
+    model, teacher = tiny_llama(3).requires_grad_(True), tiny_llama(4)
+    words = range(model.config.vocab_size)
+    ids = torch.tensor([PROMPT])
+    own = model(ids).logits[0, -1].log_softmax(-1)
+    theirs = teacher(ids).logits[0, -1].log_softmax(-1).detach()
+    (own.exp() * (own - theirs)).sum().backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    rows = []
+    for token in words:
+        logprob = float(own[token].detach())
+        chance, gap = float(own[token].detach().exp()), float(theirs[token]) - logprob
+        one = ((token,), (logprob,), (chance * gap,))
+        rows.append(TrainRow(PROMPT, *one, value_weights=(chance,), index=token))
+    gradient(model, rows)
+    agree(model, wanted)
+
+
+def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
+    sizes = ["search.samples=4", "train.rows_per_round=16", "train.optimizer.batch_size=8"]
+    asked = ["train.method=distill", "student=embedded", "train.teacher=embedded", *sizes]
+    config = load_training(overrides=asked)
+    teacher = load_student(config).engine
+    source = Source.of(config, load_tasks("embedded", "train", 4), tmp_path, teacher)
+    rows, stats = source.rows(), source.stats
+    taught = [row for row in rows if row.kind == "policy"]
+    assert taught and max(abs(a) for row in rows for a in row.advantages) < 1e-4
+    assert stats.teacher_kl == pytest.approx(0.0, abs=1e-5)
+    # What is shared was scored once, and all that was drawn counts.
+    assert stats.cost.scored_tokens == sum(w > 0 for row in taught for w in row.value_weights)
+    assert 0.1 < stats.teacher_share < 1.0
+    assert sum(w for row in taught for w in row.value_weights) == sum(
+        response.samples * len(response.token_ids)
+        for tree in source.trees()
+        for response in tree.responses
+    )
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+RUN = """
+    --config distill --num-examples 24 --save-every 8 --eval-size 0 --quiet --seed 3
+    --set train.questions_per_round=8 --set train.validation_size=0 --set train.preflight=0
+    --set train.rows_per_round=48 --set train.optimizer.batch_size=16 --set train.optimizer.epochs=2
+    --set train.optimizer.warmup=0
+""".split()
+
+
+@pytest.fixture(scope="module")
+def blurred(tmp_path_factory):
+    """The shipped student, somewhat forgetful: its weights with noise."""
+    folder = tmp_path_factory.mktemp("students") / "blurred"
+    shutil.copytree(PACKAGED, folder)
+    weights = load_file(PACKAGED / "model.safetensors")
+    torch.manual_seed(1)
+    for name, tensor in weights.items():
+        weights[name] = tensor + 0.3 * tensor.std() * torch.randn_like(tensor)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(blurred, tmp_path_factory):
+    """A run that brings it back to its teacher."""
+    out = tmp_path_factory.mktemp("distill")
+    flags = ["--model", str(blurred), "--set", "train.teacher=embedded", "--out", str(out)]
+    assert train_main([*RUN, *flags]) == 0
+    return out / "run-001"
+
+
+def test_rounds_bring_the_student_nearer_to_its_teacher(whole):
+    lines = RunFolder(whole).read_metrics()
+    kl = [line["teacher_kl"] for line in lines]
+    assert len(kl) == 3 and kl[0] > 0.5 and kl[2] < kl[1] < kl[0] / 2
+    assert all(0 < line["teacher_share"] < 1 for line in lines)
+    card = RunFolder(whole).read_card()
+    assert card["search_cost"]["scored_tokens"] == sum(
+        line["cost"]["scored_tokens"] for line in lines
+    )
+    assert "KL to the teacher" in (whole / "report.html").read_text()
+
+
+def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
+    stored, asked = RunFolder(whole).config(), False
+    folder, saved = RunFolder(tmp_path / "run-001"), Recorder.checkpoint
+    folder.path.mkdir()
+
+    def once(*given):
+        nonlocal asked
+        saved(*given)
+        asked = True
+
+    monkeypatch.setattr(Recorder, "checkpoint", once)
+    first = Run(prepare(stored), lambda: asked)
+    first.load()
+    assert first.execute(folder) is None and len(folder.read_metrics()) == 1
+    monkeypatch.undo()
+    assert train_main(["--resume", str(folder.path), "-q"]) == 0
+    one, other = (load_file(run / "student" / "model.safetensors") for run in (whole, folder.path))
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+# -- teachers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = CompletionServer()
+    yield made
+    made.close()
+
+
+def loaded(teacher, *more):
+    config = load_training(
+        overrides=[
+            "train.method=distill",
+            "student=embedded",
+            {"train": {"teacher": teacher}},
+            *more,
+        ]
+    )
+    student = load_student(config)
+    return student, load(student, config)
+
+
+def test_a_server_scores_as_the_same_weights_here(server):
+    student, far = loaded(server.url, "engine.max_context=1000")
+    near = load(
+        student,
+        load_training(
+            overrides=["train.method=distill", "student=embedded", "train.teacher=embedded"]
+        ),
+    )
+    prompt = student.prompt_ids("Tom has 3 bags. How many?")
+    pair = [(prompt, tuple(student.encode("3 * 4 = 12\n"))), (prompt, (student.engine.eos_id,))]
+    scores = [asyncio.run(engine.score(pair)) for engine in (far, near)]
+    for one, other in zip(*scores, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    far.close()
+
+
+@pytest.mark.parametrize("broken", ["scores", "tokenizer", "gone"])
+def test_a_server_that_cannot_teach_is_refused(server, broken, monkeypatch):
+    answer = server.post
+
+    def silent(path, sent):
+        status, said = answer(path, sent)
+        if broken == "tokenizer" and path == "/tokenize":
+            said["tokens"] = [*said["tokens"], 1]
+        if broken == "scores" and path == "/v1/completions":
+            for choice in said["choices"]:
+                choice.pop("prompt_logprobs", None)
+        return status, said
+
+    monkeypatch.setattr(server, "post", silent)
+    url = "http://127.0.0.1:9/v1" if broken == "gone" else server.url
+    with pytest.raises(
+        ConfigError, match=r"^train\.teacher is http.*: name a vLLM server"
+    ) as error:
+        loaded(url)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+    """One that knows all of the student's tokens, and more, may teach."""
+    more = tiny_chat(tmp_path / "more")
+    student, engine = loaded(str(more))
+    assert engine.vocabulary > student.engine.vocabulary
+    other = tiny_chat(tmp_path / "other")
+    file = other / "tokenizer.json"
+    told = read_json(file)
+    words = told["model"]["vocab"]
+    one, another = [*words][-2:]
+    words[one], words[another] = words[another], words[one]
+    write_json(file, told)
+    with pytest.raises(ConfigError, match=r"train\.teacher is .*other.*vocabulary"):
+        loaded(str(other))
+
+
+def test_a_teacher_that_reads_less_is_refused(tmp_path):
+    folder = tiny_chat(tmp_path / "short")
+    shape = read_json(folder / "config.json")
+    write_json(folder / "config.json", shape | {"max_position_embeddings": 512})
+    with pytest.raises(ConfigError, match=r"train\.teacher .* 512 .*engine\.max_context=512"):
+        loaded(str(folder))
