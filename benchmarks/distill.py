@@ -1,18 +1,20 @@
-"""On-policy distillation from the shipped student against RFT, at equal sampled tokens and updates.
+"""On-policy distillation against RFT, at equal sampled tokens and updates: what either gives back to
+a student whose weights were rounded.
 
-    uv run alphazero-llm-trainer sft --model small --out checkpoints/small --set train.sft_steps=1000
-    uv run python benchmarks/distill.py --model checkpoints/small
+    uv run python benchmarks/distill.py
 
-Both arms go on from the same small student, in as many rounds of as many questions and samples, and
-make as many updates a round: `distill` learns the shipped student's probabilities of what was drawn,
-`RFT` the draws that are right. A run ends after `--tokens` sampled tokens; what the teacher scores
-is reported, and not held against it. Each has its own learning rate, the best on validation
-problems with the first seed. Primary (PROTOCOL.md): greedy accuracy of `distill` less `RFT`.
+Both arms go on from the shipped student with its matrices rounded to three bits, in as many rounds of
+as many questions and samples, and make as many updates a round: `distill` learns the shipped
+student's probabilities of what was drawn, `RFT` the draws that are right. A run ends after `--tokens`
+sampled tokens; what the teacher scores is reported, and not held against it. Each has its own
+learning rate, the best on validation problems with the first seed. Primary (PROTOCOL.md): greedy
+accuracy of `distill` less `RFT`.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,21 +25,39 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from arms import Arm, Seed, best, by_rate, less, metrics, options, read, sampled, updates  # noqa: E402
 from arms import validation as validated  # noqa: E402
 from improvement import flags  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
+from alphazero_llm_trainer.policy.folders import PACKAGED  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 DISTILL, RFT = "distill", "RFT"
 ARMS = {
-    DISTILL: Arm("distill", "train.teacher=embedded", 1e-3),
-    RFT: Arm("rft", "train.updates_per_round=4 train.optimizer.epochs=1000", 1e-3),
+    DISTILL: Arm("distill", "train.teacher=embedded", 5e-4),
+    RFT: Arm("rft", "train.updates_per_round=5 train.optimizer.epochs=1000", 5e-4),
 }
 ROUND = "train.questions_per_round=32 train.keep_best=false train.preflight=0"
 MOST = 100  # rounds at most
+
+
+BITS = 3  # of a number of the start's matrices, each row with a scale of its own
+
+
+def rounded(folder: Path) -> Path:
+    """The shipped student with its matrices rounded."""
+    if not folder.is_dir():
+        shutil.copytree(PACKAGED, folder)
+        weights = load_file(PACKAGED / "model.safetensors")
+        for name, weight in weights.items():
+            if weight.dim() == 2:
+                step = weight.abs().amax(1, keepdim=True) / (2 ** (BITS - 1) - 1)
+                weights[name] = (weight / step).round() * step
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def trained(seed: Seed, name: str, rate: float) -> Path:
@@ -45,7 +65,14 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     args, label = seed.args, f"{name} {rate:g}"
     run = seed.folder(label) / "run-001"
     words = ["train", "--config", ARMS[name].method, "--out", str(run.parent)]
-    words += ["--model", str(args.model), "--source", "embedded", "--tokens", str(args.tokens)]
+    words += [
+        "--model",
+        str(rounded(args.work / "start")),
+        "--source",
+        "embedded",
+        "--tokens",
+        str(args.tokens),
+    ]
     words += ["-n", str(32 * MOST), "--eval-size", "0", "--save-every", str(32 * MOST)]
     rated = f"train.optimizer.learning_rate={rate:g}"
     sized = f"train.validation_size={args.validation}"
@@ -57,10 +84,10 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options(parser, "distill", 52_000, 500)
-    parser.add_argument("--model", type=Path, required=True, help="the small student's folder")
-    parser.add_argument("--tokens", type=int, default=100_000, help="sampled tokens of a run")
+    parser.add_argument("--tokens", type=int, default=40_000, help="sampled tokens of a run")
     parser.add_argument("--validation", type=int, default=300, help="problems that choose rates")
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     seeds = [Seed(seed, args) for seed in args.seeds]
     tried = {
         name: by_rate(
@@ -108,7 +135,7 @@ def main() -> None:
         args.out,
         {
             "seeds": args.seeds, "first": args.first, "problems": args.num, "tokens": args.tokens,
-            "start": less([greedy(args.model)], zero, same),
+            "start": less([greedy(args.work / "start")], zero, same),
             "teacher": less([greedy(None)], zero, same), "summary": summary,
             "primary": less(right[DISTILL], right[RFT], same), "right": right,
         },

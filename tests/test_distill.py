@@ -181,7 +181,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
 
 RUN = """
     --config distill --num-examples 24 --save-every 8 --eval-size 0 --quiet --seed 3
-    --set train.questions_per_round=8 --set train.validation_size=0 --set train.preflight=0
+    --set train.questions_per_round=8 --set train.demonstrations=0 --set train.validation_size=0 --set train.preflight=0
     --set train.rows_per_round=48 --set train.optimizer.batch_size=16 --set train.optimizer.epochs=2
     --set train.optimizer.warmup=0
 """.split()
