@@ -176,6 +176,7 @@ def check_evaluation(said, folder):
     assert "model: embedded-student, greedy, temperature 0 (change: -m MODEL" in said
     assert "problems: embedded test, 2 (change: --env.taskset.source" in said
     assert all(name in said for name in ("reward ", "correctness_reward ", "perplexity_reward "))
+    assert "deprecated" not in said  # verifiers' notice of its own command
     lines = (folder / "out" / "run" / "traces.jsonl").read_text().splitlines()
     episodes = [json.loads(line) for line in lines]
     assert [episode["ok"] for episode in episodes] == [True, True]

@@ -9,6 +9,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
@@ -150,6 +151,15 @@ def verifiers_own(argv: list[str]) -> int:
     return 0
 
 
+def leave_notice_out() -> None:
+    """Leave out verifiers' notice that its own `vf-eval` will go, in its log and below its table:
+    this package brings one then.
+    """
+    for shows in ("eval.runner", "dashboard.eval"):
+        with suppress(ModuleNotFoundError):
+            vars(import_module(f"verifiers.v1.cli.{shows}")).update(PRIME_RL_HINT="")
+
+
 def verifiers_has_one() -> bool:
     """Whether the installed verifiers has an evaluation command; later ones leave that to
     prime-rl.
@@ -183,6 +193,7 @@ def evaluate(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
+        leave_notice_out()
         # Warnings are printed when verifiers' dashboard has left the screen.
         kept = MemoryHandler(MOST_WARNINGS, flushLevel=sys.maxsize, target=logging.StreamHandler())
         logging.basicConfig(handlers=[kept])
