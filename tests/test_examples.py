@@ -2,6 +2,7 @@
 answer.
 """
 
+import json
 import os
 import re
 import runpy
@@ -168,6 +169,19 @@ def test_the_credit_of_a_tree(capsys):
     assert len(lines) == 8 and any(float(one) for _, steps in lines for one in steps.split(", "))
 
 
+def test_the_notebook_is_saved_with_what_its_cells_show():
+    """A page of each result, a tree that forks among them, and nothing of the machine."""
+    text = (EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8")
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["source"][-1] for cell in cells[1:]] == ["result", "run", "saved", "table"]
+    for cell in cells[1:]:
+        pages = [output for output in cell["outputs"] if "text/html" in output.get("data", {})]
+        assert len(pages) == 1, cell["source"]
+    printed = "".join(line for output in cells[1]["outputs"] for line in output.get("text", ()))
+    assert len(re.findall(r"^ +(?:\* )?#### \d+ ", printed, re.MULTILINE)) > 1
+    assert not re.search(r"/(?:home|root|tmp|Users|content|work)/|site-packages", text)
+
+
 @pytest.mark.slow
 def test_the_notebook(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
@@ -178,7 +192,7 @@ def test_the_notebook(tmp_path):
     printed = "".join(
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
     )
-    assert re.search(r"^8 for \d+ sampled tokens$", printed, re.MULTILINE)  # the right answer
+    assert re.search(r"^23 for \d+ sampled tokens$", printed, re.MULTILINE)  # the right answer
     assert learnt(printed) and "majority" in printed
     assert not [
         output
