@@ -23,7 +23,7 @@ from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
-from ..policy.critic import load_prm
+from ..policy.critic import load_prm, own_value
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
@@ -139,6 +139,7 @@ class Run:
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
+        self.carried = own_value(config, self.student)[1] if self.method.guided else None
         asked = [task.problem.question for task in self.prepared.questions]
         if (long := check_prompts(self.student, config, asked)) is not None:
             self.progress.say(long)
@@ -165,9 +166,12 @@ class Run:
         freeze_loaded()
 
     def make_objective(self) -> Objective:
-        """What the method minimises."""
+        """What the method minimises. A value goes on from the one that the student carries."""
         lora = self.student.spec.lora if self.adapter == "lora" else None
-        return self.method.objective(self.config.train, self.student.model, lora)
+        objective = self.method.objective(self.config.train, self.student.model, lora)
+        if objective.value is not None and self.carried is not None:
+            objective.critic.begin_from(self.carried)
+        return objective
 
     def make_learner(self) -> Learner:
         """What is trained, and how fast."""
