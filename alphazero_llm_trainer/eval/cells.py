@@ -46,7 +46,8 @@ class Cell:
     """What a method did on a benchmark with a budget.
 
     `outcomes` has a 1 (correct) or 0 a problem, `unanswered` a 1 where no answer was stated;
-    `verdicts` and `ended_by` count problems; `tokens` are sampled and scored ones of each problem, `groups` which problems repeat each other
+    `verdicts` and `ended_by` count problems; `tokens` are sampled and scored ones of each problem,
+    `groups` which problems repeat each other
     (`metrics.repeats`); the other figures are sums over problems, `f1` of HotpotQA's alone,
     `seconds` wall-clock. `unjudged` counts the answers of which the verifier could check no step.
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
