@@ -32,7 +32,7 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from ..config.load import Config
-from ..config.train import CriticConfig
+from ..config.train import CriticConfig, Rates
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
@@ -66,7 +66,7 @@ PARTS = ("training", "validation", "test")
 EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from; the widest margins
 PATIENCE = 4  # measurements without a better held-out loss before training stops
-RATES = 5e-4, 2e-5  # the usual learning rate, and that of all of a large model
+RATES = Rates(large=2e-5)
 ROWS = 16  # of a forward that is only measured
 
 
@@ -222,7 +222,7 @@ def arguments_of(
         "num_train_epochs": settings.epochs,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": batch // rows,
-        "learning_rate": settings.rate(*RATES, parameters, "lora" if critic.shared else "full"),
+        "learning_rate": settings.rate(RATES, parameters, "lora" if critic.shared else "full"),
         "lr_scheduler_type": "cosine",
         "warmup_steps": min(settings.warmup, updates // 4),
         "bf16": memory.autocast,

@@ -177,7 +177,7 @@ class Run:
         """What is trained, and how fast."""
         train, model, size = self.config.train, self.student.model, self.size
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
-        rate = learning_rate(train.optimizer, model, *self.method.rates)
+        rate = learning_rate(train.optimizer, model, self.method.rates)
         schedule = Schedule(rate, warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
         return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...eval.critic_figures import States, auc
 from ...mcts.extract import OUTSIDE
 from ...mcts.gumbel import SCALE, node_logits, softmax
@@ -239,6 +239,7 @@ def branches(
 
 ALPHAZERO = Method(
     name="alphazero",
+    rates=Rates(small=2e-3),
     rows=AlphaZeroRows,
     objective=lambda train, model, lora: AlphaZero(train, model),
     reads=frozenset({"credit", "updates_per_round", "value_coefficient"}),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...config.sections import LoraConfig
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...rollouts import Searches
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..losses import Figures
 
 Rows = Sequence[Any]  # `rows.TrainRow`
+
+
+USUAL = Rates()
 
 
 class Objective:
@@ -59,8 +62,7 @@ class Method(Searches):
         rows: makes rows of a round's trees: a class of `rows.RowBuilder`.
         objective: makes what is minimised, of the section `train`, the model, and the adapters'
             settings where adapters are trained.
-        rates: learning rates where the configuration gives none: the usual one, and the one at
-            which all of a large model is trained.
+        rates: learning rates where the configuration gives none.
         reads: the keys of `train` that it reads and not every method does.
         credits: the values of `train.credit` that it knows.
         about: the help of its flag, --use-NAME; None where it has no flag.
@@ -73,7 +75,7 @@ class Method(Searches):
     name: str
     rows: Callable[..., Any]
     objective: Callable[[TrainConfig, Any, LoraConfig | None], Objective]
-    rates: tuple[float, float] = (5e-4, 5e-5)
+    rates: Rates = USUAL
     reads: frozenset[str] = frozenset()
     credits: tuple[str, ...] = ()
     about: str | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...mcts.extract import Trajectory, step_values
 from ...policy.engine_tokens import EngineTokens
 from ...rollouts import GradedTree
@@ -245,7 +245,7 @@ GRPO = Method(
     name="grpo",
     rows=CreditedRows,
     objective=lambda train, model, lora: Grpo(train, model),
-    rates=(5e-4, 1e-5),
+    rates=Rates(large=1e-5),
     reads=frozenset(
         {
             "clip_high",
