@@ -79,12 +79,11 @@ class MemoryOptions:
             shape,
         )
 
-    def rows(self, batch: int, tokens: int | None = None) -> int:
-        """Rows of one forward of a minibatch of `batch`, each of so many tokens at most."""
+    def rows(self, batch: int) -> int:
+        """Rows of one forward of a minibatch of `batch`."""
         if self.micro_batch is not None:
             return min(self.micro_batch, batch)
-        length = self.tokens if tokens is None else tokens
-        return batch if self.shape is None else rows_of_a_forward(batch, length, *self.shape)
+        return batch if self.shape is None else rows_of_a_forward(batch, self.tokens, *self.shape)
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:

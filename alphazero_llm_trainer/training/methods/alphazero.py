@@ -71,14 +71,22 @@ class AlphaZero(Objective):
         value.
         """
         from ..learner import padded
-        from ..losses import cross_entropy, weighted_likelihood
+        from ..losses import weighted_likelihood
 
         pi = padded([row.advantages for row in rows], scores.logprobs)
-        z = padded([row.targets for row in rows], scores.logprobs)
-        weights = padded([row.value_weights for row in rows], scores.logprobs)
         policy = weighted_likelihood(scores.logprobs, pi, totals[0])
-        value = cross_entropy(scores.values, z, weights, totals[1])
+        value = outcome_loss(rows, scores, totals[1])
         return policy + self.coefficient * value, {"policy_loss": policy, "value_loss": value}
+
+
+def outcome_loss(rows: Sequence[TrainRow], scores: Any, total: torch.Tensor) -> torch.Tensor:
+    """The value's cross-entropy over the states before the rows' tokens."""
+    from ..learner import padded
+    from ..losses import cross_entropy
+
+    z = padded([row.targets for row in rows], scores.values)
+    weights = padded([row.value_weights for row in rows], scores.values)
+    return cross_entropy(scores.values, z, weights, total)
 
 
 class AlphaZeroRows(GoodRows):

@@ -27,7 +27,9 @@ class Objective:
     """What a method minimises."""
 
     pack = "off"
-    critic: Any = None  # PPO's, and AlphaZero's over the policy's own states
+    unit = 1  # rows that a forward has together
+    # PPO's, AlphaZero's over the policy's own states, and one that is trained alone
+    critic: Any = None
     value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
