@@ -55,7 +55,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("importlib.metadata").version("alphazero-llm-trainer")
+        metadata = import_module("importlib.metadata")
+        try:
+            return metadata.version("alphazero-llm-trainer")
+        except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, installed nowhere
+            return "unknown"
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     take_over_vf_eval()

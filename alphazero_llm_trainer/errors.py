@@ -13,7 +13,7 @@ EXIT_USER_ERROR = 2
 
 
 # What a model that is here, training and serving need: the extra `train`.
-TRAINING = ("accelerate", "fastapi", "matplotlib", "peft", "torch", "trl", "uvicorn")
+TRAINING = ("accelerate", "fastapi", "matplotlib", "peft", "torch", "uvicorn")
 
 
 def needs_training(error: ModuleNotFoundError) -> str | None:

@@ -63,7 +63,7 @@ from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
 from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-AZ, RFT = "alphazero", "adaptive RFT"
+AZ, RFT, STEP = "alphazero", "adaptive RFT", "step rejection"
 SAME = "rewards.step_penalty=0 search.simulations=1000"
 SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
@@ -72,7 +72,7 @@ ARMS = {
     AZ: Arm("alphazero", "", 5e-4, 410),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
     RFT: Arm("expert_iteration", f"{SAME} search.select=restart", 5e-4, 520),
-    "step rejection": Arm("expert_iteration", f"{SAME} search.enough_finished=1", 5e-4, 155),
+    STEP: Arm("expert_iteration", f"{SAME} search.enough_finished=1", 5e-4, 155),
     "RFT of eight": Arm("rft", "", 5e-4, 1240),
     "GRPO": Arm(
         "grpo",
@@ -282,7 +282,7 @@ def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
     """The accuracy of each temperature that was tried for each way, on validation problems."""
     args, student = seed.args, run / "student"
     rows = ("validation", *args.choosing)
-    tried = ways(name)[1:] if name in (AZ, RFT) else [system(name)]
+    tried = ways(name)[1:] if name in COMPARED else [system(name)]
     # At once, in one process.
     answers(seed, student, rows, [(way, BUDGET, one) for way in tried for one in args.temperatures])
 
@@ -297,7 +297,8 @@ def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:
 # --------------------------------------------------------------------------------------------------
 
 Cells = dict[tuple[str, int], Cell]  # by way and budget
-COMPARED = {AZ: (PUCT, PERMUTED), RFT: (ADAPTIVE, STEPWISE)}  # with every seed
+# With every seed.
+COMPARED = {AZ: (PUCT, PERMUTED), RFT: (ADAPTIVE, STEPWISE), STEP: (ADAPTIVE, STEPWISE)}
 
 
 def measured(seed: Seed, name: str, run: Path, chosen: dict[str, dict[float, float]]) -> Cells:
@@ -306,7 +307,7 @@ def measured(seed: Seed, name: str, run: Path, chosen: dict[str, dict[float, flo
     """
     args = seed.args
     asked = [("greedy", BUDGET), *((way, BUDGET) for way in COMPARED.get(name, (system(name),)))]
-    if name in COMPARED and seed.seed == args.seeds[0]:
+    if name in (AZ, RFT) and seed.seed == args.seeds[0]:
         asked += [(way, budget) for way in ways(name)[1:] for budget in args.budgets]
     asked = list(dict.fromkeys(asked))
     full = [(way, budget, best(chosen.get(way, {1.0: 0.0}))) for way, budget in asked]
@@ -389,6 +390,8 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
         compared["primary"] = difference(at(AZ, "greedy"), at(RFT, "greedy"))
         compared["second"] = difference(at(AZ, PUCT), at(RFT, ADAPTIVE))
         compared["less_step_rejection"] = difference(at(AZ, PUCT), at(RFT, STEPWISE))
+    if {AZ, STEP} <= chosen.keys():
+        compared["less_both"] = difference(at(AZ, PUCT), at(STEP, STEPWISE))
     if AZ in chosen:
         compared["learned_less_permuted"] = difference(at(AZ, PUCT), at(AZ, PERMUTED))
     print(compared, flush=True)

@@ -27,6 +27,7 @@ from arms import Seed, read  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.names import UNJUDGED  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
+from alphazero_llm_trainer.policy.verifiers import RANKING  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation row
@@ -38,7 +39,9 @@ SHOTS = (0, 4)  # worked solutions before the question
 # at smaller caps. "at 0.6" is the temperature of samples, where it isn't 1.
 CAP, JUDGE = 1200, "calculator+log-probability"
 TREES = ("mcts", "beam")
-AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6")
+# A greedy answer, drawn again until one states an answer, whatever the judge would say of it.
+AGAIN = "greedy again"
+AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6", f"{AGAIN} at 0.6")
 SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 OTHERS, OTHER = ("math", "hotpotqa"), 250  # R4's other sources, and rows of each
@@ -152,8 +155,12 @@ def methods(
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
         name, start = work
         method, _, temperature = name.partition(" at ")
-        more = ["--start", str(start), "--methods", method, "--budget-tokens", str(cap)]
-        more += [] if method in UNJUDGED else ["--verifier", JUDGE]
+        asked = "adaptive-best-of-n" if method == AGAIN else method
+        more = ["--start", str(start), "--methods", asked, "--budget-tokens", str(cap)]
+        if method == AGAIN:
+            more += ["--verifier", RANKING, *with_settings(["search.verify.reject_below=0"])]
+        elif method not in UNJUDGED:
+            more += ["--verifier", JUDGE]
         more += with_settings([f"search.temperature={temperature}"] if temperature else [])
         size = min(CHUNK, num - start)
         return answered(
@@ -178,6 +185,8 @@ def methods(
             for column in ("sampled_tokens", "scored_tokens")
         }
         facts |= {"no answer": sum(row["no answer"] for row in parts), "outcomes": outcomes}
+        if all("unanswered" in row for row in parts):
+            facts |= {"unanswered": "".join(row["unanswered"] for row in parts)}
         facts |= {"accepted": sum(row["ended_by"].get("accepted", 0) for row in parts)}
         accuracy = triple(wilson(outcomes.count("1"), len(outcomes)))
         rows[name] = {

@@ -198,6 +198,7 @@ class Real:
         from transformers import set_seed
 
         from alphazero_llm_trainer.config.load import load_config
+        from alphazero_llm_trainer.training.fit import minibatches
         from alphazero_llm_trainer.training.learner import Learner, Schedule
         from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
         from alphazero_llm_trainer.training.models import (
@@ -205,7 +206,6 @@ class Real:
             make_trainable,
             save_student,
         )
-        from alphazero_llm_trainer.training.sft import minibatches
 
         out, kept = work / arm / "student", work / arm / "kept"
         if out.is_dir():
@@ -229,7 +229,8 @@ class Real:
         if (kept / "updates.json").is_file():
             start = read(kept / "updates.json")["updates"]
             learner.restore(kept / str(start), start)
-        for number, batch in islice(enumerate(minibatches(rows, BATCH, SEED), 1), start, updates):
+        drawn = minibatches([[row] for row in rows], BATCH, SEED)
+        for number, batch in islice(enumerate(drawn, 1), start, updates):
             began = time.monotonic()
             for part in learner.parts(batch):
                 scores = learner.score(part)

@@ -76,8 +76,10 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.policy.folders import with_model
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
+    from alphazero_llm_trainer.training.fit import fit
+    from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
     from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
-    from alphazero_llm_trainer.training.sft import sft_rows, train_student
+    from alphazero_llm_trainer.training.sft import sft_rows
 
     torch.set_num_threads(args.threads)
     overrides = [f"problems.path={args.data}", "problems.source=gsm8k"]
@@ -112,7 +114,8 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     else:
         model = make_trainable(student.model, student.spec, "lora" if args.lora else "full")
         memory = MemoryOptions(MICRO, autocast=arm == "bfloat16")
-        train_student(model, rows, config.train, SEED, memory, progress=Steps(quiet=True))
+        groups, shown = [[row] for row in rows], Steps(quiet=True)
+        fit(model, Likelihood(), groups, config.train, SEED, memory, progress=shown)
     (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.

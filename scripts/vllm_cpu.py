@@ -145,6 +145,9 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "vllm_contract.json"
     )
+    parser.add_argument(
+        "--make", action="store_true", help="make the environment in --env-dir, and test nothing"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
@@ -158,6 +161,8 @@ def main() -> int:
                 return 0
             print(f"vllm_cpu: {error}", file=sys.stderr)
             return 2
+        if args.make:
+            return 0
         installed = time.perf_counter() - began
         log = Path(scratch) / "rows.jsonl"
         code = run_tests(python, log)

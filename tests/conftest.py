@@ -108,8 +108,7 @@ def browser(tmp_path_factory):
             "NOT TESTED in a browser: chromium or chromedriver is missing; apt-get install "
             "chromium chromium-driver"
         )
-    from selenium import webdriver
-
+    webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = str(chromium())
     flags = (

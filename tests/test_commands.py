@@ -59,6 +59,15 @@ def test_the_version_is_the_package_s(capsys):
     assert (Path(alphazero_llm_trainer.__file__).parent / "py.typed").is_file()
 
 
+def test_a_checkout_that_is_not_installed_has_no_version_and_no_error():
+    root = Path(alphazero_llm_trainer.__file__).parent.parent
+    code = "import alphazero_llm_trainer; print(alphazero_llm_trainer.__version__)"
+    done = subprocess.run(  # -S: without the environment's packages
+        [sys.executable, "-S", "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "unknown\n"
+
+
 def test_help_tells_defaults_those_of_the_configuration_too(
     capsys,
 ):

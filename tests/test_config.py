@@ -419,20 +419,18 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
 
 def test_learning_rates_go_by_size_unless_they_are_named():
     settings = load_config().train.optimizer
-    for method, small, large in (
-        ("grpo", 5e-4, 1e-5),
-        ("ppo", 3e-4, 1e-5),
-        ("rft", 5e-4, 5e-5),
-        ("legacy", 5e-4, 5e-5),
-        ("expert_iteration", 5e-4, 5e-5),
-        ("alphazero", 5e-4, 5e-5),
+    for method, adapter, small, large in (
+        ("grpo", 5e-4, 5e-4, 1e-5),
+        ("ppo", 3e-4, 3e-4, 1e-5),
+        ("rft", 5e-4, 5e-4, 5e-5),
+        ("alphazero", 5e-4, 2e-3, 5e-5),
     ):
         rates = METHODS[method].rates
-        assert settings.rate(*rates, 660_000, "full") == small
-        assert settings.rate(*rates, 135_000_000, "full") == large
-        assert settings.rate(*rates, 3_000_000_000, "lora") == small
+        assert settings.rate(rates, 660_000, "full") == small
+        assert settings.rate(rates, 135_000_000, "full") == large
+        assert settings.rate(rates, 3_000_000_000, "lora") == adapter
     named = load_config(overrides=["train.optimizer.learning_rate=2e-6"]).train.optimizer
-    assert {named.rate(1.0, 2.0, size, "full") for size in (660_000, 135_000_000)} == {2e-6}
+    assert {named.rate(rates, size, "full") for size in (660_000, 135_000_000)} == {2e-6}
 
 
 def test_a_section_by_itself_has_the_shipped_values():

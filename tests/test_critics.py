@@ -9,11 +9,11 @@ import math
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from scripted import run
 from support import EOS, VOCABULARY, tiny_engine, tiny_llama
@@ -22,11 +22,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
-    TrainingArguments,
 )
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.reward_trainer import DataCollatorForPreference
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer import live
@@ -38,7 +40,6 @@ from alphazero_llm_trainer.errors import (
     CheckpointError,
     DataError,
     EngineError,
-    TrainingError,
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.live import Progress
@@ -56,6 +57,7 @@ from alphazero_llm_trainer.training.critic_data import (
     State,
     columns,
     example_of,
+    pair_rows,
     read_questions,
     split_by_question,
     state_rows,
@@ -63,16 +65,16 @@ from alphazero_llm_trainer.training.critic_data import (
 )
 from alphazero_llm_trainer.training.critic_run import (
     HeldOut,
-    ValueTrainer,
-    Watch,
-    arguments_of,
-    bradley_terry,
+    Outcomes,
+    Pairs,
     mean_cross_entropy,
     new_critic,
     platt,
-    prm_trainer,
     train_critic,
 )
+from alphazero_llm_trainer.training.fit import fit, planned
+from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.losses import bradley_terry
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.training.packing import Work, plan
 from alphazero_llm_trainer.training.size import used_questions
@@ -138,7 +140,7 @@ def test_each_state_is_a_target_once():
     targets = [(0.0, 0.0, 0.75), (0.5, 0.0, 0.25, 1.0, 0.0)]
     assert [row.targets for row in rows] == targets
     shares = [tuple(share / 17 for share in row) for row in ((0, 0, 4), (8, 0, 4, 1, 0))]
-    assert [row.weights for row in rows] == [pytest.approx(row) for row in shares]
+    assert [row.value_weights for row in rows] == [pytest.approx(row) for row in shares]
     assert (
         all(len(ids) == places[ids][1] for ids in states)
         and places[1, 3] == (0, 2)
@@ -180,7 +182,9 @@ def test_a_bound_of_the_sequences_changes_neither_the_loss_nor_its_gradient(
         work = Work(1.0, pair)
         monkeypatch.setattr(Work, "of", classmethod(lambda cls, config: work))
         critic.zero_grad()
-        loss = ValueTrainer.compute_loss(Any, critic, {"rows": rows})
+        objective = Outcomes(critic)
+        totals = torch.tensor(objective.totals(rows))
+        loss, _ = objective.loss(rows, SimpleNamespace(values=critic(rows)), totals)
         loss.backward()
         gradient = {
             name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None
@@ -227,7 +231,7 @@ def test_the_losses_are_the_hand_written_sums():
     expected = (2 * -(0.25 * math.log(p[0]) + 0.75 * math.log(1 - p[0])) - math.log(p[1])) / 3
     assert float(mean_cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
     assert float(mean_cross_entropy(logits, targets, weights * 0)) == 0.0
-    pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]))
+    pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]), 2)
     assert float(pairs) == pytest.approx(
         (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6
     )
@@ -432,7 +436,7 @@ def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path):
     for question in questions:
         rows, places = state_rows(example_of(question, student, config, every_token=True))
         assert len(rows) == 8 and len(places) == 21  # every token, and the prompt's last
-        assert sum(sum(row.weights) for row in rows) == pytest.approx(1.0)
+        assert sum(sum(row.value_weights) for row in rows) == pytest.approx(1.0)
 
 
 def test_a_step_is_right_where_any_response_after_it_was():
@@ -547,31 +551,44 @@ def test_a_head_reads_the_policys_own_states_and_costs_nothing(adapter, quantiza
             load_critic(out, student, config, "value")
 
 
-def test_a_critic_s_optimiser_has_8_bits_where_that_is_named(tmp_path):
-    critic = new_critic(a_student(), settings(), "value")
-    for eight_bit in (False, True):
-        memory = MemoryOptions(eight_bit=eight_bit)
-        named = TrainingArguments(**arguments_of(settings(), critic, memory, 1, 1, tmp_path))
-        assert named.optim.startswith("paged_adamw_8bit" if eight_bit else "adamw_torch")
-
-
-def test_trl_scores_a_step_at_its_last_token_which_may_be_the_padding_of_a_text(
-    tmp_path,
-):
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, None])
+def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
     student, config = a_student(), settings()
-    critic, end = new_critic(student, config, "prm"), student.tokenizer.pad_token_id
+    critic, end, unused = new_critic(student, config, "prm"), student.tokenizer.pad_token_id, 30
     torch.nn.init.normal_(critic.score.weight)
-    pairs = [{"chosen_ids": [*PROMPT, 5, end], "rejected_ids": [*PROMPT, 6]}]
-    memory = MemoryOptions.of(config, student.spec, student.model)
-    arguments = arguments_of(config, critic, memory, 1, 9, tmp_path)
-    trainer = prm_trainer(critic, student, pairs, arguments)
-    collate = trainer.data_collator
-    logits = trainer.model(**collate(pairs)).logits[:, 0]
-    rows, places = state_rows(an_example({(5, end): (1.0, 1.0), (6,): (0.0, 1.0)}))
-    numbers = critic(rows)
-    torch.testing.assert_close(
-        logits, torch.stack([numbers[places[ids]] for ids in ((5, end), (6,))])
+    chosen, rejected = [(5, end), (5, 11), (5, 12)], [(6,), (5, 10), (7, 8, 9)]
+    example = an_example(dict.fromkeys([*chosen, *rejected], (0.5, 1.0)))
+    for better, worse in zip(chosen, rejected, strict=True):
+        example.prefer(better, worse, 1.0)
+    memory = MemoryOptions(micro_batch=micro_batch)
+    learner = Learner(critic, Pairs(critic), memory, Schedule(1e-3, 0, 9), config.train.optimizer)
+    loss = 0.0
+    for part in learner.parts([row for pair in pair_rows(example, 16) for row in pair]):
+        scores = learner.score(part)
+        of_part, figures = learner.objective.loss(part, scores, learner.totals)
+        learner.backward(of_part, scores, figures)
+        loss += of_part.item()
+    gradient = {name: p.grad.clone() for name, p in critic.named_parameters() if p.requires_grad}
+
+    shape = LlamaConfig(**critic.config.to_dict() | {"num_labels": 1, "pad_token_id": unused})
+    model = LlamaForSequenceClassification(shape)
+    model.model, model.score = critic.backbone, critic.score
+    arguments = RewardConfig(str(tmp_path), use_cpu=True, max_length=None, report_to="none")
+    pairs = [
+        {"chosen_ids": [*PROMPT, *better], "rejected_ids": [*PROMPT, *worse]}
+        for better, worse in zip(chosen, rejected, strict=True)
+    ]
+    collate = DataCollatorForPreference(unused)
+    trainer = RewardTrainer(
+        model, arguments, collate, Dataset.from_list(pairs), processing_class=student.tokenizer
     )
+    model.config.pad_token_id = unused
+    model.zero_grad()
+    of_trl = trainer.compute_loss(model, collate(pairs))
+    of_trl.backward()
+    assert loss == pytest.approx(of_trl.item(), abs=1e-5)
+    for name, parameter in critic.named_parameters():
+        torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
@@ -590,20 +607,22 @@ def test_an_update_in_several_forwards_is_the_update_in_one(kind, tmp_path):
             torch.testing.assert_close(parts[name], expected, atol=5e-5, rtol=1e-2)
 
 
-def test_training_stops_when_held_out_questions_gain_nothing():
-    losses = iter([0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.6])
-    quiet, measure = Progress(quiet=True), lambda: {"held_out_loss": next(losses)}
-    watch = Watch(Critic(tiny_llama()), measure, print, quiet, lambda: False)
-    at, control = (
-        SimpleNamespace(global_step=1, max_steps=9),
-        SimpleNamespace(should_training_stop=False),
-    )
-    for stopped in (False, False, False, False, False, True):
-        watch.on_log(None, at, control, logs={"loss": 0.1})
-        assert control.should_training_stop is stopped
-    assert watch.best["held_out_loss"] == 0.5
-    with pytest.raises(TrainingError, match="the loss is nan: lower"):
-        watch.on_log(None, at, control, logs={"loss": math.nan})
+def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
+    critic = new_critic(a_student(), settings(), "value")
+    groups = [state_rows(an_example({(token,): (1.0, 1.0)}))[0] for token in range(5, 21)]
+    train = planned(settings(epochs=99, evaluate_every=2).train, len(groups), 0.01)
+    losses, seen = [0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.4], []
+
+    def measure(course):
+        seen.append(critic.score.weight.detach().clone())
+        return {"step": len(course.losses), "loss": losses[len(seen) - 1]}
+
+    course = fit(
+        critic, Outcomes(critic), groups, train, 0, measure=measure, patience=4,
+        goal=lambda line: -line["loss"],
+    )  # fmt: skip
+    assert [line["step"] for line in course.lines] == [2, 4, 6, 8, 10, 12]
+    assert course.line["loss"] == 0.5 and torch.equal(critic.score.weight, seen[1])
 
 
 def test_a_broken_folder_is_refused(embedded, tmp_path):
@@ -712,15 +731,16 @@ def test_a_stopped_command_goes_on(tmp_path, monkeypatch, capsys):
     assert 0 < searched < 60
     # Then in training: what was searched is kept.
     monkeypatch.undo()
-    real = Watch.on_step_end
+    real, trained = Learner.step, []
 
-    def asked_in_training(self, args, state, control, **rest):
-        self.stop.asked = True
-        real(self, args, state, control)
+    def step(learner):
+        trained.append(learner)
+        real(learner)
 
-    monkeypatch.setattr(Watch, "on_step_end", asked_in_training)
+    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(live.Stop, "__call__", lambda self: bool(trained))
     assert main(command) == cli.EXIT_STOPPED
-    assert "stopped while training" in capsys.readouterr().err
+    assert "stopped while training" in capsys.readouterr().err and len(trained) == 1
     monkeypatch.undo()
     assert (
         len((out / "journal.jsonl").read_text().splitlines()) == 60

@@ -38,6 +38,8 @@ from alphazero_llm_trainer.training.models import (
 )
 from alphazero_llm_trainer.training.rows import TrainRow
 
+pytest.importorskip("bitsandbytes")
+
 FOUR_BITS = [
     {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
 ]

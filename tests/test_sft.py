@@ -14,18 +14,17 @@ from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training import sft
+from alphazero_llm_trainer.training import fit as fitting
+from alphazero_llm_trainer.training.fit import Kept, fit, minibatches, planned
+from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.sft import (
-    Kept,
-    minibatches,
+    RATE,
     new_student,
-    settings_of,
     sft_rows,
     student_from_scratch,
     supervise,
-    train_student,
 )
 
 TINY = ModelShape(
@@ -40,7 +39,18 @@ def settings(steps=6, **given):
         "evaluate_every": 3,
         "optimizer": {"batch_size": 4, "warmup": 2} | given,
     }
-    return settings_of(load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml"), 16)
+    config = load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml")
+    return planned(config.train, 16, RATE)
+
+
+def train_student(model, rows, *more, **named):
+    """`fit` on these rows."""
+    return fit(model, Likelihood(), [[row] for row in rows], *more, **named)
+
+
+def measured(evaluate):
+    """What `fit` measures by, where `evaluate` gives an accuracy."""
+    return lambda course: {"step": len(course.losses), "accuracy": evaluate()}
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +88,14 @@ def test_rows_weigh_question_and_answer_tokens(student):
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(
     rows,
 ):
-    drawn = minibatches(rows, 4, seed=3)
+    alone = [[row] for row in rows]
+    drawn = minibatches(alone, 4, seed=3)
     for _ in range(2):
         epoch = [next(drawn) for _ in range(4)]
         assert sorted(id(row) for batch in epoch for row in batch) == sorted(map(id, rows))
         assert all([*map(length, batch)] == sorted(map(length, batch)) for batch in epoch)
-    assert [length(row) for row in next(minibatches(rows, 8, 1))] != [
-        length(row) for row in next(minibatches(rows, 8, 2))
+    assert [length(row) for row in next(minibatches(alone, 8, 1))] != [
+        length(row) for row in next(minibatches(alone, 8, 2))
     ]
 
 
@@ -111,9 +122,8 @@ def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student, r
 
 def test_epochs_are_passes_over_the_demonstrations():
     for overrides, steps in (([], 6), (["train.optimizer.epochs=1"], 2)):
-        assert (
-            settings_of(load_config(overrides=overrides, recipe="sft.yaml"), 32).sft_steps == steps
-        )
+        config = load_config(overrides=overrides, recipe="sft.yaml")
+        assert planned(config.train, 32, RATE).sft_steps == steps
 
 
 @pytest.mark.parametrize("keep_best", [True, False])
@@ -125,8 +135,9 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student, rows
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
     train = settings(steps=8).model_copy(update={"keep_best": keep_best})
-    found = train_student(model, rows, train, 0, evaluate=evaluate)
-    assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
+    course = train_student(model, rows, train, 0, measure=measured(evaluate))
+    assert [line["step"] for line in course.lines] == [3, 6, 8]
+    assert course.line is course.lines[1 if keep_best else 2]
     kept = seen[1 if keep_best else 2]
     assert all(
         torch.equal(parameter, kept[name]) for name, parameter in trained_state(model).items()
@@ -134,8 +145,8 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student, rows
 
 
 def test_a_stopped_training_goes_on_to_the_same_weights(student, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
-    monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
+    monkeypatch.setattr(fitting, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(fitting, "KEPT_SHARE", float("inf"))
     accuracies = [0.75, 0.5, 0.25]  # the best one comes before the interruption
 
     def trained(folder, stop, identity="a"):
@@ -151,7 +162,8 @@ def test_a_stopped_training_goes_on_to_the_same_weights(student, rows, tmp_path,
 
         kept = Kept(folder, identity, pytest.fail)
         evaluated = list(range(len(kept.state["told"][1]) if kept.state else 0, 3))
-        return model, train_student(model, rows, settings(steps=8), 0, evaluate=evaluate, kept=kept)
+        measure = measured(evaluate)
+        return model, train_student(model, rows, settings(steps=8), 0, measure=measure, kept=kept)
 
     whole, right = trained(tmp_path / "whole", 0)
     for stop in (2, 1):
@@ -159,8 +171,8 @@ def test_a_stopped_training_goes_on_to_the_same_weights(student, rows, tmp_path,
             trained(tmp_path / "parts", stop)
     assert len(Kept(tmp_path / "parts", "a", pytest.fail).state["told"][0]) == 5
     model, found = trained(tmp_path / "parts", 0)
-    assert found["losses"] == right["losses"] and found["steps"] == 8
-    assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
+    assert found.losses == right.losses and found.lines == right.lines
+    assert [line["step"] for line in found.lines] == [3, 6, 8]
     for name, parameter in trained_state(whole).items():
         assert torch.equal(parameter, trained_state(model)[name])
     with pytest.raises(ConfigError, match="has a training under way with other data or settings"):
@@ -173,7 +185,7 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student):
     usual = settings(steps=60, batch_size=16, warmup=50)
     losses = train_student(
         student_from_scratch(load_config(), student.tokenizer).model, rows, usual, 0
-    )["losses"]
+    ).losses
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])
     with pytest.raises(TrainingError, match=r"lower train\.optimizer\.learning_rate"):
         train_student(
@@ -182,23 +194,22 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student):
 
 
 @pytest.mark.parametrize("scratch", [True, False])
-def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path, monkeypatch):
+def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path):
     config = load_config(
         overrides=[
             "student=embedded",
             "train.demonstrations=20",
             "train.sft_steps=4",
+            "train.evaluate_every=2",
             "train.validation_size=8",
             "train.eval_size=8",
             f"train.keep_best={json.dumps(scratch)}",
         ]
     )
-    real, told = sft.train_student, [{"accuracy": 0.9}, {"accuracy": 0.4}]
-    monkeypatch.setattr(
-        sft, "train_student", lambda *args, **more: real(*args, **more) | {"evaluations": told}
-    )
     manifest = supervise(config, None, tmp_path, scratch)
-    assert manifest["validation_accuracy"] == (0.9 if scratch else 0.4)  # of what is kept
+    scores = [line["accuracy"] for line in manifest["evaluations"]]
+    assert len(scores) == 2
+    assert manifest["validation_accuracy"] == (max(scores) if scratch else scores[-1])
     assert manifest == read_json(tmp_path / "manifest.json")
     assert manifest["steps"] == 4 and manifest["rows"] == 20 and len(manifest["data_sha256"]) == 64
     assert manifest["test_greedy"]["problems"] == 8 and (("gain" in manifest) != scratch)
@@ -217,6 +228,14 @@ class Interrupted(Progress):
             raise KeyboardInterrupt
 
 
+class Ended(Progress):
+    """The user's Ctrl-C when the test problems are measured at the end."""
+
+    def wait(self, doing):
+        if doing == "measuring":
+            raise KeyboardInterrupt
+
+
 class Began(Progress):
     """Notes what is counted from where."""
 
@@ -226,8 +245,8 @@ class Began(Progress):
 
 
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sft, "KEPT_EVERY", 0.0)
-    monkeypatch.setattr(sft, "KEPT_SHARE", float("inf"))
+    monkeypatch.setattr(fitting, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(fitting, "KEPT_SHARE", float("inf"))
     given = ["train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
     given += ["student=embedded", "train.adapter=lora", "train.eval_size=8"]
     config = load_config(overrides=given)
@@ -240,10 +259,28 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="has a training under way"):
             supervise(load_config(overrides=[*given, other]), None, tmp_path, False)
     assert kept.newest_checkpoint(pytest.fail)[1]["told"][0] == told
-    monkeypatch.setattr(sft, "KEPT_EVERY", 60.0)
+    monkeypatch.setattr(fitting, "KEPT_EVERY", 60.0)
     began = Began(quiet=True)
     manifest = supervise(config, None, tmp_path, False, began)
     assert (4, 2, "step") in began.starts  # the rate and the time left are of what is left
     assert manifest["steps"] == 4 and not kept.path.exists()
     whole = supervise(config, None, tmp_path / "whole", False)
     assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]
+
+
+def test_a_command_that_was_killed_while_it_measured_has_lost_no_training(tmp_path):
+    given = ["train.demonstrations=20", "train.sft_steps=4", "train.validation_size=8"]
+    config = load_config(overrides=["student=embedded", "train.eval_size=8", *given])
+    with pytest.raises(KeyboardInterrupt):
+        supervise(config, None, tmp_path, False, Ended(quiet=True))
+    written = read_json(tmp_path / "manifest.json")
+    trained = load_file(tmp_path / "model.safetensors")
+    assert written["steps"] == 4 and "test_greedy" not in written
+    began = Began(quiet=True)
+    manifest = supervise(config, None, tmp_path, False, began)
+    assert (4, 4, "step") in began.starts and manifest["test_greedy"]["problems"] == 8
+    assert manifest.items() >= {**written, "seconds": manifest["seconds"]}.items()
+    for name, weights in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(weights, trained[name])
+    with pytest.raises(ConfigError, match="holds a model"):
+        supervise(config, None, tmp_path, False)

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -879,6 +880,19 @@ def test_what_is_missing_says_where_it_belongs(tmp_path, monkeypatch):
             DataError, match=r"openai/gsm8k can't be loaded from the hub .* set ALPHAZERO_DATA_DIR"
         ):
             load_tasks("gsm8k", "test", 1)
+
+
+def test_without_the_hub_s_library_files_are_read_and_the_rest_says_what_to_install(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
+    for name in ("datasets", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert len(everything(opened(written(tmp_path, *PLAIN)))) == len(PLAIN)
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    for address in ("gsm8k", "hub:x/rows", str(tmp_path / "rows.parquet")):
+        with pytest.raises(ConfigError, match=r"install alphazero-llm-trainer\[hub\]"):
+            opened(address).load("test", 1)
 
 
 @pytest.mark.data

@@ -575,6 +575,7 @@ def test_an_end_token_that_the_model_has_not_is_refused(folder, token):
 
 def test_four_bits_are_read_in_the_folder(folder):
     """All of such weights can't be trained, whatever the entry says."""
+    pytest.importorskip("bitsandbytes")
     packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     AutoModelForCausalLM.from_pretrained(PACKAGED, quantization_config=packed).save_pretrained(
         folder

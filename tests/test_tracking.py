@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def strays(home):
 
 def tracked(kind, path):
     """Two rounds of a few questions, 8 and 4, under the tracker `kind`."""
+    if find_spec(kind) is None:
+        pytest.skip(f"NOT TESTED: {kind} is of the group all-tests")
     config = grpo_config(
         [
             {"student": "embedded", "rewards": {"use_student_model": False}},
@@ -131,6 +134,8 @@ def test_trackio_has_the_run(tmp_path, home):
     """In a process of its own: the library reads its folder's variable when it is first
     imported.
     """
+    if find_spec("trackio") is None:
+        pytest.skip("NOT TESTED: trackio is of the group all-tests")
     script = "import sys; from pathlib import Path; from test_tracking import tracked; tracked('trackio', Path(sys.argv[1]))"
     environment = {
         **os.environ,

@@ -271,6 +271,14 @@ def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole_run, tmp_path,
     assert figures[0] == figures[1] and figures[0][0] == (None, None) != figures[0][1]
 
 
+def begun_from(student, config):
+    """What a run's value begins with where it trains the student of this folder on."""
+    train = config.train.model_copy(update={"student": str(student)})
+    run = Run(prepare(config.model_copy(update={"train": train})))
+    run.load()
+    return run.make_objective().value.weight[0]
+
+
 @pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
 def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, capsys):
     run, _ = whole_run
@@ -290,6 +298,8 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
         "embedded", loaded, methods="mcts", num=4, out=tmp_path / "again", progress=False
     )
     assert again.facts["verifier"] == "calculator+value"
+    learnt = load_file(student / VALUE / NUMBERS)["weight"]
+    assert torch.equal(begun_from(student, RunFolder(run).config()), learnt)
     with torch.no_grad():  # what it carries is of other weights then, and says nothing
         loaded.model.get_input_embeddings().weight.add_(1e-3)
     loaded.engine.set_policy(None, 1)
@@ -318,6 +328,8 @@ def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsy
     for one in found:  # a state has one value, however the student is stored
         assert one.tree.text[1] == found[0].tree.text[1]
         assert one.tree.V[1] == pytest.approx(found[0].tree.V[1], abs=1e-4)
+    learnt = load_file(run / "adapter" / VALUE / NUMBERS)["weight"]
+    assert torch.equal(begun_from(run / "adapter", RunFolder(run).config()), learnt)
     # A value over other states is none of the sum's.
     file = run / "adapter" / "adapter_model.safetensors"
     save_file({name: tensor + 1e-3 for name, tensor in load_file(file).items()}, file)

@@ -21,7 +21,6 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.training.critic import Critic
 from alphazero_llm_trainer.training.critic_data import Example, State, state_rows
-from alphazero_llm_trainer.training.critic_run import sequence_classifier
 from alphazero_llm_trainer.training.packing import plan
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, check_packs, computed, packs
@@ -233,10 +232,3 @@ def test_critics_see_states_past_the_window(name):
         torch.testing.assert_close(
             numbers[places[tuple(row[PROMPT:])]], expected, rtol=0, atol=CLOSE
         )
-
-
-def test_a_kind_without_a_sequence_classifier_is_refused_for_a_prm():
-    with pytest.raises(
-        ConfigError, match="no sequence classifier of granite models: use another student"
-    ):
-        sequence_classifier(Critic(made("granite", RIGHT)))

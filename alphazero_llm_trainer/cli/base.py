@@ -345,18 +345,14 @@ def quieten(args: argparse.Namespace) -> None:
 
 
 def tell_loading(
-    args: argparse.Namespace,
-    progress: Progress,
-    config: Config | None = None,
-    what: str = "PyTorch",
-    module: str = "torch",
+    args: argparse.Namespace, progress: Progress, config: Config | None = None
 ) -> None:
     """Say what is loaded, the student of `config` too, before seconds without a word; nothing where
     JSON is asked for. See `Progress.load`, and `check_weights` for what it raises.
     """
     student = "" if config is None else f" and {check_weights(config, args.path)}"
     if not getattr(args, "json", False) and getattr(args, "base_url", None) is None:
-        progress.load(what + student, module)
+        progress.load(f"PyTorch{student}", "torch")
 
 
 def check_least(least: int, /, **numbers: int | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..files import FolderLock
-from ..live import Progress, Stop
+from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
     add_config_arguments,
@@ -93,7 +93,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     if not args.data:
         check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
-        tell_loading(args, progress, config, "PyTorch, TRL", "trl")
+        tell_loading(args, progress, config)
         from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening, with_context
@@ -118,9 +118,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
             data = args.data or [args.out]
             try:
                 critic, card = train_critic(kind, student, config, data, args.out, progress, stop)
-            except KeyboardInterrupt:
-                if not stop():
-                    raise
+            except StoppedError:
                 progress.say(
                     "stopped while training, nothing was kept of it; "
                     "the same command trains on the same trees"

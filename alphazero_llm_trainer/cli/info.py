@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
+from .. import __version__
 from ..config.load import Config, cuda_here, load_training, resolve_name
 from ..config.shipped import named_file, shipped
 from ..config.train import recipe_of
@@ -68,7 +69,7 @@ def gather(config: Config) -> dict[str, Any]:
     """The facts by name."""
     installed = {each.name: each.version for each in metadata.distributions()}
     return {
-        "version": metadata.version("alphazero-llm-trainer"),
+        "version": __version__,
         "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
         "cuda": cuda_here(),
         "cores": len(os.sched_getaffinity(0)),

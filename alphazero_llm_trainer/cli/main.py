@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+from .. import __version__
 from .base import Parser, run_command
 from .compare import add_compare
 from .critics import add_prm, add_value
@@ -39,9 +39,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog=PROGRAM, description="AlphaZero for language-model reasoning.", epilog=EPILOG
     )
-    parser.add_argument(
-        "--version", action="version", version=f"{PROGRAM} {metadata.version(PROGRAM)}"
-    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )

@@ -38,6 +38,7 @@ def load_object(place: str, name: str, key: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside it
     try:
         spec.loader.exec_module(module)
     except AlphaZeroError:
@@ -47,6 +48,8 @@ def load_object(place: str, name: str, key: str) -> Any:
             f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: "
             f"{error}): mend it"
         ) from error
+    finally:
+        sys.dont_write_bytecode = writes
     if not hasattr(module, name):
         public = [other for other in vars(module) if not other.startswith("_")]
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -55,6 +55,16 @@ def recipe_of(method: str) -> str:
     return recipe
 
 
+class Rates(NamedTuple):
+    """Learning rates where none is configured: of adapters, of all of a small model, and of all of
+    a large one.
+    """
+
+    adapter: float = 5e-4
+    small: float = 5e-4
+    large: float = 5e-5
+
+
 class OptimizerConfig(Section):
     place = "train.optimizer"
     name: Literal["auto", "adamw", "adamw_8bit"]
@@ -65,14 +75,15 @@ class OptimizerConfig(Section):
     max_grad_norm: PositiveFloat
     weight_decay: NonNegativeFloat
 
-    def rate(self, usual: float, large: float, parameters: int, adapter: str) -> float:
-        """The learning rate for a model of so many parameters, of which all ("full") or an
-        adapter's ("lora") are trained: unless one is configured, the `usual` one, or the one of a
-        `large` model that is trained whole.
+    def rate(self, rates: Rates, parameters: int, adapter: str) -> float:
+        """The configured learning rate, else that of `rates` for a model of so many parameters, of
+        which all ("full") or an adapter's ("lora") are trained.
         """
         if self.learning_rate is not None:
             return self.learning_rate
-        return large if adapter == "full" and parameters >= LARGE else usual
+        if adapter == "lora":
+            return rates.adapter
+        return rates.large if parameters >= LARGE else rates.small
 
 
 class CriticConfig(Section):

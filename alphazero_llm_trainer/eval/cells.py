@@ -45,8 +45,9 @@ class Benchmark:
 class Cell:
     """What a method did on a benchmark with a budget.
 
-    `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens`
-    are sampled and scored ones of each problem, `groups` which problems repeat each other
+    `outcomes` has a 1 (correct) or 0 a problem, `unanswered` a 1 where no answer was stated;
+    `verdicts` and `ended_by` count problems; `tokens` are sampled and scored ones of each problem,
+    `groups` which problems repeat each other
     (`metrics.repeats`); the other figures are sums over problems, `f1` of HotpotQA's alone,
     `seconds` wall-clock. `unjudged` counts the answers of which the verifier could check no step.
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
@@ -75,6 +76,7 @@ class Cell:
     gold: bool = True
     unjudged: int = 0
     correct: list[list[bool]] = field(default_factory=list)
+    unanswered: str = ""
 
     @property
     def distinct(self) -> int:
@@ -146,6 +148,7 @@ async def run_cell(
         rewards=[] if custom is None else await custom.scores(tasks, responses),
         gold=any(map(gradable, tasks)),
         unjudged=sum(answer.unjudged for answer in answers),
+        unanswered="".join(str(int(response is None)) for response in responses),
     )
 
 

@@ -118,6 +118,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         "cut": cell.cut,
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
+        "unanswered": cell.unanswered,
     }
     known = [reward for reward in cell.rewards if reward is not None]
     if known:

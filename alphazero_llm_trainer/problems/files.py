@@ -1,5 +1,5 @@
 """Rows of your own as a source: files (a folder or a pattern of them, too), or a data set of the
-hub, read by Hugging Face `datasets`.
+hub, which Hugging Face `datasets` loads.
 
 A column `split`, the names of a folder's files, or the hub's own splits decide what is train and
 test; what a data set doesn't have is cut off its train rows by a hash of the questions
@@ -8,12 +8,12 @@ test; what a data set doesn't have is cut off its train rows by a hash of the qu
 
 from __future__ import annotations
 
-import glob
-import logging
+import csv
+import io
 import lzma
 import re
-import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
-from .rows import SPLIT_NAMES, Row, files_at, row_format, split_at
+from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
 from .source import Source, TaskList, from_rows
+
+HUB = "install alphazero-llm-trainer[hub]"
 
 
 class FileRows(TaskList):
@@ -94,22 +96,67 @@ def rows_at(address: str) -> Iterator[tuple[str, Row]]:
 
 
 def rows_in(file: Path) -> Iterator[Row]:
-    """The rows of a file, every text as it is written.
-
-    JSON is read as text: the builder for JSON makes dates of texts and floats of large numbers, and
-    adds quotes in columns of several types. Tables have texts alone for the same reason.
+    """The rows of a file, packed or not. Every text is as it is written: no date, number or missing
+    value is guessed.
     """
     kind = row_format(file.name)
+    content = unpacked(file)
     if kind == ".parquet":
-        rows = read("parquet", file)
-    elif kind in (".csv", ".tsv"):
-        rows = read_table(file, "\t" if kind == ".tsv" else ",")
+        rows: Iterable[dict[str, Any]] = parquet_rows(content, file)
     else:
-        [document] = read("text", file, sample_by="document")
-        yield from json_rows(document["text"].removeprefix("\ufeff"), file)
-        return
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not utf-8 ({error.reason}): write it in utf-8") from error
+        if kind not in (".csv", ".tsv"):
+            yield from json_rows(text, file)
+            return
+        rows = table_rows(text, "\t" if kind == ".tsv" else ",", file)
     for number, row in enumerate(rows, 1):
         yield row, f"{file} row {number}"
+
+
+def unpacked(file: Path) -> bytes:
+    """What a file holds. Raises DataError where it can't be read or unpacked."""
+    try:
+        with PACKED.get(file.suffix.lower(), open)(file, "rb") as opened:
+            return bytes(opened.read())
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{file} can't be read ({first_line(error)}): check the file") from error
+
+
+def parquet_rows(content: bytes, file: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file. Raises DataError where it is none, ConfigError without
+    pyarrow.
+    """
+    try:
+        from pyarrow import ArrowException, BufferReader
+        from pyarrow.parquet import read_table
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{file} needs {error.name}, which isn't installed: {HUB}") from error
+    try:
+        rows: list[dict[str, Any]] = read_table(BufferReader(content)).to_pylist()
+    except ArrowException as error:
+        raise DataError(f"{file} can't be read ({first_line(error)}): check the file") from error
+    return rows
+
+
+def table_rows(text: str, separator: str, file: Path) -> Iterator[dict[str, str]]:
+    """The rows of a table, all as text. Raises DataError for a row that its head doesn't fit."""
+    csv.field_size_limit(len(text) + 1)
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for number, row in enumerate(table, 1):
+            if None in row:
+                raise DataError(
+                    f"{file} row {number} has more fields than the head has columns: "
+                    "put texts with commas in quotes"
+                )
+            yield row
+    except csv.Error as error:
+        raise DataError(
+            f"{file} line {table.reader.line_num} is no row of a table ({error}): check its quotes"
+        ) from error
 
 
 def json_rows(text: str, file: Path) -> Iterator[Row]:
@@ -135,56 +182,17 @@ def json_rows(text: str, file: Path) -> Iterator[Row]:
             yield row, where
 
 
-def read_table(file: Path, separator: str) -> list[dict[str, Any]]:
-    """The rows of a table, all as text: `NA`, `True` and `007` stay what they are."""
-    from datasets import Features, Value
-
-    options = {"sep": separator, "keep_default_na": False}
-    first = read("csv", file, nrows=1, **options)[0]
-    if "__index_level_0__" in first:  # what pandas makes of a first row with more fields
-        raise DataError(
-            f"{file} row 1 has more fields than the head has columns: "
-            "put texts with commas in quotes"
-        )
-    return read("csv", file, features=Features(dict.fromkeys(first, Value("string"))), **options)
-
-
-def read(kind: str, file: Path, **options: Any) -> list[dict[str, Any]]:
-    """The rows of a file by one of the builders of `datasets`, which unpacks it too. Its cache is
-    temporary: nothing is left behind."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            rows = datasets.load_dataset(
-                kind,
-                data_files=glob.escape(str(file)),
-                split="train",
-                cache_dir=cache,
-                keep_in_memory=True,
-                **options,
-            )
-        except (
-            OSError,
-            ValueError,
-            EOFError,
-            lzma.LZMAError,
-            datasets.exceptions.DatasetsError,
-        ) as error:
-            why = first_line(error.__cause__ or error)
-            raise DataError(f"{file} can't be read ({why}): check the file") from error
-        return rows.to_list()
-
-
 def load_hub(name: str, configuration: str | None, split: str | None, fix: str) -> Any:
     """A data set of the hub, or one split of it; nothing of the repository is executed.
 
-    Raises DataError, ending in `fix`.
+    Raises DataError, or ConfigError without `datasets`; both end in `fix`.
     """
-    import datasets
-
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{name} is on the hub, and {error.name} isn't installed: {HUB}, or {fix}"
+        ) from error
     ask_hub_or_cache()
     try:
         return datasets.load_dataset(name, configuration, split=split)

@@ -6,12 +6,15 @@ stands there; choices are written below their question.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import glob
+import gzip
 import hashlib
+import lzma
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from numbers import Number
@@ -67,7 +70,8 @@ SPLIT_NAMES = {
     "val": "validation", "dev": "validation", "arena": "arena", "test": "test", "testing": "test",
     "eval": "test", "evaluation": "test",
 }  # fmt: skip
-PACKED = (".gz", ".bz2", ".xz")
+# What opens a packed file, by its ending.
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # A choice with its label.
 LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..config.load import Config
@@ -75,6 +75,13 @@ class Critic(torch.nn.Module):
         self.score = Score(self.config.hidden_size, 1, device=device)
         torch.nn.init.zeros_(self.score.weight)
         torch.nn.init.constant_(self.score.bias, start)
+
+    def begin_from(self, folder: Path) -> None:
+        """Take the last layer of a critic's folder."""
+        tensors = load_file(folder / NUMBERS)
+        with torch.no_grad():
+            self.score.weight[0] = tensors["weight"]
+            self.score.bias[0] = tensors["bias"]
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that training changes, by name: none of the policy's own."""

@@ -21,6 +21,7 @@ from ..policy.student import Student
 from ..problems.load import check_tokens, check_train_split
 from ..problems.source import split_of
 from .preferences import Preference, has_preferences, read_preferences
+from .rows import TrainRow
 
 Ids = tuple[int, ...]
 
@@ -192,22 +193,13 @@ def with_step_labels(example: Example, least: int) -> Example:
 # -- states -> rows --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StateRow:
-    """A response and one token more `[T + 1]`, for a critic's numbers are of the states before
-    tokens; `targets` in [0, 1] and `weights` `[T + 1]` are of those states. A weight of 0 means
-    that a state is no target, or another row's.
-    """
-
-    prompt_ids: Ids
-    completion_ids: Ids
-    targets: tuple[float, ...]
-    weights: tuple[float, ...]
-
-
-def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, int]]]:
+def state_rows(example: Example) -> tuple[list[TrainRow], dict[Ids, tuple[int, int]]]:
     """The longest states of a question as rows, whose weights sum to 1: each question counts the
-    same. And where each state is: its row, and how many tokens of the response it has."""
+    same. And where each state is: its row, and how many tokens of the response it has.
+
+    A row has one token more than its state, for a critic's numbers are of the states before tokens.
+    A weight of 0 means that a state is no target, or another row's.
+    """
     longest: list[Ids] = []
     places = {}
     # A state comes right after those that begin with it.
@@ -220,12 +212,28 @@ def state_rows(example: Example) -> tuple[list[StateRow], dict[Ids, tuple[int, i
     for ids, state in example.states.items():
         row, length = places[ids]
         targets[row][length], weights[row][length] = state.target, state.weight / whole
-    prompt = example.prompt_ids
     rows = [
-        StateRow(prompt, (*ids, prompt[-1]), tuple(targets[row]), tuple(weights[row]))
+        state_row(example, ids, tuple(targets[row]), tuple(weights[row]))
         for row, ids in enumerate(longest)
     ]
     return rows, places
+
+
+def state_row(
+    example: Example, ids: Ids, targets: tuple[float, ...] = (), weights: tuple[float, ...] = ()
+) -> TrainRow:
+    """The state after `ids` as a row; see `state_rows`."""
+    prompt = example.prompt_ids
+    completion = (*ids, prompt[-1])
+    return TrainRow(prompt, completion, (), (), targets=targets, value_weights=weights)
+
+
+def pair_rows(example: Example, most: int) -> list[list[TrainRow]]:
+    """`most` of a question's pairs at most, those with the widest margins: the better state, then
+    the worse one.
+    """
+    widest = sorted(example.pairs, key=lambda pair: -example.pairs[pair])[:most]
+    return [[state_row(example, ids) for ids in pair] for pair in widest]
 
 
 def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:

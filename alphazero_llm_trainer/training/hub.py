@@ -5,7 +5,6 @@ a student's model card.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, get_tok
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
+from .. import __version__
 from ..errors import CheckpointError, ConfigError, reason_of
 from ..policy.folders import VALUE
 
@@ -93,7 +93,7 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     text = f"""
 # {run["student"]}, trained by search
 
-{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer {version("alphazero-llm-trainer")}:
+{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer {__version__}:
 `{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of
 `{run["config"]["problems"]["source"]}`, seed {run["seed"]}. Kept: {run["kept"]}.
 Held-out test problems: {results(run)}.

@@ -53,8 +53,8 @@ class Learner:
     """A model under training.
 
     Args:
-        model: made trainable (`make_trainable`); under FSDP a copy is sharded, and `publish` brings
-            its weights back.
+        model: made trainable (`make_trainable`), or the objective's critic, trained alone; under
+            FSDP a copy is sharded, and `publish` brings its weights back.
         objective: what is minimised.
         memory: precision, rows of a forward, optimiser, recomputed activations.
         schedule: of the learning rate.
@@ -83,17 +83,19 @@ class Learner:
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
         self.updates, self.first_update, self.gap = 0, 0, 0.0
-        self.rows_of_a_forward = memory.rows(settings.batch_size // ranks.size)
+        rows = memory.rows(settings.batch_size // ranks.size)
+        self.rows_of_a_forward = max(rows - rows % objective.unit, objective.unit)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded else model
         if self.sharded and memory.autocast:
             inner = inner.float()  # the optimiser's copy, in full precision
+        self.alone = model is objective.critic  # a value network or a PRM
         if memory.checkpointing:
-            checkpoint_layers(inner)
+            checkpoint_layers(inner.backbone if self.alone else inner)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
         self.pack = packing(model, "off" if self.sharded else objective.pack, self.device)
-        scorer = Scorer(inner, objective.value)
-        self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
+        scorer = inner if self.alone else Scorer(inner, objective.value)
+        self.config, self.dtype = inner.config, next(inner.parameters()).dtype
         beside = objective.extra().values()
         optimizer = make_optimizer(
             inner, beside, schedule.rate, settings.weight_decay, memory.eight_bit
@@ -189,6 +191,10 @@ class Learner:
 
     def score_under(self, scorer: Any, rows: Sequence[TrainRow]) -> Scores:
         """The same under another model of this shape."""
+        if self.alone:
+            values = scorer(rows)
+            nothing = torch.zeros_like(values)  # it predicts no tokens
+            return Scores(nothing, nothing, values=values)
         return score(scorer, self.config, rows, self.pack, self.dtype, self.device)
 
     def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:

@@ -22,6 +22,7 @@ from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
+from ..policy.critic import own_value
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
@@ -137,6 +138,7 @@ class Run:
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
+        self.carried = own_value(config, self.student)[1] if self.method.guided else None
         asked = [task.problem.question for task in self.prepared.questions]
         if (long := check_prompts(self.student, config, asked)) is not None:
             self.progress.say(long)
@@ -161,15 +163,18 @@ class Run:
         freeze_loaded()
 
     def make_objective(self) -> Objective:
-        """What the method minimises."""
+        """What the method minimises. A value goes on from the one that the student carries."""
         lora = self.student.spec.lora if self.adapter == "lora" else None
-        return self.method.objective(self.config.train, self.student.model, lora)
+        objective = self.method.objective(self.config.train, self.student.model, lora)
+        if objective.value is not None and self.carried is not None:
+            objective.critic.begin_from(self.carried)
+        return objective
 
     def make_learner(self) -> Learner:
         """What is trained, and how fast."""
         train, model, size = self.config.train, self.student.model, self.size
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
-        rate = learning_rate(train.optimizer, model, *self.method.rates)
+        rate = learning_rate(train.optimizer, model, self.method.rates)
         schedule = Schedule(rate, warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
         return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)

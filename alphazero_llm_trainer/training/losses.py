@@ -93,6 +93,14 @@ def cross_entropy(
     return (loss * weights).sum() / total
 
 
+def bradley_terry(
+    better: torch.Tensor, worse: torch.Tensor, total: torch.Tensor | float
+) -> torch.Tensor:
+    """`sum(-log sigmoid(r_better - r_worse)) / total` over pairs `[P]` (nats)."""
+    # softplus(x) = log(1 + exp(x)) = -log sigmoid(-x), which a large difference does not overflow.
+    return F.softplus(worse - better).sum() / total
+
+
 def value_loss(
     values: torch.Tensor,
     old: torch.Tensor,

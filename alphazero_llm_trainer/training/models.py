@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
-from ..config.train import LARGE, OptimizerConfig
+from ..config.train import LARGE, OptimizerConfig, Rates
 from ..errors import ConfigError
 from ..files import sync_all, write_json
 from ..policy.adapters import (
@@ -79,12 +79,11 @@ class MemoryOptions:
             shape,
         )
 
-    def rows(self, batch: int, tokens: int | None = None) -> int:
-        """Rows of one forward of a minibatch of `batch`, each of so many tokens at most."""
+    def rows(self, batch: int) -> int:
+        """Rows of one forward of a minibatch of `batch`."""
         if self.micro_batch is not None:
             return min(self.micro_batch, batch)
-        length = self.tokens if tokens is None else tokens
-        return batch if self.shape is None else rows_of_a_forward(batch, length, *self.shape)
+        return batch if self.shape is None else rows_of_a_forward(batch, self.tokens, *self.shape)
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:
@@ -107,14 +106,10 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 
 
-def learning_rate(
-    settings: OptimizerConfig, model: torch.nn.Module, usual: float, large: float
-) -> float:
-    """The learning rate for a model made trainable (`make_trainable`), where it is left open: the
-    `usual` one, or that of all of a `large` model.
-    """
+def learning_rate(settings: OptimizerConfig, model: torch.nn.Module, rates: Rates) -> float:
+    """The learning rate for a model made trainable (`make_trainable`)."""
     adapter = "lora" if hasattr(model, "peft_config") else "full"
-    return settings.rate(usual, large, sum(p.numel() for p in model.parameters()), adapter)
+    return settings.rate(rates, sum(p.numel() for p in model.parameters()), adapter)
 
 
 def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> PreTrainedModel:

@@ -182,7 +182,7 @@ class Recorder:
             "shots": self.student.opening.shots,
             "adapter": self.adapter,
             "learning_rate": learning_rate(
-                config.train.optimizer, self.student.model, *self.prepared.method.rates
+                config.train.optimizer, self.student.model, self.prepared.method.rates
             ),
             "method": config.train.method,
             "seed": config.seed,

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +20,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 
 from ..config.load import Config
 from ..config.sections import ModelShape
-from ..config.train import TrainConfig
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..files import write_json
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
-from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
-from .learner import Learner, Schedule
+from .fit import Course, Kept, Line, fit, planned
 from .methods.expert_iteration import Likelihood
-from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
+from .models import MemoryOptions, make_trainable, save_student
 from .rows import TrainRow
-from .run import RunFolder, write_manifest
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -48,22 +41,8 @@ if TYPE_CHECKING:
 SAMPLES = 8
 RATE = 2e-4  # of a student that goes on, where the configuration leaves it open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
-KEPT, BEST = "under-way", "best.safetensors"
-KEPT_EVERY, KEPT_SHARE = 60.0, 0.05  # seconds between two, and at most so much of the time
-FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
+KEPT = "under-way"
 CONTEXT = 1024  # tokens, of a student from scratch
-
-
-def settings_of(config: Config, rows: int) -> TrainConfig:
-    """`train` with the number of updates and the learning rate for `rows` demonstrations, where it
-    leaves them open.
-    """
-    steps, optimizer = config.train.sft_steps, config.train.optimizer
-    if steps is None:
-        steps = math.ceil(optimizer.epochs * rows / optimizer.batch_size)
-    if optimizer.learning_rate is None:
-        optimizer = optimizer.model_copy(update={"learning_rate": RATE})
-    return config.train.model_copy(update={"sft_steps": steps, "optimizer": optimizer})
 
 
 def supervise(
@@ -98,10 +77,11 @@ def supervise(
             student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling
         ).correct
 
-    def accuracy() -> float:
+    def accuracy(course: Course) -> Line:
         right = sum(map(all, measure(validation, "validation"))) / len(validation)
-        progress.say(f"validation accuracy {right:.3f} after {progress.work.done:,} steps")
-        return right
+        steps = len(course.losses)
+        progress.say(f"validation accuracy {right:.3f} after {steps:,} steps")
+        return {"step": steps, "seconds": round(course.seconds, 1), "accuracy": right}
 
     before: list[list[bool]] = []
     if vocabulary is not None:
@@ -116,10 +96,9 @@ def supervise(
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
-    settings = settings_of(config, len(demonstrations))
+    settings = planned(config.train, len(demonstrations), RATE)
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
-    evaluate = accuracy if validation else None
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = [settings, student.spec, config.search]
     same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
@@ -127,25 +106,18 @@ def supervise(
     if not scratch:
         before = measure(test, "test problems before training")
         facts["test_before"] = share(before)
-    trained = train_student(
+    course = fit(
         trainable,
-        rows,
+        Likelihood(),
+        [[row] for row in rows],
         settings,
         config.seed,
         memory,
-        evaluate=evaluate,
+        measure=accuracy if validation else None,
         progress=progress,
         kept=kept,
     )
-    progress.wait("measuring")
-    greedy = measure(test, "test problems, greedy")
-    doing = f"test problems, {SAMPLES} samples each"
-    facts |= {
-        "student": student.name,
-        "test_greedy": share(greedy),
-        "test_pass_at_8": share(measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)),
-    }
-    last, scores = trained.pop("losses")[-50:], [e["accuracy"] for e in trained["evaluations"]]
+    last = course.losses[-50:]
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": config.seed,
@@ -154,13 +126,22 @@ def supervise(
         "data_sha256": data,
         "parameters": sum(p.numel() for p in trainable.parameters()),
         "loss": sum(last) / len(last),
-        "validation_accuracy": max(scores if settings.keep_best else scores[-1:], default=None),
-        **trained,
+        "validation_accuracy": course.line.get("accuracy"),
+        "steps": len(course.losses),
+        "seconds": round(course.seconds, 1),
+        "evaluations": course.lines,
+        "student": student.name,
         **facts,
     }
+    save_student(student, adapter, source.name, out, out / "adapter")
+    write_json(out / "manifest.json", manifest)  # before it is measured, which may take long
+    progress.wait("measuring")
+    greedy = measure(test, "test problems, greedy")
+    doing = f"test problems, {SAMPLES} samples each"
+    samples = measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)
+    manifest |= {"test_greedy": share(greedy), "test_pass_at_8": share(samples)}
     if before:
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
-    save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
     kept.remove()
     return manifest
@@ -230,136 +211,6 @@ def sft_rows(
             weights = (question_weight,) * (len(completion) - len(weights)) + weights
         rows.append(TrainRow(tuple(prompt), tuple(completion), (), weights, kind="demonstration"))
     return rows
-
-
-def minibatches(rows: Sequence[TrainRow], size: int, seed: int) -> Iterator[list[TrainRow]]:
-    """Rows in a random order, pass after pass; each minibatch's own by length, so that a forward
-    needs little padding.
-    """
-    order: list[int] = []
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        while len(order) < size:
-            order += torch.randperm(len(rows), generator=generator).tolist()
-        yield sorted(
-            (rows[i] for i in order[:size]),
-            key=lambda row: len(row.prompt_ids) + len(row.completion_ids),
-        )
-        order = order[size:]
-
-
-def train_student(
-    model: Any,
-    rows: Sequence[TrainRow],
-    settings: TrainConfig,
-    seed: int,
-    memory: MemoryOptions = MemoryOptions(),  # noqa: B008
-    *,
-    evaluate: Callable[[], float] | None = None,
-    progress: Progress | None = None,
-    kept: Kept | None = None,
-) -> dict[str, Any]:
-    """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best
-    evaluated weights. What is `kept` of such a training goes on.
-
-    Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
-    """
-    steps, optimizer = settings.sft_steps, settings.optimizer
-    assert steps is not None and optimizer.learning_rate is not None  # `settings_of`
-    shown = progress if progress is not None else Progress(quiet=True)
-    learner = Learner(
-        model,
-        Likelihood(),
-        memory,
-        Schedule(optimizer.learning_rate, min(optimizer.warmup, steps // 4), steps, FINAL_RATE),
-        optimizer,
-    )
-    losses: list[float] = []
-    evaluations: list[dict[str, float]] = []
-    best: dict[str, torch.Tensor] = {}
-    seconds = 0.0
-    if kept is not None and (found := kept.restore(learner)) is not None:
-        (losses, evaluations, seconds), best = found
-    shown.start(steps, len(losses), unit="step", doing="training", held="one")
-    batches = islice(minibatches(rows, optimizer.batch_size, seed), len(losses), steps)
-    for step, batch in enumerate(batches, len(losses) + 1):
-        began = time.perf_counter()
-        for part in learner.parts(batch):
-            scores = learner.score(part)
-            loss, figures = learner.objective.loss(part, scores, learner.totals)
-            learner.backward(loss, scores, figures)
-        losses.append(learner.clip()["loss"])
-        learner.step()
-        seconds += time.perf_counter() - began
-        shown.at(step)
-        shown.now(f"loss {losses[-1]:.4f}")
-        if evaluate is not None and (step % settings.evaluate_every == 0 or step == steps):
-            accuracy = evaluate()
-            reached = max((line["accuracy"] for line in evaluations), default=-1.0)
-            if settings.keep_best and accuracy > reached:
-                best = trained_state(model)
-            evaluations.append({"step": step, "seconds": round(seconds, 1), "accuracy": accuracy})
-        if kept is not None:
-            kept.save(learner, (losses, evaluations, seconds), best)
-    if best:
-        load_trained_state(model, best)
-    model.eval()
-    return {
-        "steps": len(losses),
-        "seconds": round(seconds, 1),
-        "losses": losses,
-        "evaluations": evaluations,
-    }
-
-
-Told = tuple[list[float], list[dict[str, float]], float]  # losses, evaluations, seconds
-
-
-class Kept:
-    """What a stopped training goes on from: a checkpoint after some update, with the best weights
-    and what was told, in a folder; `say` gets a line about one that is broken.
-
-    `identity` says which training it is: ConfigError where the folder has another.
-    """
-
-    def __init__(self, folder: Path, identity: str, say: Callable[[str], None]) -> None:
-        self.folder, self.identity = RunFolder(folder), identity
-        self.due = time.monotonic() + KEPT_EVERY
-        self.place, self.state = self.folder.newest_checkpoint(say)
-        if self.state.get("identity", identity) != identity:
-            raise ConfigError(
-                f"--out {folder.parent} has a training under way with other data or settings: "
-                f"run its own line again, name another --out, or delete {folder}"
-            )
-
-    def remove(self) -> None:
-        """The training is over."""
-        shutil.rmtree(self.folder.path, ignore_errors=True)
-
-    def restore(self, learner: Learner) -> tuple[Told, dict[str, torch.Tensor]] | None:
-        """What was told and the best weights, where there is something to go on from."""
-        if self.place is None:
-            return None
-        losses, evaluations, seconds = self.state["told"]
-        learner.restore(self.place, len(losses))
-        best = load_tensors(self.place / BEST) if (self.place / BEST).is_file() else {}
-        return (losses, evaluations, seconds), best
-
-    def save(self, learner: Learner, told: Told, best: dict[str, torch.Tensor]) -> None:
-        """Write all of it, where that is due."""
-        began = time.monotonic()
-        if began < self.due:
-            return
-        place = self.folder.checkpoint(len(told[0]))
-        if place.is_dir():  # of a save that was killed
-            shutil.rmtree(place)
-        learner.save(place)
-        if best:
-            save_tensors(best, place / BEST)
-        write_manifest(place, {"identity": self.identity, "told": told})
-        self.folder.keep_newest(place, 1)
-        ended = time.monotonic()
-        self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
 
 def new_student(

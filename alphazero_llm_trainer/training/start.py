@@ -173,7 +173,7 @@ def check_command(config: Config, command: str) -> None:
         for name in ELSEWHERE
     }
     unread["train.student"] = f"and `{command}` begins with --model: name it there"
-    if command == "sft" and config.train.sft_steps is not None:
+    if config.train.sft_steps is not None:
         unread["train.optimizer.epochs"] = (
             f"and train.sft_steps is {config.train.sft_steps:,}: "
             "set that to null, or leave the epochs out"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...eval.critic_figures import States, auc
 from ...mcts.extract import OUTSIDE
 from ...mcts.gumbel import SCALE, node_logits, softmax
@@ -71,14 +71,22 @@ class AlphaZero(Objective):
         value.
         """
         from ..learner import padded
-        from ..losses import cross_entropy, weighted_likelihood
+        from ..losses import weighted_likelihood
 
         pi = padded([row.advantages for row in rows], scores.logprobs)
-        z = padded([row.targets for row in rows], scores.logprobs)
-        weights = padded([row.value_weights for row in rows], scores.logprobs)
         policy = weighted_likelihood(scores.logprobs, pi, totals[0])
-        value = cross_entropy(scores.values, z, weights, totals[1])
+        value = outcome_loss(rows, scores, totals[1])
         return policy + self.coefficient * value, {"policy_loss": policy, "value_loss": value}
+
+
+def outcome_loss(rows: Sequence[TrainRow], scores: Any, total: torch.Tensor) -> torch.Tensor:
+    """The value's cross-entropy over the states before the rows' tokens."""
+    from ..learner import padded
+    from ..losses import cross_entropy
+
+    z = padded([row.targets for row in rows], scores.values)
+    weights = padded([row.value_weights for row in rows], scores.values)
+    return cross_entropy(scores.values, z, weights, total)
 
 
 class AlphaZeroRows(GoodRows):
@@ -239,6 +247,7 @@ def branches(
 
 ALPHAZERO = Method(
     name="alphazero",
+    rates=Rates(small=2e-3),
     rows=AlphaZeroRows,
     objective=lambda train, model, lora: AlphaZero(train, model),
     reads=frozenset({"credit", "updates_per_round", "value_coefficient"}),

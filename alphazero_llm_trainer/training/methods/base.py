@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.load import Config
 from ...config.sections import LoraConfig
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...rollouts import Searches
 
 if TYPE_CHECKING:
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 Rows = Sequence[Any]  # `rows.TrainRow`
 
 
+USUAL = Rates()
+
+
 class Objective:
     """What a method minimises."""
 
     pack = "off"
-    critic: Any = None  # PPO's, and AlphaZero's over the policy's own states
+    unit = 1  # rows that a forward has together
+    # PPO's, AlphaZero's over the policy's own states, and one that is trained alone
+    critic: Any = None
     value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
@@ -60,8 +65,7 @@ class Method(Searches):
         rows: makes rows of a round's trees: a class of `rows.RowBuilder`.
         objective: makes what is minimised, of the section `train`, the model, and the adapters'
             settings where adapters are trained.
-        rates: learning rates where the configuration gives none: the usual one, and the one at
-            which all of a large model is trained.
+        rates: learning rates where the configuration gives none.
         reads: the keys of `train` that it reads and not every method does.
         credits: the values of `train.credit` that it knows.
         about: the help of its flag, --use-NAME; None where it has no flag.
@@ -77,7 +81,7 @@ class Method(Searches):
     name: str
     rows: Callable[..., Any]
     objective: Callable[[TrainConfig, Any, LoraConfig | None], Objective]
-    rates: tuple[float, float] = (5e-4, 5e-5)
+    rates: Rates = USUAL
     reads: frozenset[str] = frozenset()
     credits: tuple[str, ...] = ()
     about: str | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config.load import Config
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...engine.protocol import Verifier
 from ...errors import ConfigError
 from ...mcts.extract import Trajectory, step_values
@@ -265,7 +265,7 @@ GRPO = Method(
     name="grpo",
     rows=CreditedRows,
     objective=lambda train, model, lora: Grpo(train, model),
-    rates=(5e-4, 1e-5),
+    rates=Rates(large=1e-5),
     reads=frozenset(
         {
             "clip_high",

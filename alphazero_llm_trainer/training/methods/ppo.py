@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ...config.sections import LoraConfig
-from ...config.train import TrainConfig
+from ...config.train import Rates, TrainConfig
 from ...mcts.seeds import derive_seed
 from ...rollouts import GradedTree
 from ..credit import gae
@@ -157,7 +157,7 @@ PPO = Method(
     name="ppo",
     rows=RewardedRows,
     objective=objective,
-    rates=(3e-4, 1e-5),
+    rates=Rates(3e-4, 3e-4, 1e-5),
     reads=GRPO.reads - {"credit", "negative_weight"} | {"critic_rounds", "gae_lambda"},
     about="PPO on sampled chains, with a critic",
     alone=True,
