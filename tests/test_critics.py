@@ -467,9 +467,9 @@ def trained(kind, student, config, folder, count=60):
     return train_critic(kind, student, config, [trees], folder / "out", Progress(quiet=True))
 
 
-@pytest.mark.parametrize("kind", ["value", "prm"])
 @pytest.mark.parametrize(
-    "adapter, quantization", [("full", "none"), ("lora", "none"), ("lora", "nf4")]
+    "kind, adapter, quantization",
+    [("value", "full", "none"), ("prm", "full", "none"), ("value", "lora", "nf4")],
 )
 def test_a_critic_learns_and_its_folder_says_what_training_saw(
     kind, adapter, quantization, tmp_path

@@ -14,8 +14,8 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
 
 ARGUMENTS = """
-    train --model embedded --num-examples 16 --eval-size 8 --set train.validation_size=0 --set
-    train.questions_per_round=8 --set rewards.use_student_model=false
+    train --model embedded --num-examples 8 --eval-size 2 --set train.validation_size=0 --set
+    train.questions_per_round=4 --set rewards.use_student_model=false
 """.split()
 
 

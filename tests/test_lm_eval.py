@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import served, url
 from support import library_logprobs
 from tables import read_jsonl, write_jsonl
-from test_serve import ready, start
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import load_student
@@ -75,9 +75,9 @@ def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "choices.yaml").write_text(CHOICES)
     (tmp_path / "tasks" / "answers.yaml").write_text(ANSWERS)
-    served = ready(start(tmp_path))
+    server = served(tmp_path / "server", "--model", "embedded")
     try:
-        settings = f"model=student,base_url={served.url}/v1/completions,tokenizer=tokenizer,max_length=1024"
+        settings = f"model=student,base_url={url(server)}/v1/completions,tokenizer=tokenizer,max_length=1024"
         command = f"""
             {lm_eval} --model local-completions --model_args {settings} --tasks choices,answers
         """.split()
@@ -98,8 +98,7 @@ def test_lm_eval_measures_what_the_model_says(lm_eval, tmp_path):
         )
         assert done.returncode == 0, done.stderr[-3000:]
     finally:
-        served.process.kill()
-        served.process.wait()
+        server.kill()
 
     def samples(name):
         [file] = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")

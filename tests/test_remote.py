@@ -6,16 +6,13 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import openai
+import processes
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -38,34 +35,15 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.types import Cost, text_of
 
-ROOT = Path(__file__).parents[1]
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
 
 
-@contextmanager
-def serving(*arguments):
-    """The URL of a `serve`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "serve", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [*command, "--port", port], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert "answers at" in process.stdout.readline()
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture(scope="module")
-def url():
+def url(tmp_path_factory):
     """`serve` with the embedded student."""
-    with serving("--model", "embedded") as place:
-        yield place
+    server = processes.served(tmp_path_factory.mktemp("served"), "--model", "embedded")
+    yield f"{processes.url(server)}/v1"
+    server.kill()
 
 
 REFUSALS = {
@@ -444,32 +422,6 @@ def test_search_prints_the_first_chain_and_the_tree(url, capsys):
     assert "<svg" in found._repr_html_() or "tree" in found._repr_html_()
 
 
-def test_it_needs_no_torch(url, tmp_path):
-    """As in an environment without the extra `train`."""
-    script = f"""
-import sys
-from alphazero_llm_trainer.errors import TRAINING
-sys.modules |= dict.fromkeys(TRAINING)
-from alphazero_llm_trainer.cli.main import main
-import alphazero_llm_trainer.environment.env
-server = ["--base-url", {url!r}, "--model", "student", "-q"]
-assert main(["search", *server, "--simulations", "1"]) == 0
-assert main(["eval", *server, "-n", "2", "--methods", "greedy", "mcts", "--out", "out"]) == 0
-assert main(["sample", *server, "-n", "2", "--out", "trees"]) == 0
-assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("alphazero-llm-trainer[train]") == 3
-
-
 def test_eval_compares_methods_over_a_server(url, tmp_path):
     methods = ["greedy", "majority", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
     argv = [*"eval -n 12 --start 340 --methods".split(), *methods, "--budget-tokens", "120"]
@@ -518,7 +470,8 @@ def test_sampled_trees_teach_by_their_texts(url, tmp_path, capsys):
 def test_serve_puts_search_before_another_server(url, tmp_path):
     kept, step = tmp_path / "kept", ["--set", "search.step=line"]
     flags = [*f"--base-url {url} --model student --keep-traces {kept}".split(), *step]
-    with serving(*flags) as place, openai.OpenAI(base_url=place, api_key="any") as client:
+    server = processes.served(tmp_path, *flags)
+    with openai.OpenAI(base_url=f"{processes.url(server)}/v1", api_key="any") as client:
         earlier = {"role": "assistant", "content": "Ask me."}
         chat = [earlier, {"role": "user", "content": PROBLEMS[2].question}]
         chat.insert(0, {"role": "user", "content": "Hello."})
@@ -532,6 +485,7 @@ def test_serve_puts_search_before_another_server(url, tmp_path):
             client.chat.completions.create(model="student@sample", messages=chat)
         with pytest.raises(openai.BadRequestError, match="ask that one"):
             client.completions.create(model="student", prompt="3 + 4 =")
+    server.kill()
     [line] = read_jsonl(kept / "journal.jsonl")
     assert line["tokens"] == "server" and line["split"] == "served"
 

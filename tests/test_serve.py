@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
@@ -14,12 +13,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from processes import served as served_in
+from processes import url
 from support import library_logprobs
 from tables import read_jsonl, table
 
@@ -39,36 +39,19 @@ CROWDED = "connections are open, as many as there may be"
 METHODS = ("mcts", "best-of-4", "majority-4", "step-rejection")
 
 
-@dataclass
 class Served:
-    process: subprocess.Popen[str]
-    url: str
-    folder: Path
+    """A server with the embedded student."""
+
+    def __init__(self, folder, *arguments, **more):
+        self.folder = folder
+        self.process = served_in(folder, "--model", "embedded", *arguments, **more)
+
+    def ready(self):
+        self.url = url(self.process)
+        return self
 
     def live(self):
         return int(httpx.get(f"{self.url}/health").json()["live"])
-
-
-def start(folder, *arguments, files=None, **variables):
-    """`alphazero-llm-trainer serve` on a free port, in a process that may open so many `files`."""
-    environment = {k: v for k, v in os.environ.items() if k != "ALPHAZERO_API_KEY"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
-    with (folder / "stderr").open("w") as errors:
-        process = subprocess.Popen(
-            [*few, sys.executable, *"""
-                -m alphazero_llm_trainer serve --model embedded --port 0
-            """.split(), *arguments],
-            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
-        )  # fmt: skip
-    return Served(process, "", folder)
-
-
-def ready(one):
-    line = one.process.stdout.readline()
-    assert "answers at http://127.0.0.1:" in line, (one.folder / "stderr").read_text()
-    one.url = line.split("answers at ")[1].split("/v1")[0]
-    return one
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +63,14 @@ def both(tmp_path_factory):
     bounds = ["serve.concurrent=1", "serve.queue=2"]
     small = [word for bound in bounds for word in ("--set", bound)]
     started = [
-        start(folders[0], "--keep-traces", "kept"),
-        start(folders[1], *small, files=300, ALPHAZERO_API_KEY="first-key,second-key"),
+        Served(folders[0], "--keep-traces", "kept"),
+        Served(folders[1], *small, files=300, ALPHAZERO_API_KEY="first-key,second-key"),
     ]
     try:
-        yield ready(started[0]), ready(started[1])
+        yield started[0].ready(), started[1].ready()
     finally:
         for one in started:
             one.process.kill()
-            one.process.wait()
 
 
 @pytest.fixture
@@ -508,7 +490,7 @@ def test_a_silent_crowd_takes_nobodys_place(both):
             client.sendall((b"", b"GET /health HT", half)[number % 3])
         for _ in range(3):
             assert httpx.get(f"{small.url}/health", timeout=5).json()["status"] == "ok"
-    assert len((small.folder / "stderr").read_text()) < 5000
+    assert len(small.process.said("stderr")) < 5000
 
 
 # -- journals, command lines, the end --------------------------------------------------------------
@@ -626,12 +608,12 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
             while not asking.done() and not (await http.get("/health")).json()["live"]:
                 await asyncio.sleep(0.01)
-            one.process.send_signal(number)
+            one.process.signal(number)
             return await asking
 
     for one, number, code in zip(both, (signal.SIGTERM, signal.SIGINT), (0, 130), strict=True):
         response = asyncio.run(ask(one, number))
         assert response.status_code == 200 and len(response.json()["choices"]) == 4
-        assert one.process.wait(timeout=60) == code
-        said = (one.folder / "stderr").read_text().splitlines()
+        assert one.process.wait(60) == code
+        said = one.process.said("stderr").splitlines()
         assert all(line.startswith("loading") or CROWDED in line for line in said), said

@@ -112,9 +112,6 @@ def test_models_say_how_an_answer_is_made():
     assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
-# -- a watched engine ------------------------------------------------------------------------------
-
-
 # -- answering -------------------------------------------------------------------------------------
 
 QUESTION = build("test", 1, 1).problem.question

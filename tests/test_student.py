@@ -362,7 +362,6 @@ def saved_llama(folder, dtype):
     return folder
 
 
-Weights = dict[str, torch.Tensor]
 EMBEDDED_ROWS = 169  # of the embedded student's embedding
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -53,30 +51,9 @@ def apple(source):
 # -- found and loaded ------------------------------------------------------------------------------
 
 
-def test_it_is_found_by_the_entry_point_and_loads_no_torch():
-    assert (
-        names()["verifiers"] == "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
-    )
-    code = (
-        f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
-        "from alphazero_llm_trainer.config.sections import ProblemsConfig\n"
-        "from alphazero_llm_trainer.problems.source import open_problems\n"
-        f"source = open_problems(ProblemsConfig(source={WORDS!r}))\n"
-        "[task] = source.load('train', 1)\n"
-        "assert source.grade(f'#### {task.gold}', task).correct\n"
-        "assert 'torch' not in sys.modules\n"
-        "print([task.problem.id for split in ('train', 'validation', 'arena', 'test') for task in "
-        "source.load(split, 99)])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    source = open_taskset(WORDS)
-    # Another process has the same tasks in the same splits.
-    assert done.stdout.strip() == str(
-        [task.problem.id for split in SPLITS for task in source.load(split, 99)]
-    )
+def test_it_is_found_by_the_entry_point():
+    place = "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
+    assert names()["verifiers"] == place
 
 
 def test_a_taskset_without_splits_is_cut_by_hash():

@@ -283,12 +283,14 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled, capsys):
     assert view(sampled, "--question", "7") == 2 and "number of its page" in capsys.readouterr().err
 
 
-def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path):
+def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path, capsys):
     train = f"train -n 4 --model embedded --eval-size 0 --out {tmp_path}".split()
     small = ["train.preflight=0", "train.validation_size=0", "train.questions_per_round=4"]
     sets = [word for key in small for word in ("--set", key)]
     assert main([*train, *sets]) == 0
-    journal = tmp_path / "run-001" / "journal.jsonl"
+    run = tmp_path / "run-001"  # which evaluated nothing
+    assert "nan" not in capsys.readouterr().out and "NaN" not in (run / "run.json").read_text()
+    journal = run / "journal.jsonl"
     reader = TreeReader(journal)
     shown = [reader(record)["search"] for record in records_of(journal)]
     assert len(shown) == 4 and all(search["verifier"] == "calculator" for search in shown)
