@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import verifiers.v1 as vf
-from test_environment import served
+from fault_server import FaultServer
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -180,15 +180,13 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages, monkey
     env = vf.load_environment(vf.resolve_env_config(raw))
 
     def played(reply):
-        async def use(url):
-            ctx = vf.ModelContext(
-                model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
-            )
+        async def play(url):
+            client = vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
             async with env.serving():
-                return await env.run_episode(item, ctx)
+                return await env.run_episode(item, vf.ModelContext(model="m", client=client))
 
-        _, episode = asyncio.run(served(lambda body: reply, use))
-        [trace] = episode.traces
+        with FaultServer(write=lambda body: reply).running() as url:
+            [trace] = asyncio.run(play(url)).traces
         return trace
 
     def told(trace):
