@@ -14,6 +14,7 @@ import torch
 from processes import TRAIN, Started
 from safetensors.torch import load_file
 from support import grpo_config
+from tables import table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
@@ -22,6 +23,8 @@ from alphazero_llm_trainer.training.learner import shard
 from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
+
+CASES = table("ranks")
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = itertools.count()
@@ -195,16 +198,7 @@ def check_shared(config, size):
 
 @pytest.mark.parametrize(
     "override, fsdp, words",
-    [
-        ("train.optimizer.batch_size=21", False, "batch_size is 21 and 2 processes"),
-        ("train.method=ppo", False, "trains in one process"),
-        ("engine.backend=vllm-server", False, "engine.backend is vllm-server"),
-        ("teachers.tier=production", False, "teachers are remote"),
-        ("models.embedded.quantization=nf4", True, "models.embedded.quantization is nf4"),
-        ("train.optimizer.name=adamw_8bit", True, "set it to adamw"),
-        ("train.pack=on", True, "set it to auto"),
-        ("train.method=alphazero", True, "launch without FSDP"),
-    ],
+    CASES["shares"],
 )
 def test_what_two_processes_can_not_share_is_said(override, fsdp, words, monkeypatch):
     if fsdp:

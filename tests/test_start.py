@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from support import grpo_config
-from tables import read_jsonl
+from tables import read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
@@ -16,6 +16,8 @@ from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.preflight import affordable, check
 from alphazero_llm_trainer.training.size import RunSize
 from alphazero_llm_trainer.training.start import load_run
+
+CASES = table("start")
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 HUB = ["--model", "llama-3.2-3b"]
@@ -106,20 +108,7 @@ def test_every_hub_student_has_a_shape_of_its_size():
 
 @pytest.mark.parametrize(
     "overrides, rounds, questions, rows, updates",
-    [
-        ([], 50, 96, 40, 8),
-        (
-            ["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"],
-            4,
-            25,
-            40,
-            8,
-        ),
-        (["train.demonstration_share=0.5", "train.optimizer.batch_size=7"], 50, 96, 70, 40),
-        (["train.demonstrations=0", "train.rows_per_round=41"], 50, 96, 60, 12),
-        (["train.method=ppo"], 50, 96, 320, 16),
-        (["train.method=legacy"], 50, 96, 224, 14),
-    ],
+    CASES["sizes"],
 )
 def test_a_run_has_the_size_that_its_settings_say(overrides, rounds, questions, rows, updates):
     config = grpo_config(["student=embedded", *overrides])

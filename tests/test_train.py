@@ -10,7 +10,7 @@ import torch
 from processes import TRAIN, Started
 from safetensors.torch import load_file, save_file
 from support import grpo_config
-from tables import read_json, write_jsonl
+from tables import read_json, table, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.cli.main import main
@@ -32,6 +32,8 @@ from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.start import prepare
+
+CASES = table("train")
 
 SMALL = """
     --num-examples 24 --save-every 8 --eval-size 12 --model embedded
@@ -451,13 +453,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(
     "method, student, questions, enough",
-    [
-        ("grpo", "embedded", 100, 1250),
-        ("grpo", "embedded", 200, 1250),
-        ("legacy", "embedded", 200, 715),
-        ("grpo", "embedded", 4800, None),
-        ("grpo", "smollm2-135m", 100, None),  # real models gained from far fewer
-    ],
+    CASES["short runs"],
 )
 def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, enough):
     """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
