@@ -3,7 +3,6 @@ transformers once: each import takes ten seconds.
 """
 
 import os
-import resource
 import runpy
 import sys
 import time
@@ -19,30 +18,28 @@ FORKS.set_forkserver_preload(
 )
 
 
-def begin(command, folder, environment, files):
+def begin(command, folder, environment):
     """Run a script or a module as `python` does, with its output in files of `folder`."""
     for number, stream in enumerate(("stdout", "stderr"), 1):
         os.dup2(os.open(folder / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    if files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     sys.argv = command
     run = runpy.run_path if command[0].endswith(".py") else runpy.run_module
     run(command[0], run_name="__main__")
 
 
 class Started:
-    """A process that runs `command` in `folder`, and may open so many `files`."""
+    """A process that runs `command` in `folder`."""
 
-    def __init__(self, folder, *command, files=None, **variables):
+    def __init__(self, folder, *command, **variables):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         environment = {k: v for k, v in os.environ.items() if k != "ALPHAZERO_API_KEY"}
         environment |= {"OMP_NUM_THREADS": "1", **variables}
         self.process = FORKS.Process(
-            target=begin, args=([*command], folder, environment, files), daemon=True
+            target=begin, args=([*command], folder, environment), daemon=True
         )
         self.process.start()
 

@@ -171,21 +171,6 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypa
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
-def test_train_takes_a_recipe_by_its_name(monkeypatch):
-    def asked(config):
-        raise ConfigError(
-            f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}"
-        )
-
-    monkeypatch.setattr("alphazero_llm_trainer.api.train.check_start", asked)
-    for recipe, words in (
-        ("grpo_correctness", "grpo, None, 0.0"),
-        ("nowhere", "config file nowhere can't be read"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            az.train(model="embedded", config=recipe)
-
-
 def test_evaluate_gives_a_table_and_goes_on(tmp_path):
     asked = {
         "methods": ["greedy", "majority"],

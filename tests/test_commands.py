@@ -63,17 +63,6 @@ def test_a_checkout_that_is_not_installed_has_no_version_and_no_error():
     assert done.stdout == "unknown\n"
 
 
-def test_help_tells_defaults_those_of_the_configuration_too(
-    capsys,
-):
-    with pytest.raises(SystemExit):
-        main(["search", "--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "(default: 60; search.simulations)" in out
-    assert "number of the test problem (default: 0)" in out
-    assert "repeatable (default" not in out  # an empty list is no default to tell
-
-
 # -- names -----------------------------------------------------------------------------------------
 
 

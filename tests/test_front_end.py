@@ -3,7 +3,6 @@ scripts.
 """
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -292,32 +291,6 @@ def test_a_run_whose_rollouts_all_failed_is_a_failure(capsys, monkeypatch, tmp_p
     assert code == EXIT_ALL_FAILED
     assert "2 rollouts, 2 failed" in printed.out
     assert "vf-eval: every rollout failed, the first one with:" in printed.err
-
-
-def test_the_last_lines_say_what_took_no_part_and_warnings_are_not_lost(
-    capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(
-        front_end,
-        "verifiers_own",
-        lambda argv: logging.getLogger("somebody").warning("the disk is slow"),
-    )
-    monkeypatch.setattr(report, "summarise", lambda folder: report.RolloutSummary(total=1))
-    assert run(f"{OUR_ID} -n 1 --tier free".split()) == 0
-    printed = capsys.readouterr()
-    assert printed.err.splitlines()[-1].endswith("the disk is slow")
-    lines = printed.out.splitlines()
-    assert lines[1] == lines[-1] and lines[-1].startswith(
-        "tier free takes no part: OPENROUTER_API_KEY isn't set and"
-    )
-    monkeypatch.setenv("OPENROUTER_API_KEY", "k")
-    taught = report.RolloutSummary(total=1, taught=3)
-    monkeypatch.setattr(report, "summarise", lambda folder: taught)
-    assert run(f"{OUR_ID} -n 1 --tier free --env.agent.harness.search mcts".split()) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "teachers took part: 3 steps"
 
 
 def test_the_summary_counts_only_what_ended(tmp_path):

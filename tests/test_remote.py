@@ -4,7 +4,6 @@ from it.
 
 import asyncio
 import json
-import os
 import socket
 import threading
 import time
@@ -166,27 +165,6 @@ def test_steps_and_tokens_are_those_of_the_model_in_process(url):
     assert rest.steps == mine.steps[1:]
     [line, _], _ = drawn(student, mine.steps[:1], steps=1)
     assert line.steps == mine.steps[1:2] and not line.ended
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("ALPHAZERO_SERVER" not in os.environ, reason="URL MODEL of a server to try")
-def test_another_server_goes_on_with_its_own_chain():
-    """llama.cpp's, vLLM's or Ollama's: ALPHAZERO_SERVER="http://127.0.0.1:8080/v1 MODEL"."""
-    place, model = os.environ["ALPHAZERO_SERVER"].split()
-    layer = {"engine": {"backend": "openai", "openai": {"base_url": place}}}
-    config, _ = with_model(model, [layer], lambda layers: load_answering(None, layers))
-    student = remote_student(config)
-    # One at a time: sums in batches of other sizes round otherwise.
-    [whole], _ = drawn(student, steps=40, tokens=300, n=1)
-    server = student.engine.server
-    assert server.goes_on and server.logprobs
-    texts = [step.text for step in whole.steps]
-    assert whole.ended and len(texts) > 1
-    [rest], _ = drawn(student, whole.steps[:1], steps=40, tokens=300, n=1)
-    assert [step.text for step in rest.steps] == texts[1:]
-    [line], cost = drawn(student, whole.steps[:1], steps=1, n=1)
-    assert [step.text for step in line.steps] == texts[1:2]
-    assert cost.sampled_tokens < 2 * len(line.steps[0].token_ids) + 8
 
 
 @pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage", "cached"])
@@ -408,18 +386,6 @@ def test_a_server_that_comes_late_is_greeted_again(url):
             drawn(student)
         proxy.lacks = ()
         assert drawn(student)[0][0].ended
-
-
-def test_search_prints_the_first_chain_and_the_tree(url, capsys):
-    argv = f"search --base-url {url} --model student --simulations 4".split()
-    assert main([*argv, PROBLEMS[1].question]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == PROBLEMS[1].question and shown[1].startswith("  ")
-    assert any(line.startswith("root  N=") for line in shown)
-    assert any(line.startswith("answer ") for line in shown)
-    found = az.search(PROBLEMS[1].question, model="student", base_url=url, simulations=4)
-    assert found.cost.sampled_tokens > 40 and found.answer is not None
-    assert "<svg" in found._repr_html_() or "tree" in found._repr_html_()
 
 
 def test_eval_compares_methods_over_a_server(url, tmp_path):

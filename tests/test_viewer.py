@@ -27,11 +27,10 @@ from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
-from alphazero_llm_trainer.types import Direction, RewardParts, Step
+from alphazero_llm_trainer.types import Direction, RewardParts
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import row
-from alphazero_llm_trainer.viewer.text import draw_tree
 
 ASSETS = Path(page_module.__file__).parent / "assets"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
@@ -414,13 +413,3 @@ def test_a_list_filters_sorts_and_opens_its_trees(browser, sampled, tmp_path):
     screen.one(f".tile[data-outcome='{outcome}']").click()
     assert len(screen.all("#list-table tbody tr")) == sum(one["outcome"] == outcome for one in rows)
     screen.quiet()
-
-
-def test_a_step_of_several_lines_is_one_line_of_the_printed_tree():
-    tree = Tree()
-    text = "\n\nSo it costs:\n\\[\n2 + 3 = 5\n\\]\n\n"
-    node = tree.attach(0, Step((1, 2), (-0.1, -0.1), text))
-    tree.backup(node, 0.5)
-    assert (
-        draw_tree(tree).splitlines()[1] == "    So it costs: / \\[ / 2 + 3 = 5 / \\]  N=1 Q=0.500"
-    )
