@@ -23,6 +23,8 @@ bare/bin/vf-eval alphazero-llm-trainer -n 3 -m student --client.base-url "$url" 
 grep -q "3 rollouts, 0 failed" said
 bare/bin/vf-validate alphazero-llm-trainer -n 2 --taskset.source embedded --runtime.type subprocess | grep '"valid_rate": 1.0'
 bare/bin/alphazero-llm-trainer search --base-url "$url" --model student --simulations 2 | grep "^answer "
+bare/bin/alphazero-llm-trainer eval --base-url "$url" --model student -n 2 --methods greedy mcts --out eval
+bare/bin/alphazero-llm-trainer sample --base-url "$url" --model student -n 2 --out trees
 for command in "vf-eval alphazero-llm-trainer -n 1" "alphazero-llm-trainer search" "alphazero-llm-trainer train"; do
     code=0
     # shellcheck disable=SC2086

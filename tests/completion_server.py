@@ -5,15 +5,11 @@ A test tool: the model and its samples are real, the protocol is that part of vL
 client uses.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
-from typing import Any
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.background import LoopThread
@@ -28,33 +24,31 @@ class CompletionServer:
     name.
     """
 
-    def __init__(
-        self, make: Callable[[], Any] = lambda: load_student(load_config(overrides=CONFIG))
-    ) -> None:
+    def __init__(self, make=lambda: load_student(load_config(overrides=CONFIG))):
         self.name, self.lock = "student", threading.Lock()
         self.thread = LoopThread("completions")
-        self.students: dict[str, Any] = {self.name: make()}
-        self.answered: dict[str, int] = {}
+        self.students = {self.name: make()}
+        self.answered = {}
         self.seeds = count()  # of draws that name none
         owner = self
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 256  # a whole batch connects at once
 
-            def handle_error(self, *_: Any) -> None:
+            def handle_error(self, *_):
                 """A client that was cancelled is no news."""
 
         class Handler(BaseHTTPRequestHandler):
             wbufsize = 1 << 16  # one packet an answer
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 self.reply(*owner.get(self.path))
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 self.reply(*owner.post(self.path, sent))
 
-            def reply(self, status: int, said: Any) -> None:
+            def reply(self, status, said):
                 content = json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -62,7 +56,7 @@ class CompletionServer:
                 self.end_headers()
                 self.wfile.write(content)
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, *_):
                 pass
 
         self.http = Server(("127.0.0.1", 0), Handler)
@@ -71,12 +65,12 @@ class CompletionServer:
             target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         ).start()
 
-    def close(self) -> None:
+    def close(self):
         self.http.shutdown()
         self.http.server_close()
         self.thread.close()
 
-    def get(self, path: str) -> tuple[int, Any]:
+    def get(self, path):
         if path != "/v1/models":
             return (405, {}) if path == "/v1/load_lora_adapter" else (404, {})
         return 200, {
@@ -90,7 +84,7 @@ class CompletionServer:
             ]
         }
 
-    def post(self, path: str, sent: dict[str, Any]) -> tuple[int, Any]:
+    def post(self, path, sent):
         base = self.students[self.name]
         if path == "/tokenize":
             ids = base.tokenizer(sent["prompt"], add_special_tokens=False)["input_ids"]
@@ -113,7 +107,7 @@ class CompletionServer:
             return 200, self.generate(student, sent)
         return 200, self.complete(student, sent)
 
-    def complete(self, student: Any, sent: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, student, sent):
         prompt = tuple(sent["prompt"])
         request = GenerateRequest(
             prompt,
@@ -125,7 +119,7 @@ class CompletionServer:
             top_k=sent["logprobs"],
         )
         [[one]] = self.wait(student.engine.generate([request]))
-        choice: dict[str, Any] = {
+        choice = {
             "token_ids": one.token_ids,
             "logprobs": {
                 "token_logprobs": one.logprobs,
@@ -149,7 +143,7 @@ class CompletionServer:
             "usage": {"prompt_tokens_details": {"cached_tokens": one.cached_tokens}},
         }
 
-    def generate(self, student: Any, sent: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, student, sent):
         """What verifiers' training client asks for."""
         asked, prompt = sent["sampling_params"], tuple(sent["token_ids"])
         request = GenerateRequest(
@@ -171,5 +165,5 @@ class CompletionServer:
         }
         return {"choices": [choice]}
 
-    def wait(self, work: Any) -> Any:
+    def wait(self, work):
         return self.thread.wait(work)

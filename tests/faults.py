@@ -10,20 +10,17 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import psutil
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.journal import JOURNAL, read
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rollouts import Collector, GradedTree
+from alphazero_llm_trainer.rollouts import Collector
 from alphazero_llm_trainer.scale.sample import SampleJob
-from alphazero_llm_trainer.types import Task
 
 
 class Faulty(Collector):
@@ -34,9 +31,7 @@ class Faulty(Collector):
     poison: Mapping[str, str] = {}
     delay: float = 0.0
 
-    async def collect(
-        self, tasks: Sequence[tuple[str, Task]], seed: int
-    ) -> AsyncIterator[GradedTree]:
+    async def collect(self, tasks, seed):
         await asyncio.sleep(self.delay)
         for key, _ in tasks:
             match self.poison.get(key):
@@ -52,22 +47,20 @@ class Faulty(Collector):
             yield tree
 
 
-def _faulty(
-    student: Any, config: Config, method: Any, perplexity: Any, *, poison: Any, delay: float
-) -> Collector:
+def _faulty(student, config, method, perplexity, *, poison, delay):
     collector = Faulty(student, config, method, perplexity)
     collector.poison, collector.delay = poison, delay
     return collector
 
 
 def a_job(
-    count: int,
+    count,
     *,
-    workers: int = 1,
-    poison: Mapping[str, str] | None = None,
-    delay: float = 0.0,
-    seconds: float = 600.0,
-) -> SampleJob:
+    workers=1,
+    poison=None,
+    delay=0.0,
+    seconds=600.0,
+):
     """A job over `count` embedded problems with small trees."""
     config = load_config(
         overrides=[
@@ -88,20 +81,20 @@ def a_job(
     )
 
 
-def keys_of(job: SampleJob) -> list[str]:
+def keys_of(job):
     return [task.problem.id for task in job.tasks]
 
 
-def trees_in(folder: Path) -> dict[str, dict[str, Any]]:
+def trees_in(folder):
     """Records by key; a key that is there twice fails."""
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for record in read(folder / JOURNAL):
         assert record["key"] not in found, f"{record['key']} is there twice"
         found[record["key"]] = record
     return found
 
 
-def what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+def what_counts(record):
     """A record without what depends on the clock and on what stood beside it: the cost.
     Log-probabilities and priors rounded, those of rollouts left out.
     """
@@ -114,10 +107,10 @@ def what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in record.items() if key != "cost"}, "tree": tree}
 
 
-def forked(target: Callable[[], Any]) -> multiprocessing.Process:
+def forked(target):
     """A child of this process, already loaded, that runs `target` and says nothing."""
 
-    def run() -> None:
+    def run():
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -125,12 +118,12 @@ def forked(target: Callable[[], Any]) -> multiprocessing.Process:
         target()
         os._exit(0)
 
-    process: Any = multiprocessing.get_context("fork").Process(target=run)
+    process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(condition, seconds=60.0):
     """Poll until `condition` gives something true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -141,13 +134,13 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     raise TimeoutError("waited in vain")
 
 
-def lines_in(folder: Path) -> int:
+def lines_in(folder):
     """Whole records in a folder that another process is writing."""
     journal = folder / JOURNAL
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def workers(root: int) -> list[int]:
+def workers(root):
     """Processes of the Ray workers below `root`."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):

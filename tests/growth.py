@@ -2,22 +2,19 @@
 a time.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
 TIMES = 8
 LINEAR = 3 * TIMES  # quadratic work on a text 8 times as long takes 64 times as long
 
 
-def growth(call: Callable[[str], object], unit: str, end: str = "", size: int = 5_000) -> float:
+def growth(call, unit, end="", size=5_000):
     """How many times as long `call` takes for a text of 8 * `size` characters as for one of `size`.
 
     The text repeats `unit` and ends with `end`. CPU time, the best of three runs each.
     """
 
-    def seconds(length: int) -> float:
+    def seconds(length):
         text = unit * (length // len(unit)) + end
         spent = []
         for _ in range(3):

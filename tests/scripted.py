@@ -1,19 +1,14 @@
 """Scripted policies, advisors and rewards, for tests of search: no model, no torch."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
-from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal
+from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.types import (
     Continuation,
     Cost,
-    Direction,
     Problem,
     RewardParts,
     Step,
@@ -31,21 +26,19 @@ class ScriptedPolicy:
     by the end token alone. Draws depend on (own seed, problem, prefix, call seed, sample) only.
     """
 
-    def __init__(self, seed: int, words: int = 3, close: float = 0.35, answers: int = 3) -> None:
+    def __init__(self, seed, words=3, close=0.35, answers=3):
         self.seed, self.words, self.close, self.answers = seed, words, close, answers
         self.calls = 0
 
-    def draw(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
-    ) -> list[Continuation]:
+    def draw(self, problem, steps, n, seed, limits):
         prefix = "".join(step.text for step in steps)
         return [
             self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits)
             for i in range(n)
         ]
 
-    def _sample(self, rng: Random, limits: Limits) -> Continuation:
-        steps: list[Step] = []
+    def _sample(self, rng, limits):
+        steps = []
         left, ended = limits.tokens, False
         while left > 0 and len(steps) < limits.steps and not ended:
             ended = rng.random() < self.close
@@ -68,23 +61,21 @@ class ScriptedPolicy:
 
     async def continuations(
         self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,  # a script has none
-        without: Drawn = (),  # and repeats itself
-    ) -> tuple[list[Continuation], Cost]:
+        problem,
+        steps,
+        n,
+        seed,
+        limits,
+        temperature=None,  # a script has none
+        without=(),  # and repeats itself
+    ):
         self.calls += 1
         await asyncio.sleep(0)
         drawn = self.draw(problem, steps, n, seed, limits)
         sampled = sum(len(step.token_ids) for one in drawn for step in one.steps)
         return drawn, Cost(sampled_tokens=sampled, calls=1)
 
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]:
+    async def adopt(self, problem, steps, text, source, direction):
         final = "####" in text
         ids = (*map(ord, text), END) if final else tuple(map(ord, text + "\n"))
         step = Step(ids, tuple(-1.0 for _ in ids), text if final else text + "\n")
@@ -98,22 +89,22 @@ class Lines:
     test tool.
     """
 
-    def __init__(self, *responses: tuple[str, ...]) -> None:
+    def __init__(self, *responses):
         self.responses, self.drawn = responses, 0
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem):
         return (1, 2)
 
     async def continuations(
         self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        *more: Any,
-        **named: Any,
-    ) -> tuple[list[Continuation], Cost]:
+        problem,
+        steps,
+        n,
+        seed,
+        limits,
+        *more,
+        **named,
+    ):
         before = tuple(step.text for step in steps)
         known = [
             one for one in self.responses if one[: len(before)] == before and len(one) > len(before)
@@ -135,46 +126,46 @@ class ScriptedTokens:
     what was asked.
     """
 
-    def __init__(self, seed: int, words: int = 6, close: float = 0.25) -> None:
+    def __init__(self, seed, words=6, close=0.25):
         self.seed, self.words, self.close, self.context = seed, words, close, 10**9
         self.calls = {"rollout": 0, "topk": 0}
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem):
         return tuple(map(ord, problem.id))
 
-    def text(self, token_ids: tuple[int, ...]) -> str:
+    def text(self, token_ids):
         return "".join("." if token == END else chr(96 + token) for token in token_ids)
 
-    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+    def lines(self, token_ids, logprobs):
         return [Step(token_ids, logprobs, self.text(token_ids))]
 
-    def verdict(self, response: tuple[int, ...]) -> str | None:
+    def verdict(self, response):
         return "ended" if response and response[-1] == END else None
 
-    def logprobs(self, prefix: tuple[int, ...]) -> list[float]:
+    def logprobs(self, prefix):
         """`[words + 1]`, nats."""
         rng = Random(f"{self.seed}/{prefix}")
         weights = [rng.random() ** 2 * self.close, *(rng.random() ** 2 for _ in range(self.words))]
         total = math.fsum(weights)
         return [math.log(weight / total) for weight in weights]
 
-    def ranked(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
+    def ranked(self, prefix, k):
         return sorted(enumerate(self.logprobs(prefix)), key=lambda pair: -pair[1])[:k]
 
-    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+    async def topk(self, prefix, k):
         self.calls["topk"] += 1
         await asyncio.sleep(0)
         return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
 
     async def rollout(
         self,
-        prompt: tuple[int, ...],
-        response: tuple[int, ...],
-        kind: str,
-        limit: int,
-        seed: int,
-        top_k: int,
-    ) -> tuple[Generated, Cost]:
+        prompt,
+        response,
+        kind,
+        limit,
+        seed,
+        top_k,
+    ):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
         rng, ids, chosen, top = Random(seed), prompt + response, [], []
@@ -200,44 +191,40 @@ class ScriptedTokens:
 class ScriptedAdvisor:
     """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere."""
 
-    def __init__(self, proposals: Sequence[TeacherProposal]) -> None:
+    def __init__(self, proposals):
         self.proposals = list(proposals)
-        self.asked: list[tuple[str, ...]] = []
-        self.told: list[tuple[TeacherProposal, float, float]] = []
+        self.asked = []
+        self.told = []
 
-    def asks(self, agreement: float, best: float) -> bool:
+    def asks(self, agreement, best):
         return True
 
-    async def propose(
-        self, problem: Problem, steps: Sequence[str], seed: int
-    ) -> list[TeacherProposal]:
+    async def propose(self, problem, steps, seed):
         self.asked.append(tuple(steps))
         return self.proposals
 
-    def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
+    def learn(self, proposal, value, student):
         self.told.append((proposal, value, student))
 
 
-def hashed_reward(text: str) -> float:
+def hashed_reward(text):
     """A number in [0, 1] that depends on a text alone, with many ties (16 levels)."""
     return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 16 / 15
 
 
-async def scripted_evaluate(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-) -> RewardParts:
+async def scripted_evaluate(problem, steps, directions, verdict):
     """FAKE terminal reward: a hash of the response."""
     return RewardParts(hashed_reward("".join(step.text for step in steps)))
 
 
-def a_problem(name: str = "p0") -> Problem:
+def a_problem(name="p0"):
     return Problem(name, f"question {name}?", "scripted")
 
 
-def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
+def run(main, seconds=60.0):
     """`asyncio.run` of the coroutine function `main`; a hang is a TimeoutError."""
 
-    async def limited() -> Any:
+    async def limited():
         return await asyncio.wait_for(main(), seconds)
 
     return asyncio.run(limited())

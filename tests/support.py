@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,34 +11,26 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from alphazero_llm_trainer.config.load import Config, load_training
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
-from alphazero_llm_trainer.engine.protocol import (
-    Verifier,
-)
+from alphazero_llm_trainer.engine.prefix_tree import ROOT
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.rollouts import Collector, GradedTree
-from alphazero_llm_trainer.training.learner import Learner
+from alphazero_llm_trainer.rollouts import Collector
 from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.prepared import Prepared
 from alphazero_llm_trainer.training.rounds import Rounds
-from alphazero_llm_trainer.training.rows import Minibatches, TrainRow
 from alphazero_llm_trainer.training.size import RunSize
 from alphazero_llm_trainer.training.stats import RoundStats
-from alphazero_llm_trainer.types import (
-    Task,
-)
 
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})
 STEP_ENDS = StepEnds(LINE_ENDS)
 
 
-def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
+def grpo_config(overrides=()):
     """GRPO by correctness over small trees; `train.method` in `overrides` names another recipe."""
     small = {"train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0}}
     config = load_training(overrides=[small, *overrides])
@@ -50,13 +40,13 @@ def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
 
 
 # Far from uniform, with grouped keys.
-SHAPE: dict[str, Any] = {
+SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "bos_token_id": None, "initializer_range": 0.25,
 }  # fmt: skip
 
 
-def tiny_llama(seed: int = 0, positions: int = 256) -> LlamaForCausalLM:
+def tiny_llama(seed=0, positions=256):
     """A random fp32 Llama of 60 tokens."""
     torch.manual_seed(seed)
     ids = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS}
@@ -65,7 +55,7 @@ def tiny_llama(seed: int = 0, positions: int = 256) -> LlamaForCausalLM:
     ).eval()
 
 
-def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InProcessEngine:
+def tiny_engine(model=None, **settings):
     """An engine over `model` (default: a tiny Llama) with a small cache; `settings` are
     EngineConfig's.
     """
@@ -79,14 +69,12 @@ def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InPro
 
 
 @torch.inference_mode()
-def library_logprobs(model: LlamaForCausalLM, ids: Sequence[int]) -> torch.Tensor:
+def library_logprobs(model, ids):
     """`[len(ids), V]` next-token log-probabilities by the library's own full forward."""
     return torch.log_softmax(model(input_ids=torch.tensor([list(ids)])).logits[0].float(), dim=-1)
 
 
-def library_scores(
-    model: LlamaForCausalLM, prefix: Sequence[int], continuation: Sequence[int]
-) -> list[float]:
+def library_scores(model, prefix, continuation):
     """Log-probability of each token of `continuation` after `prefix` by the library's own full
     forward.
     """
@@ -99,7 +87,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+def tiny_chat(folder, seed=0, dtype=torch.float32):
     """A folder with a random Qwen2 and a tokenizer whose chat template has every message in it, and
     its role.
     """
@@ -114,7 +102,7 @@ def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -
     return folder
 
 
-def check_tree(tree: PrefixTree) -> None:
+def check_tree(tree):
     """Links, locks and the free list of a prefix tree agree with each other."""
     free = set(tree.free)
     assert len(free) == len(tree.free), "a node is in the free list twice"
@@ -131,7 +119,7 @@ def check_tree(tree: PrefixTree) -> None:
     assert seen + len(free) == len(tree.children) <= tree.capacity, "nodes were lost"
 
 
-def update(learner: Learner, minibatch: Sequence[TrainRow]) -> dict[str, float]:
+def update(learner, minibatch):
     """One update, as `Run.train` makes it."""
     for part in learner.parts(minibatch):
         scores = learner.score(part)
@@ -151,29 +139,27 @@ class Source:
     builder: Any
     stats: RoundStats | None = None
 
-    def minibatches(self) -> Minibatches:
+    def minibatches(self):
         trees, self.stats = self.rounds.search(0)
         return self.builder.minibatches(0, trees, self.stats)
 
-    def rows(self) -> list[TrainRow]:
+    def rows(self):
         return [row for batch in self.minibatches() for row in batch]
 
-    def trees(self) -> list[GradedTree]:
+    def trees(self):
         return self.rounds.restored(0)
 
-    def prompt(self, tree: GradedTree) -> tuple[int, ...]:
+    def prompt(self, tree):
         return self.builder.student.prompt_ids(tree.task.problem.question)
 
     @classmethod
-    def of(
-        cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None
-    ) -> Source:
+    def of(cls, config, tasks, folder, verifier=None):
         """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
         student = load_student(config)
         method = method_of(config.train.method)
         size = RunSize(config, method.supervised)
         prepared = Prepared(config, method, size, [], [*tasks], [], [])
         collector = Collector(student, config, method, None)
-        shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
+        shared = {"on_tree": lambda tree: None, "stop": lambda: False}
         rounds = Rounds(prepared, student, collector, Journal(folder / "journal.jsonl"), **shared)
         return cls(config, rounds, method.rows(prepared, student, collector, verifier))

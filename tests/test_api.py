@@ -6,8 +6,6 @@ import asyncio
 import html
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems import source
 
-ROOT = Path(__file__).parents[1]
 QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
 SMALL = {"train.validation_size": 4, "train.questions_per_round": 12, "train.demonstrations": 0}
 
@@ -32,18 +29,9 @@ def pens(count=60):
     ]
 
 
-def test_importing_it_is_light_and_every_name_is_there():
-    code = (
-        "import sys, alphazero_llm_trainer as az\n"
-        "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
-        "assert all(getattr(az, name) is not None for name in az.__all__)\n"
-        "import alphazero_llm_trainer.mcts.tree as tree, alphazero_llm_trainer.training.credit as "
-        "credit\n"
-        "assert dir(az) == sorted(az.__all__)\n"
-        "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not "
-        "hasattr(az, 'nothing')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
+def test_every_name_is_there():
+    assert all(getattr(az, name) is not None for name in az.__all__)
+    assert dir(az) == sorted(az.__all__) and not hasattr(az, "nothing")
 
 
 def test_search_says_what_the_command_says(capsys):
@@ -181,21 +169,6 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypa
     ):
         az.train(out="runs/1", resume=True)
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
-
-
-def test_train_takes_a_recipe_by_its_name(monkeypatch):
-    def asked(config):
-        raise ConfigError(
-            f"{config.train.method}, {config.train.reward}, {config.train.kl_coefficient}"
-        )
-
-    monkeypatch.setattr("alphazero_llm_trainer.api.train.check_start", asked)
-    for recipe, words in (
-        ("grpo_correctness", "grpo, None, 0.0"),
-        ("nowhere", "config file nowhere can't be read"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            az.train(model="embedded", config=recipe)
 
 
 def test_evaluate_gives_a_table_and_goes_on(tmp_path):

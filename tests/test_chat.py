@@ -234,10 +234,6 @@ def test_thinking_is_no_step_of_the_penalty_and_ends_nothing():
     assert not is_final("#### 3 </think>", "<think>\n")
 
 
-def lines(text):
-    return [line + "\n" for line in text.split("\n")[:-1]]
-
-
 def test_a_step_inside_it_is_a_step_of_search(student, monkeypatch):
     """One token a line here, so that the cut is at every line and what it reads is the text
     above.
@@ -371,9 +367,8 @@ TRAINED = ["train.num_examples=4", "train.preflight=0", "train.questions_per_rou
            "train.updates_per_round=1", "search.max_tokens=12", "engine.max_context=512", "train.demonstrations=8"]  # fmt: skip
 
 
-@pytest.mark.parametrize("adapter", ["full", "lora"])
-def test_what_a_run_wrote_goes_on_as_what_it_is(chat, tmp_path, adapter, capsys):
-    settings = [part for text in [*TRAINED, f"train.adapter={adapter}"] for part in ("--set", text)]
+def test_what_a_run_wrote_goes_on_as_what_it_is(chat, tmp_path, capsys):
+    settings = [part for text in TRAINED for part in ("--set", text)]
     assert (
         main([*f"train --use-rft --model {chat} --out {tmp_path}".split(), *settings, "--quiet"])
         == 0
@@ -387,11 +382,6 @@ def test_what_a_run_wrote_goes_on_as_what_it_is(chat, tmp_path, adapter, capsys)
     capsys.readouterr()
     student = printed(capsys, "info", "--model", str(run / "student"))["student"]
     assert (student["name"], student["path"]) == ("tiny-chat", str(run / "student"))
-    if adapter == "lora":  # the adapter knows its base
-        found, folder = find_model(str(run / "adapter"), load_config())
-        assert folder == run / "adapter" and load_config(overrides=[found]).models[
-            "tiny-chat"
-        ].path == str(chat)
 
 
 def test_a_broken_note_is_one_sentence(tmp_path):
@@ -554,6 +544,9 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     run = tmp_path / "run-001"
     words += f"--out {tmp_path} --quiet".split()
     assert main([*f"train --use-rft --model {chat}".split(), *words]) == 0
+    found, folder = find_model(str(run / "adapter"), load_config())  # it knows its base
+    assert folder == run / "adapter"
+    assert load_config(overrides=[found]).models["tiny-chat"].path == str(chat)
     monkeypatch.setattr(folders, "multiplies", lambda dtype: not quick or dtype == "float32")
     assert load_student(config, path=run / "adapter").adapter == run / "adapter"
     written = load_file(run / "student" / "model.safetensors")

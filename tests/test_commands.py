@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import write_jsonl
 
 import alphazero_llm_trainer
 from alphazero_llm_trainer.cli.base import flag_layers, resolve
 from alphazero_llm_trainer.cli.main import build_parser, main
+from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 
-HEAVY = "{'torch', 'transformers', 'verifiers', 'trl', 'openai', 'datasets'}"
 COMMANDS = [
     "info", "search", "train", "sft", "value", "prm", "eval", "view",
     "report", "sample", "export", "fetch", "serve", "merge",
@@ -26,12 +27,6 @@ COMMANDS = [
 
 def parsed(*words):
     return build_parser().parse_args(words)
-
-
-def run(code):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
-    )
 
 
 # -- help ------------------------------------------------------------------------------------------
@@ -66,17 +61,6 @@ def test_a_checkout_that_is_not_installed_has_no_version_and_no_error():
         [sys.executable, "-S", "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert done.stdout == "unknown\n"
-
-
-def test_help_tells_defaults_those_of_the_configuration_too(
-    capsys,
-):
-    with pytest.raises(SystemExit):
-        main(["search", "--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "(default: 60; search.simulations)" in out
-    assert "number of the test problem (default: 0)" in out
-    assert "repeatable (default" not in out  # an empty list is no default to tell
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -177,34 +161,42 @@ LIGHT = {
     "sample --num 0 --out x": 2,
     "value --data nowhere": 2,
 }
-
-
-def test_what_needs_no_model_loads_no_library_of_models(monkeypatch):
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    code = f"""
+START = f"""
 import sys
+def loaded(*names):
+    return {{*names}} & {{*sys.modules}}
+import alphazero_llm_trainer
+assert not loaded("torch", "pydantic", "verifiers")
+from alphazero_llm_trainer.environment.__main__ import main as vf_eval
+assert vf_eval(["{OUR_ID}", "--help"]) == 0
 from alphazero_llm_trainer.cli.main import main
+heavy = ("torch", "transformers", "verifiers", "trl", "openai", "datasets")
 for line, wanted in {LIGHT}.items():
     try:
         code = main(line.split())
     except SystemExit as stop:
         code = stop.code
-    heavy = {HEAVY} & set(sys.modules)
-    assert (code, heavy) == (wanted, set()), (line, code, heavy)
+    assert (code, loaded(*heavy)) == (wanted, set()), (line, code, loaded(*heavy))
+from alphazero_llm_trainer.training.start import load_run, prepare
+custom = {{"rewards": {{"custom": "reward.py:reward"}}}}
+assert prepare(load_run(overrides=["problems.source=60.jsonl", "train.method=grpo", custom]))
+assert not loaded("torch", "transformers", "trl")
+assert main(["search", "What is 2 + 3?", "--set", "search.simulations=2"]) == 0
+# transformers' models bring accelerate and compilers along (`torch._dynamo`)
+unused = loaded("bitsandbytes", "datasets", "matplotlib", "peft", "trl", "verifiers")
+assert not unused, unused
 """
-    result = run(code)
-    assert result.returncode == 0, result.stderr
 
 
-def test_a_search_loads_no_library_that_it_does_not_use():
-    """transformers' models bring accelerate and compilers along (`torch._dynamo`)."""
-    unused = {"bitsandbytes", "datasets", "matplotlib", "peft", "trl", "verifiers"}
-    result = run(
-        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
-        "code = main(['search', 'What is 2 + 3?', '--set', 'search.simulations=2'])\n"
-        f"loaded = {unused} & set(sys.modules)\nassert not code and not loaded, (code, loaded)"
+def test_a_command_loads_what_it_needs_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    write_jsonl(tmp_path / "60.jsonl", ({"question": f"{n}?", "answer": n} for n in range(60)))
+    reward = "def reward(problem, response, task):\n    return 1.0\n"
+    (tmp_path / "reward.py").write_text(reward)
+    done = subprocess.run(
+        [sys.executable, "-c", START], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert result.returncode == 0, result.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_verbose_shows_where_an_error_was_raised(capsys):

@@ -4,15 +4,13 @@ import asyncio
 import json
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from aiohttp import web
 from completion_server import CompletionServer
+from fault_server import FaultServer
 from renderers import DefaultRendererConfig
 from support import tiny_chat
 from verifiers.v1.configs.cli.eval import EvalConfig
@@ -49,13 +47,11 @@ from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList, register
-from alphazero_llm_trainer.rewards.combined import combined, steps_of
+from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.serve.requests import ChatBody, Models, chat_request
 from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of
-
-Handler = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -104,59 +100,13 @@ def embedded():
     return vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
 
 
-async def served(answer, use):
-    """Run `use(base_url)` against an endpoint that answers each chat body with `answer(body)`;
-    returns the bodies.
-    """
-    bodies = []
-
-    async def chat(request):
-        body = await request.json()
-        bodies.append(body)
-        reply = answer(body)
-        told = 5
-        if isinstance(reply, tuple):
-            reply, told = reply
-        if isinstance(reply, int):
-            return web.json_response({"error": {"message": "out of order"}}, status=reply)
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": reply},
-            "finish_reason": "stop",
-        }
-        usage = {"prompt_tokens": told, "completion_tokens": 3, "total_tokens": told + 3}
-        return web.json_response(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "m",
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        return bodies, await use(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
-    finally:
-        await runner.cleanup()
-
-
-def remote(env, answer, monkeypatch, train=False):
+def remote(env, server, monkeypatch, train=False):
+    """The episodes of the environment with a server's model."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     kind = vf.TrainClientConfig if train else vf.EvalClientConfig
-
-    async def use(url):
-        ctx = vf.ModelContext(model="m", client=kind(base_url=url, api_key_var="NO_SUCH_KEY"))
-        async with env.serving():
-            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
-
-    return asyncio.run(served(answer, use))
+    with server.running() as url:
+        client = kind(base_url=url, api_key_var="NO_SUCH_KEY")
+        return play(env, vf.ModelContext(model="m", client=client))
 
 
 # -- the plugin ------------------------------------------------------------------------------------
@@ -340,7 +290,9 @@ def test_a_right_answer_of_another_model_scores_one_less_its_steps(
             else "#### -999"
         )
 
-    bodies, episodes = remote(environment(), answer, monkeypatch)
+    server = FaultServer(write=answer)
+    episodes = remote(environment(), server, monkeypatch)
+    bodies = server.requests
     assert [episode.ok for episode in episodes] == [True, True]
     assert [episode.traces[0].metrics for episode in episodes] == [
         {"correctness_reward": x} for x in (1.0, 0.0)
@@ -352,21 +304,6 @@ def test_a_right_answer_of_another_model_scores_one_less_its_steps(
         "system",
         "user",
     }
-
-
-def test_the_embedded_student_is_measured_by_itself():
-    env = environment()
-    episodes = play(env, embedded())
-    for episode in episodes:
-        [trace] = episode.traces
-        found = trace.metrics
-        assert found["correctness_reward"] in (0.0, 1.0)
-        # Greedy against its own greedy baseline.
-        assert found["perplexity_reward"] == pytest.approx(0.5)
-        steps = steps_of(trace.last_reply)
-        assert 1 <= steps <= 12
-        assert trace.reward == pytest.approx(0.4 * found["correctness_reward"] + 0.3 - 0.01 * steps)
-        assert trace.agent.config.client.base_url == EMBEDDED_URL
 
 
 @pytest.mark.parametrize(
@@ -393,7 +330,8 @@ def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(reply, finish, rig
 
 def test_a_failed_call_fails_the_rollout(monkeypatch):
     for harness in ({}, {"search": "mcts", "simulations": 1}):
-        _, episodes = remote(environment(harness=harness), lambda body: 500, monkeypatch)
+        server = FaultServer(lambda number, body: "500")
+        episodes = remote(environment(harness=harness), server, monkeypatch)
         assert [episode.ok for episode in episodes] == [False, False]
         assert all(episode.traces[0].reward == 0.0 for episode in episodes)
 
@@ -498,7 +436,9 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(
         return "." if body["max_tokens"] == 1 else answer(body)
 
     harness = {"search": "mcts", "simulations": 4, "samples": 4}
-    bodies, episodes = remote(environment(harness=harness), answer_or_probe, monkeypatch)
+    server = FaultServer(write=answer_or_probe)
+    episodes = remote(environment(harness=harness), server, monkeypatch)
+    bodies = server.requests
     for episode in episodes:
         found = episode.traces[0].info["mcts"]
         assert found["answer"] in ("5", "6") and found["steps"][0] == "1 + 1 = 2"
@@ -564,9 +504,8 @@ def test_a_server_that_does_not_go_on_from_a_message_is_named(kind, monkeypatch)
         return ("1 + 1 = 2\n#### 2", 12 if body["messages"][-1]["role"] == "assistant" else 5)
 
     harness = {"search": "mcts", "simulations": 3, "samples": 1}
-    _, episodes = remote(
-        environment({"eval_size": 1}, harness), answer, monkeypatch, train=kind == "trains"
-    )
+    server, env = FaultServer(write=answer), environment({"eval_size": 1}, harness)
+    episodes = remote(env, server, monkeypatch, train=kind == "trains")
     [error] = episodes[0].traces[0].errors
     why = {"ignores": "begins a new message", "trains": "training client"}[kind]
     assert why in error.message and "continue_final_message" in error.message
@@ -619,22 +558,16 @@ def test_a_tier_that_takes_no_part_is_named_with_all_its_reasons(
 
 
 def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path):
-    def teach(body):
-        return "2 + 2 = 4"
-
-    async def use(url):
-        file = tmp_path / "teachers.yaml"
+    server, file = FaultServer(write=lambda body: "2 + 2 = 4"), tmp_path / "teachers.yaml"
+    with server.running() as url:
         file.write_text(
             f"teacher_tiers: {{local: {{base_url: '{url}', teachers: [{{model: t}}]}}}}"
         )
         taskset = {"tier": "local", "config_file": str(file), "eval_size": 1}
-        env = environment(taskset, {"search": "mcts", "simulations": 1, "samples": 1})
-        async with env.serving():
-            return [await env.run_episode(task, embedded()) for task in env.taskset]
-
-    bodies, [episode] = asyncio.run(served(teach, use))
+        searched = {"search": "mcts", "simulations": 1, "samples": 1}
+        [episode] = play(environment(taskset, searched), embedded())
     # One likely-right proposal; likely-wrong ones have no place in an answer.
-    assert len(bodies) == 1
+    assert len(server.requests) == 1
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
     (tmp_path / TRACES).write_text(episode.model_dump_json() + "\n")

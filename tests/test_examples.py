@@ -106,6 +106,7 @@ def test_alphazeros_loop_improves_the_student(capsys):
     assert float(gain) > 0.03 and float(low) > 0
 
 
+@pytest.mark.slow
 def test_a_task_and_a_reward_of_ones_own(capsys, tmp_path):
     run("own_task")
     printed = capsys.readouterr().out

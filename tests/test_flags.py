@@ -23,6 +23,7 @@ VALUES = {
 JUDGE = ["--judge-url", "http://localhost:8001/v1", "--judge-model", "judge"]
 NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": "--adapter x --out x".split()}
 # Read by argparse, or by what all commands share.
+SHIPPED = dict(flat(load_config().model_dump()))
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}
 
 
@@ -54,8 +55,7 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     needed = [*NEEDED.get(name, []), *(JUDGE if key.startswith("rewards.judge.") else [])]
     layers = flag_layers(build_parser().parse_args([name, *needed, *words]))
     changed = dict(flat(load_config(overrides=layers).model_dump()))
-    shipped = dict(flat(load_config().model_dump()))
-    assert changed[key] != shipped.get(key)
+    assert changed[key] != SHIPPED.get(key)
 
 
 def test_keys_that_the_method_reads_are_taken():

@@ -11,12 +11,7 @@ import pytest
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
-
-ARGUMENTS = """
-    train --model embedded --num-examples 16 --eval-size 8 --set train.validation_size=0 --set
-    train.questions_per_round=8 --set rewards.use_student_model=false
-""".split()
+from alphazero_llm_trainer.live import Progress, last_tree
 
 
 class Terminal(io.StringIO):
@@ -158,17 +153,6 @@ def test_what_is_awaited_is_given_up_soon_after_a_stop():
     assert ended == ["cancelled"]
 
 
-def test_rates_and_times_are_in_what_is_natural():
-    rates = [rate(count, 10.0, "step") for count in (1, 10, 123_456)]
-    assert rates == ["10.0 s/step", "1.0 steps/s", "12,345.6 steps/s"]
-    assert [duration(seconds) for seconds in (0.4, 119, 150, 9000)] == [
-        "0 s",
-        "119 s",
-        "2 min",
-        "2.5 h",
-    ]
-
-
 def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch):
     monkeypatch.setattr(live, "TICK", 0.001)
     monkeypatch.setattr(live, "BEAT", 0.001)
@@ -218,10 +202,3 @@ def test_loading_is_told_before_it_takes_seconds(
     )
     assert main(arguments) == 0
     assert capsys.readouterr().err.splitlines() == said
-
-
-def test_training_writes_plain_lines_elsewhere(tmp_path, capsys):
-    assert main([*ARGUMENTS, "--checkpoint-dir", str(tmp_path)]) == 0
-    text = capsys.readouterr().err
-    assert "\x1b" not in text and "last tree" not in text
-    assert re.search(r"round 2/2: .* (questions/s|s/question)$", text, re.MULTILINE)

@@ -174,22 +174,6 @@ def test_less_is_forecast_for_what_saves_memory():
     assert peak(measured, "train.reward=combined") > peak(measured) == peak()
 
 
-def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8():
-    def peak(gib, *flags):
-        config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
-        spec = config.models["llama-3.2-3b"]
-        assert spec.shape is not None
-        return (
-            forecast(
-                config, method_of(config.train.method), spec, spec.shape, True, 200, gib * GIB
-            ).peak
-            / GIB
-        )
-
-    less = ("train.micro_batch=1", "train.gradient_checkpointing=on")
-    assert peak(16) <= 16 and peak(8) > 8 >= peak(8, *less, "engine.cache_bytes=500000000")
-
-
 def test_the_shape_of_a_folder_is_read(tmp_path):
     def read():
         config = load_config(

@@ -30,7 +30,6 @@ from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Pro
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems.calculator import equations
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.types import Problem, Step, Task, ids_of
@@ -129,43 +128,6 @@ def test_no_method_ever_spends_more_than_its_budget(
         assert extract(found.response) is not None
 
 
-def test_seeds_decide_whatever_runs_beside(student, config, network):
-    for verifier in (Calculator(), network):
-        sampler = MethodContext(student, verifier, config)
-        for method in METHODS:
-
-            async def together(sampler=sampler, method=method):
-                return await asyncio.gather(
-                    *(
-                        answered(method, sampler, task.problem, i, 300)
-                        for i, task in enumerate(TASKS[:6])
-                    )
-                )
-
-            student.engine.tree.clear()
-            alone = asyncio.run(answered(method, sampler, TASKS[3].problem, 3, 300))
-            beside = run(together)[3]
-            assert (alone.response, alone.tokens, alone.ended_by) == (
-                beside.response,
-                beside.tokens,
-                beside.ended_by,
-            )
-
-
-def test_a_value_that_is_low_everywhere_answers_all_the_same(student, config):
-    """It ranks: what it says of a hard problem rejects nothing, and nothing is accepted."""
-    low = random_value(student, -6.0)
-    unrejecting = load_config(overrides=["student=embedded", "search.verify.reject_below=0"])
-    contexts = [MethodContext(student, low, settings_) for settings_ in (config, unrejecting)]
-    for method in sorted(set(METHODS) - {"greedy", "majority"}):
-        for task in TASKS[:4]:
-            found, free = (
-                asyncio.run(answered(method, context, task.problem, 3, 400)) for context in contexts
-            )
-            assert found.response == free.response is not None and not found.unjudged
-            assert found.ended_by != "accepted" and found.tokens == free.tokens
-
-
 def test_over_budget_is_an_error(student, config, monkeypatch):
     async def spendthrift(attempt):
         attempt.cost.sampled_tokens += attempt.budget + 1
@@ -182,22 +144,12 @@ def test_over_budget_is_an_error(student, config, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("first", [0.0, 1.0])
-def test_greedy_is_the_package_s_greedy(student, first):
-    config = load_config(overrides=["student=embedded", f"search.verify.first_temperature={first}"])
+def test_greedy_is_the_package_s_greedy(student):
+    config = load_config(overrides=["student=embedded", "search.verify.first_temperature=1"])
     sampler = MethodContext(student, NoVerifier(), config)
     expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
     for task, [text] in zip(TASKS, expected.responses, strict=True):
         assert asyncio.run(answered("greedy", sampler, task.problem, 0, 400)).response == text
-
-
-def test_accepted_responses_passed_the_verifier(student, config):
-    sampler = MethodContext(student, Calculator(), config)
-    for method in ("adaptive-best-of-n", "step-rejection", "mcts"):
-        found = [asyncio.run(answered(method, sampler, task.problem, 0, 300)) for task in TASKS]
-        accepted = [one for one in found if one.ended_by == "accepted"]
-        assert len(accepted) > len(TASKS) // 2
-        assert all(one.response is not None and all(equations(one.response)) for one in accepted)
 
 
 class Judge:

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from tables import table
 
 from alphazero_llm_trainer.eval.metrics import (
     bootstrap_over_seeds,
@@ -17,16 +18,12 @@ from alphazero_llm_trainer.eval.metrics import (
 from alphazero_llm_trainer.problems.load import load_tasks
 from benchmarks.search_budgets import holm, sign_test
 
+CASES = table("metrics")
+
 
 @pytest.mark.parametrize(
     "successes, trials, low, high",
-    [
-        (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-        (29, 29, 0.8830, 1.0),
-    ],
+    CASES["wilson"],
 )
 def test_wilson_against_published_values(successes, trials, low, high):
     found = wilson(successes, trials)

@@ -404,6 +404,3 @@ def test_draws_top_k_and_uniform_numbers_in_c_are_numpys():
         (7, 1, 4),
     ]:
         assert ours.uniforms(seed, index, count) == numpys.uniforms(seed, index, count)
-
-
-# -- under sanitizers (scripts/sanitize.sh) --------------------------------------------------------

@@ -2,19 +2,19 @@
 in one sentence.
 """
 
+import itertools
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import TRAIN, Started
 from safetensors.torch import load_file
 from support import grpo_config
+from tables import table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
@@ -24,7 +24,10 @@ from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 
+CASES = table("ranks")
+
 ROOT = Path(__file__).parents[1]
+NUMBERS = itertools.count()
 SMALL = """
     --model embedded --eval-size 0 --quiet
     --set problems.levels=[1,2] --set search.temperature=1.2 --set search.concurrent=8
@@ -40,7 +43,7 @@ GRPO = """
     --set train.optimizer.epochs=2 --set train.demonstration_share=0.25
     --set train.optimizer.warmup=0
 """.split()
-METHODS = {"rft": FEW, "alphazero": FEW, "grpo": GRPO}
+METHODS = {"alphazero": FEW, "grpo": GRPO}
 # What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -57,50 +60,38 @@ def set_fsdp(monkeypatch, **changes):
         monkeypatch.setenv(name, value)
 
 
-def start(count, argv):
-    """`count` processes of one run, as a launcher starts them; `argv` has a command line for
-    each.
-    """
+def start(count, out, *flags):
+    """`count` processes of one run, as a launcher starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ours = (
-        {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        if count > 1
-        else {}
-    )
+        port = str(free.getsockname()[1])
+    ours = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = []
-    for rank in range(count):
-        named = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **ours, **named}
-        command = [sys.executable, str(ROOT / "train_vllm.py"), *argv[rank]]
-        pipe = subprocess.PIPE
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-        )
+    for rank in map(str, range(count)):
+        named = ours | {"RANK": rank, "LOCAL_RANK": rank} if count > 1 else {}
+        folder = out.with_name(f"{out.name}-{next(NUMBERS)}")
+        processes.append(Started(folder, TRAIN, "--out", str(out), *flags, **named))
     return processes
 
 
 def finish(processes):
     """Exit code, standard output and error of each."""
-    said = [process.communicate(timeout=500) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+    return [(one.wait(), one.said(), one.said("stderr")) for one in processes]
 
 
 def train(count, out, *flags):
-    return finish(start(count, [[*SMALL, "--out", str(out), *flags]] * count))
+    return finish(start(count, out, *SMALL, *flags))
 
 
 def kill_after_a_checkpoint(out, flags):
     """Start two processes, and kill both once their first checkpoint is sealed."""
-    processes = start(2, [[*SMALL, "--out", str(out), *flags]] * 2)
+    processes = start(2, out, *SMALL, *flags)
     sealed = out / "run-001" / "checkpoint-8" / "alphazero.json"
     while not sealed.exists():
-        assert all(process.poll() is None for process in processes), finish(processes)
+        assert all(process.runs for process in processes), finish(processes)
         time.sleep(0.02)
     for process in processes:
-        process.send_signal(signal.SIGKILL)
-    finish(processes)
+        process.kill()
     assert not (out / "run-001" / "student").exists(), "it was over before it was killed"
 
 
@@ -126,8 +117,8 @@ def journal(run):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method, sharding",
-    # A killed run is RFT's under FSDP.
-    [("rft", "ddp"), ("alphazero", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],
+    # A killed run is RFT's.
+    [("alphazero", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],
 )
 def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, monkeypatch):
     named = ["--config", method] if method == "alphazero" else [f"--use-{method}"]
@@ -165,30 +156,40 @@ def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, m
     assert moved > 1e-2 and apart(one, two) < (5e-3 if fsdp else 1e-3) * moved
 
 
+LONG = ["--use-rft", "--num-examples", "48", *FEW]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "one"
+    [(code, _, error)] = train(1, out, *LONG)
+    assert code == 0, error
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_a_killed_run_goes_on_and_ends_as_it_would_have(sharding, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_and_ends_as_it_would_have(
+    sharding, undisturbed, tmp_path, monkeypatch
+):
     """With another number of processes: a checkpoint is whole."""
-    flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
-    [(code, _, error)] = train(1, tmp_path / "one", *flags)
-    assert code == 0, error
     count = 4 if sharding == "fsdp" else 1
-    again = [f"--out {tmp_path / 'two'} --resume --quiet".split()] * count
+    again = (tmp_path / "two", "--resume", "--quiet")
     if sharding == "fsdp":
         set_fsdp(monkeypatch)
-    kill_after_a_checkpoint(tmp_path / "two", flags)
+    kill_after_a_checkpoint(tmp_path / "two", LONG)
     if sharding == "fsdp":
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
-        (code, said, error), (other, *quiet) = finish(start(2, again[:2]))
+        (code, said, error), (other, *quiet) = finish(start(2, *again))
         assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
         assert error.startswith("error: checkpoint") and error.count("\n") == 1
         assert "launch as it was written, with FSDP or without" in error
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    ended = finish(start(count, again))
+    ended = finish(start(count, *again))
     assert [code for code, _, _ in ended] == [0] * count, ended[0]
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    one, two = weights(undisturbed), weights(tmp_path / "two")
     assert apart(one, two) < 1e-3 * apart(one, load_file(PACKAGED / "model.safetensors"))
-    assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
+    assert journal(undisturbed).keys() == journal(tmp_path / "two").keys()
 
 
 def check_shared(config, size):
@@ -197,16 +198,7 @@ def check_shared(config, size):
 
 @pytest.mark.parametrize(
     "override, fsdp, words",
-    [
-        ("train.optimizer.batch_size=21", False, "batch_size is 21 and 2 processes"),
-        ("train.method=ppo", False, "trains in one process"),
-        ("engine.backend=vllm-server", False, "engine.backend is vllm-server"),
-        ("teachers.tier=production", False, "teachers are remote"),
-        ("models.embedded.quantization=nf4", True, "models.embedded.quantization is nf4"),
-        ("train.optimizer.name=adamw_8bit", True, "set it to adamw"),
-        ("train.pack=on", True, "set it to auto"),
-        ("train.method=alphazero", True, "launch without FSDP"),
-    ],
+    CASES["shares"],
 )
 def test_what_two_processes_can_not_share_is_said(override, fsdp, words, monkeypatch):
     if fsdp:

@@ -4,18 +4,14 @@ from it.
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import openai
+import processes
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -38,34 +34,15 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.types import Cost, text_of
 
-ROOT = Path(__file__).parents[1]
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
 
 
-@contextmanager
-def serving(*arguments):
-    """The URL of a `serve`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "serve", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [*command, "--port", port], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert "answers at" in process.stdout.readline()
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture(scope="module")
-def url():
+def url(tmp_path_factory):
     """`serve` with the embedded student."""
-    with serving("--model", "embedded") as place:
-        yield place
+    server = processes.served(tmp_path_factory.mktemp("served"), "--model", "embedded")
+    yield f"{processes.url(server)}/v1"
+    server.kill()
 
 
 REFUSALS = {
@@ -188,27 +165,6 @@ def test_steps_and_tokens_are_those_of_the_model_in_process(url):
     assert rest.steps == mine.steps[1:]
     [line, _], _ = drawn(student, mine.steps[:1], steps=1)
     assert line.steps == mine.steps[1:2] and not line.ended
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("ALPHAZERO_SERVER" not in os.environ, reason="URL MODEL of a server to try")
-def test_another_server_goes_on_with_its_own_chain():
-    """llama.cpp's, vLLM's or Ollama's: ALPHAZERO_SERVER="http://127.0.0.1:8080/v1 MODEL"."""
-    place, model = os.environ["ALPHAZERO_SERVER"].split()
-    layer = {"engine": {"backend": "openai", "openai": {"base_url": place}}}
-    config, _ = with_model(model, [layer], lambda layers: load_answering(None, layers))
-    student = remote_student(config)
-    # One at a time: sums in batches of other sizes round otherwise.
-    [whole], _ = drawn(student, steps=40, tokens=300, n=1)
-    server = student.engine.server
-    assert server.goes_on and server.logprobs
-    texts = [step.text for step in whole.steps]
-    assert whole.ended and len(texts) > 1
-    [rest], _ = drawn(student, whole.steps[:1], steps=40, tokens=300, n=1)
-    assert [step.text for step in rest.steps] == texts[1:]
-    [line], cost = drawn(student, whole.steps[:1], steps=1, n=1)
-    assert [step.text for step in line.steps] == texts[1:2]
-    assert cost.sampled_tokens < 2 * len(line.steps[0].token_ids) + 8
 
 
 @pytest.mark.parametrize("lacks", ["logprobs", "going on", "usage", "cached"])
@@ -432,44 +388,6 @@ def test_a_server_that_comes_late_is_greeted_again(url):
         assert drawn(student)[0][0].ended
 
 
-def test_search_prints_the_first_chain_and_the_tree(url, capsys):
-    argv = f"search --base-url {url} --model student --simulations 4".split()
-    assert main([*argv, PROBLEMS[1].question]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == PROBLEMS[1].question and shown[1].startswith("  ")
-    assert any(line.startswith("root  N=") for line in shown)
-    assert any(line.startswith("answer ") for line in shown)
-    found = az.search(PROBLEMS[1].question, model="student", base_url=url, simulations=4)
-    assert found.cost.sampled_tokens > 40 and found.answer is not None
-    assert "<svg" in found._repr_html_() or "tree" in found._repr_html_()
-
-
-def test_it_needs_no_torch(url, tmp_path):
-    """As in an environment without the extra `train`."""
-    script = f"""
-import sys
-from alphazero_llm_trainer.errors import TRAINING
-sys.modules |= dict.fromkeys(TRAINING)
-from alphazero_llm_trainer.cli.main import main
-import alphazero_llm_trainer.environment.env
-server = ["--base-url", {url!r}, "--model", "student", "-q"]
-assert main(["search", *server, "--simulations", "1"]) == 0
-assert main(["eval", *server, "-n", "2", "--methods", "greedy", "mcts", "--out", "out"]) == 0
-assert main(["sample", *server, "-n", "2", "--out", "trees"]) == 0
-assert main(["search"]) == main(["train"]) == main(["serve"]) == 2
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("alphazero-llm-trainer[train]") == 3
-
-
 def test_eval_compares_methods_over_a_server(url, tmp_path):
     methods = ["greedy", "majority", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
     argv = [*"eval -n 12 --start 340 --methods".split(), *methods, "--budget-tokens", "120"]
@@ -518,7 +436,8 @@ def test_sampled_trees_teach_by_their_texts(url, tmp_path, capsys):
 def test_serve_puts_search_before_another_server(url, tmp_path):
     kept, step = tmp_path / "kept", ["--set", "search.step=line"]
     flags = [*f"--base-url {url} --model student --keep-traces {kept}".split(), *step]
-    with serving(*flags) as place, openai.OpenAI(base_url=place, api_key="any") as client:
+    server = processes.served(tmp_path, *flags)
+    with openai.OpenAI(base_url=f"{processes.url(server)}/v1", api_key="any") as client:
         earlier = {"role": "assistant", "content": "Ask me."}
         chat = [earlier, {"role": "user", "content": PROBLEMS[2].question}]
         chat.insert(0, {"role": "user", "content": "Hello."})
@@ -532,6 +451,7 @@ def test_serve_puts_search_before_another_server(url, tmp_path):
             client.chat.completions.create(model="student@sample", messages=chat)
         with pytest.raises(openai.BadRequestError, match="ask that one"):
             client.completions.create(model="student", prompt="3 + 4 =")
+    server.kill()
     [line] = read_jsonl(kept / "journal.jsonl")
     assert line["tokens"] == "server" and line["split"] == "served"
 

@@ -20,7 +20,6 @@ from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.training import rewarded, validation, verdict
 from alphazero_llm_trainer.training.evaluation import gain, summary
-from alphazero_llm_trainer.training.hub import results
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
 from alphazero_llm_trainer.training.start import prepare
@@ -249,44 +248,13 @@ def test_a_critic_s_verdict_comes_first(tmp_path):
         assert said in page and page.counts["svg"] == 2 and page.texts(big)
 
 
-def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs, tmp_path):
-    card, metrics = read_json(runs[0] / "run.json"), []
+def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs):
+    card = read_json(runs[0] / "run.json") | {"kept_round": 1}
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
-    said, kind = verdict(card | {"kept_round": 0}, metrics)
-    assert "the student that training began with is kept" in said and not kind
-    card["kept_round"] = 1
     card["reward_gain"] = {"value": 0.12, "low": 0.02, "high": 0.25}
-    for when in ("before", "after"):
-        card[when] |= {
-            "reward": {"value": 0.6, "low": 0.5, "high": 0.7},
-            "rewards": [],
-            "failed_rewards": 0,
-        }
-    said, kind = verdict(card, metrics)  # a source with partial credit: right answers come first
-    assert (
-        said
-        == "Training made no clear difference: +0.000 [-0.050, +0.050] on the same 12 held-out problems"
-        and not kind
-    )
+    assert not verdict(card, [])[1]  # a source with partial credit: right answers come first
     card["config"]["rewards"]["custom"] = "mine.py:reward"
-    said, kind = verdict(card, metrics)
-    assert said.startswith(
-        "Training helped: +0.120 [+0.020, +0.250] in reward on the same 12 held-out problems, "
-        "+0.000 ["
-    )
-    assert said.endswith("] in accuracy") and kind == "good"
-    ungraded = {when: card[when] | {"accuracy": None} for when in ("before", "after")}
-    said = results({**card, **ungraded, "gain": None})
-    assert said.startswith("mean reward of greedy answers on 12: before 0.600 [0.500, 0.700], aft")
-    shutil.copytree(runs[0], tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text(json.dumps(card))
-    assert cli.main(["report", str(tmp_path / "run")]) == 0
-    page = Page(tmp_path / "run" / "report.html")
-    assert (
-        "0.600 → 0.600" in page
-        and "mean outcome, validation" in page
-        and "accuracy, validation" not in page
-    )
+    assert verdict(card, [])[1] == "good"
 
 
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after():

@@ -3,11 +3,14 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.perplexity import pre
+
+CASES = table("rewards")
 
 shares = st.floats(0, 1)
 logprobs = st.lists(st.floats(-2000, 0), max_size=8)
@@ -15,15 +18,7 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
 
 @pytest.mark.parametrize(
     "ppl, base, expected",
-    [
-        (4, 4, 0.5),
-        (2, 4, 0.75),
-        (1, 4, 0.875),
-        (6, 4, 0.25),
-        (8, 4, 0.0),
-        (80, 4, 0.0),
-        (1, 1, 0.5),
-    ],
+    CASES["perplexities"],
 )
 def test_pre_closed_forms(ppl, base, expected):
     assert pre([-math.log(ppl)] * 3, [-math.log(base)] * 5) == pytest.approx(expected)
@@ -52,20 +47,7 @@ def test_pre_is_the_design_formula(a, b):
 
 @pytest.mark.parametrize(
     "hre_part, pre_part, steps, right, wrong, total",
-    [
-        (1.0, None, 0, 0, 0, 1.0),  # no student model: correctness has all the weight
-        (0.0, None, 0, 0, 0, 0.0),
-        (None, 0.5, 0, 0, 0, 0.5),
-        (1.0, 0.5, 0, 0, 0, 0.7),
-        (0.0, 0.5, 0, 0, 0, 0.3),
-        (1.0, 0.5, 4, 0, 0, 0.66),
-        (1.0, 0.5, 4, 1, 0, 0.76),
-        (1.0, 0.5, 4, 3, 0, 0.76),  # once a response
-        (1.0, 0.5, 4, 0, 2, 0.61),
-        (1.0, 0.5, 4, 1, 1, 0.71),
-        (1.0, 1.0, 2, 1, 0, 1.0),  # clamped
-        (0.0, 0.0, 2, 0, 1, 0.0),
-    ],
+    CASES["combined"],
 )
 def test_combined_with_the_shipped_weights(hre_part, pre_part, *, steps, right, wrong, total):
     parts = combined(

@@ -122,18 +122,6 @@ def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
     assert combined.builder.sampled(0, trees, RoundStats(0)) != rows
 
 
-@pytest.mark.parametrize("credit", ["group", "step"])
-def test_every_credit_gives_rows_of_its_own(credit, tmp_path):
-    source = source_of(tmp_path, f"train.credit={credit}")
-    rows = source.rows()
-    assert len(rows) == source.builder.size.rows_per_round == 400
-    assert all(
-        len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows
-    )
-    values = {value for row in rows for value in row.advantages}
-    assert len(values) > 4 and min(values) < 0 < max(values)
-
-
 def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path):
     found = []
     for _ in range(2):

@@ -130,17 +130,6 @@ def test_a_mistake_in_the_configuration_ends_the_run(tmp_path):
     assert set(trees_in(tmp_path)) == set(keys)
 
 
-def test_stopping_leaves_whole_trees_and_goes_on(tmp_path, whole):
-    job = a_job(30)
-    summary = run_sample(job, tmp_path, stop=lambda: lines_in(tmp_path) >= 5)
-    assert summary.status == "stopped" and 5 <= len(trees_in(tmp_path)) < 30
-    assert read_json(tmp_path / "manifest.json")["status"] == "stopped"
-    run_sample(job, tmp_path, resume=True)
-    assert {k: what_counts(r) for k, r in trees_in(tmp_path).items()} == {
-        k: what_counts(r) for k, r in whole[0].items()
-    }
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 SMALL = "--model embedded --set search.simulations=1 --set train.requeue_limit=0".split()
@@ -171,14 +160,5 @@ def test_the_command_samples_and_explains(tmp_path, capsys):
         said.startswith(f"6 of 6 questions have a tree in {out}\nsearched now: 2 in ")
         and " responses are right, " in said
     )
-    nothing = str(tmp_path / "nothing")
-    for argv, words in (
-        (f"--out {nothing} --set search.rollout=none".split(), "search.rollout is none"),
-        (["--out", out], "--resume"),
-        (f"--out {out} --resume --seed 8".split(), "seed is 8"),
-        (f"--out {out} --workers 0".split(), "--workers is 0"),
-    ):
-        assert main(["sample", "--num", "6", *argv, *SMALL]) == 2
-        said = capsys.readouterr().err.strip()
-        assert words in said and said.startswith("error: ") and "\n" not in said
-    assert not Path(nothing).exists()
+    assert main([*f"sample --num 6 --out {out} --resume --seed 8".split(), *SMALL]) == 2
+    assert "seed is 8" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from scripted import (
     run,
     scripted_evaluate,
 )
-from tables import read_json
+from tables import read_json, table
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -38,6 +38,8 @@ from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.rewards import terminal
 from alphazero_llm_trainer.rollouts import reading_of
 from alphazero_llm_trainer.types import Continuation, Direction, Problem, RewardParts, Step, Task
+
+CASES = table("search")
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -315,7 +317,7 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward):
 
 @pytest.mark.parametrize(
     "column, value",
-    [("format", 0), ("text", None), ("N", []), ("parent", [-1, 5, 1]), ("logprobs", [[], [], []])],
+    CASES["broken trees"],
 )
 def test_broken_saved_trees_are_data_errors(column, value):
     raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
@@ -566,21 +568,7 @@ def test_a_rejected_step_is_no_response():
 # -- (h) what counts as an answer ------------------------------------------------------------------
 
 
-ENDS = [  # response, its verdict, whether it states an answer, whether that is 42
-    ("6 * 7 = 42\n#### 42", "answer", True, True),
-    (r"6 * 7 is \boxed{42}", "ended", True, True),
-    ("6 * 7 = 42\nSo the answer is 42.", "ended", True, True),
-    ("6 * 7 = 42\n", "ended", True, True),
-    ("6 * 7 = 42\n#### N", "answer", True, True),  # a placeholder that was copied out of the prompt
-    ("#### N", "answer", False, False),
-    ("I can't say.", "ended", False, False),
-    # What a limit cut counts by its mark alone.
-    ("6 * 7 = 42", "length", False, False),
-    (r"It is \boxed{42}. Let me check: 6", "depth", False, True),
-]
-
-
-@pytest.mark.parametrize("response, verdict, states, right", ENDS)
+@pytest.mark.parametrize("response, verdict, states, right", CASES["ends"])
 def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
     response, verdict, states, right
 ):

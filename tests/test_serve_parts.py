@@ -112,9 +112,6 @@ def test_models_say_how_an_answer_is_made():
     assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
-# -- a watched engine ------------------------------------------------------------------------------
-
-
 # -- answering -------------------------------------------------------------------------------------
 
 QUESTION = build("test", 1, 1).problem.question
@@ -155,7 +152,7 @@ def prm_over(engine):
     return CriticVerifier(Critic(engine, 1.0, {}), "prm")
 
 
-@pytest.mark.parametrize("method", ["best-of-4", "mcts", "beam"])
+@pytest.mark.parametrize("method", ["best-of-4", "mcts"])
 def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
     engine = InProcessEngine(
         student.model,
@@ -183,6 +180,10 @@ def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
             prompt = wanted(student, config, method, chat).prompt
             # Such a network reads the prompt once and each judged token once.
             assert outcome.cost.scored_tokens > len(prompt)
+            told = Wire([wanted(student, config, method)], "").usage([outcome])
+            details = told["completion_tokens_details"]
+            assert details["scored_tokens"] == outcome.cost.scored_tokens
+            assert told["completion_tokens"] == outcome.cost.sampled_tokens > 0
             tree = outcome.tree
             # What the budget's end left unjudged has the reward 0; random numbers may reject all of
             # a tree.
@@ -192,56 +193,6 @@ def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
                     assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
                     compared.append(leaf)
         assert compared
-
-    run(main)
-
-
-@pytest.mark.parametrize("budget", [40, 200])
-@pytest.mark.parametrize("judge", ["none", "calculator", "value", "prm"])
-def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
-    student, config, judge, budget
-):
-    engine = InProcessEngine(
-        student.model,
-        eos_id=student.engine.eos_id,
-        step_ends=student.engine.step_ends,
-        settings=config.engine,
-    )
-    verifier = Calculator() if judge == "calculator" else None
-    value, methods = (
-        None,
-        ["mcts", "majority-6", "sample"]
-        if verifier is None
-        else ["mcts", "beam", "step-rejection"],
-    )
-    if judge == "prm":
-        verifier = prm_over(engine)
-        methods = ["mcts", "best-of-6"]
-    elif judge == "value":
-        engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)
-        value, methods = Critic(engine, 0.5, {}), ["mcts"]
-    answerer = Answerer(student, config, verifier, value)
-
-    async def main():
-        for method in methods:
-            engine.reset_prefix_cache()
-            drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
-            more = {"simulations": 60} if method == "mcts" else {}
-            more |= {"max_tokens": budget} if method == "sample" else {"budget_tokens": budget}
-            one = wanted(student, config, method, seed=5, temperature=1.0, **more)
-            outcome = await answered(answerer, one)
-            sampled, scored = outcome.cost.sampled_tokens, outcome.cost.scored_tokens
-            assert sampled == student.engine.cost.sampled_tokens - drawn
-            assert sampled + scored <= budget
-            # What a network computed; the last token of a response needs no forward where a PRM
-            # scores tokens.
-            assert engine.stats.computed_tokens - read <= scored
-            assert sampled > 0 and outcome.text
-            if budget == 200:
-                assert (scored > 0) == (judge in ("value", "prm"))
-            told = Wire([one], "").usage([outcome])
-            assert told["completion_tokens"] == sampled
-            assert told["completion_tokens_details"]["scored_tokens"] == scored
 
     run(main)
 

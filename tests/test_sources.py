@@ -17,7 +17,6 @@ import verifiers.v1 as vf
 from tables import table
 
 from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -96,23 +95,7 @@ GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24
 
 @pytest.mark.parametrize(
     "response, right",
-    [
-        ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
-        (
-            "<think>\n6 + 4 = 10\n#### 10\n</think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24",
-            True,
-        ),
-        ("6 * 4 = 24, 24 1\n24 / 1 = 24, 24\n#### 24", True),  # the numbers left, in any order
-        ("<think>\n6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", False),
-        ("6 * 4 = 24, 1 24\n#### 24", False),  # 1 is left over
-        ("#### 24", False),
-        ("6 * 4 = 25, 1 25\n25 - 1 = 24, 24\n#### 24", False),  # wrong arithmetic
-        ("6 * 4 = 24, 24\n#### 24", False),  # says that 1 is gone
-        ("6 * 6 = 36, 1 36\n36 * 1 = 36, 36\n#### 24", False),  # 6 twice
-        ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 25", False),
-        ("4 - 6 = -2, 1 -2\n#### 24", False),
-        ("", False),
-    ],
+    CASES["numbers"],
 )
 def test_only_legal_play_reaches_the_target(response, right):
     grade = opened("numbers").grade(response, GAME)
@@ -135,18 +118,7 @@ SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
 
 @pytest.mark.parametrize(
     "response, right",
-    [
-        ("4:24135\n2:42135\n4:31245\n3:21345", False),  # not in order yet
-        ("3:41325\n4:23145\n2:32145\n3:12345", True),
-        ("3:41325\n4:23145\n2:32145\n3:12345\n", True),
-        ("3:41325\n4:23145\n2:32145\n3:12345\n2:21345\n2:12345", False),  # it was over
-        ("3:41325\n4:23145\n2:32145\n3:12354", False),  # a row that the flip doesn't make
-        ("2:13425\n2:31425\n3:41325\n4:23145\n2:32145\n3:12345", False),  # flips too many
-        ("1:31425\n3:41325\n4:23145\n2:32145\n3:12345", False),
-        ("9:52413", False),
-        ("12345", False),
-        ("", False),
-    ],
+    CASES["flips"],
 )
 def test_only_allowed_flips_bring_a_row_into_order(response, right):
     source = opened("pancake")
@@ -197,7 +169,7 @@ def test_another_text_is_no_row_to_sort(question):
         pancake.read_question(question)
 
 
-def test_the_guides_game_is_trained_and_played(tmp_path, monkeypatch, capsys):
+def test_the_guides_game_is_played(tmp_path, monkeypatch):
     guide = Path(__file__).parents[1] / "docs/guides/your-own-task.md"
     [game] = re.findall(r"```python\n(# game\.py\n.*?)```", guide.read_text("utf-8"), re.S)
     assert len([line for line in game.splitlines() if line.strip()]) <= 40
@@ -214,40 +186,13 @@ def test_the_guides_game_is_trained_and_played(tmp_path, monkeypatch, capsys):
             assert source.check_step(task.problem, steps)
             assert not source.check_step(task.problem, [*steps, steps[-1]])
             assert not source.grade(steps[-1], task).correct
-    quick = ["train.sft_steps=2", "train.validation_size=4", "train.evaluate_every=2"]
-    sets = [word for key in quick for word in ("--set", key)]
-    common = f"--source {address} --quiet".split()
-    words = ["sft", *common, *"--model small -n 8 --eval-size 4 --out doubling".split()]
-    assert main([*words, *sets]) == 0
-    methods = "--methods greedy adaptive-best-of-n".split()
-    words = ["eval", *common, "--model", "doubling", *methods, *"-n 4 --out eval".split()]
-    assert main(words) == 0
-    assert "adaptive-best-of-n" in capsys.readouterr().out
 
 
-PINNED = {
-    "embedded/train/1/0": (
-        "Zoe owns 22 books and Ben owns 9 fewer than that. Mia has 2 fewer books than Ben. How "
-        "many "
-        "books does Mia have?",
-        "22 - 9 = 13\n13 - 2 = 11\n#### 11",
-    ),
-    "embedded/test/4/42": (
-        "There are 6 shells in each of the 4 bags of Zoe. She sells half of the shells. Max takes "
-        "2 bags "
-        "with 4 shells in each from her. She splits the shells equally into 2 bags and keeps only "
-        "one "
-        "bag. What is the number of shells that Zoe has now?",
-        "4 * 6 = 24\n24 / 2 = 12\n2 * 4 = 8\n12 - 8 = 4\n4 / 2 = 2\n#### 2",
-    ),
-}
-
-
-@pytest.mark.parametrize("task_id", PINNED)
+@pytest.mark.parametrize("task_id", CASES["pinned"])
 def test_the_generator_still_writes_what_it_wrote(task_id):
     """Saved trees and the shipped student's card name tasks by id."""
     task = embedded.from_id(task_id)
-    assert (task.problem.question, task.solution) == PINNED[task_id]
+    assert [task.problem.question, task.solution] == CASES["pinned"][task_id]
 
 
 def test_reasoning_gym_grades_by_its_own_rule():
@@ -488,12 +433,6 @@ def test_a_list_of_questions_is_a_row_for_each(tmp_path):
             opened(written(tmp_path, row | {"answers": answers_}, name="other.jsonl"))
 
 
-def test_the_line_names_choices_and_columns_that_are_not_read(tmp_path, caplog):
-    row = {"id": 1, "title": "Dogs", "question": "Barks?", "A": "cat", "B": "dog", "answer": "B"}
-    opened(written(tmp_path, row | {"year": 1}))
-    assert "answer is `answer`, choices are `A`, `B`; not read: `title`, `year`; gr" in caplog.text
-
-
 def test_ids_number_the_rows_of_one_file(tmp_path, monkeypatch):
     hub = {}
     for split in ("train", "test"):
@@ -504,20 +443,6 @@ def test_ids_number_the_rows_of_one_file(tmp_path, monkeypatch):
     assert len(set(ids)) == 8 and {"data/train", "data/test"} < set(ids)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
     assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 6
-
-
-def test_boxes_of_several_answers_are_no_gold_answer(tmp_path):
-    row = {"problem": "q", "solution": r"So \boxed{2}. Then \boxed{3}."}
-    with pytest.raises(DataError, match="boxes '2' and '3', several answers"):
-        opened(written(tmp_path, row))
-    row["solution"] = r"So \boxed{2} or \boxed{3}."
-    assert everything(opened(written(tmp_path, row, name="list.jsonl")))[0].gold == "2, 3"
-
-
-def test_several_right_choices_are_refused(tmp_path):
-    row = {"question": "q?", "choices": ["cat", "dog", "cow"], "answer": ["A", "dog"]}
-    with pytest.raises(DataError, match="the right choices A and B: one answer is graded"):
-        opened(written(tmp_path, row))
 
 
 def test_columns_can_be_named(tmp_path):
@@ -674,15 +599,6 @@ def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path):
     file.write_text(json.dumps({"question": "another?", "answer": "1"}) + "\n")
     os.utime(file, ns=(1, 1))
     assert len(everything(opened(file))) == 1
-
-
-def test_a_problem_finds_its_source_again():
-    for name, grader in (
-        ("hotpotqa", "words"),
-        ("math", "math"),
-        ("nobody's", "any"),
-    ):
-        assert source_of(Problem("p", "q", name)).grader == grader
 
 
 def test_keys_that_no_source_reads_are_refused(tmp_path):
@@ -913,20 +829,16 @@ def test_every_real_row_loads(data_dir):
     assert sizes == {"gsm8k": 8792, "math": 500, "hotpotqa": 250}
 
 
-# -- commands --------------------------------------------------------------------------------------
-
-
 # -- in the environment ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("search", ["none", "mcts"])
-def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path, search):
+def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
     written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
     taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
     raw = {
         "taskset": taskset,
-        "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}},
+        "agent": {"harness": {"search": "mcts", "simulations": 2, "samples": 1}},
     }
     env = vf.load_environment(vf.resolve_env_config(raw))
     ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))

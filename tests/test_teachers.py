@@ -88,7 +88,7 @@ def steps(*texts):
 
 
 def test_a_judge_scores_each_step_once_and_leaves_what_it_does_not_say_unchecked():
-    server = FaultServer(lambda number, asked: "ok", judged_by_rule)
+    server = FaultServer(write=judged_by_rule)
 
     async def use(endpoint):
         judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
@@ -122,7 +122,7 @@ def test_what_a_judge_says_is_a_number_from_0_to_1_or_nothing(said, score):
 
 
 def test_a_judge_that_is_spent_says_no_more():
-    server = FaultServer(lambda number, asked: "ok", judged_by_rule)
+    server = FaultServer(write=judged_by_rule)
 
     async def use(endpoint):
         judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
@@ -133,7 +133,7 @@ def test_a_judge_that_is_spent_says_no_more():
 
 
 def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
-    server, rubric = FaultServer(lambda number, asked: "ok", judged_by_rule), tmp_path / "r.txt"
+    server, rubric = FaultServer(write=judged_by_rule), tmp_path / "r.txt"
     rubric.write_text("Be strict.")
     flags = ["eval", "-n", "8", "--methods", "adaptive-best-of-n", "--model", "embedded", "--json"]
     with server.running() as url:
@@ -455,7 +455,7 @@ def test_a_teacher_proposes_one_line():
         return written, teacher
 
     said = iter(["<think>hm</think>#### 7", "#### 8", "3 + 4 = 7"])
-    server = FaultServer(lambda number, asked: "ok", lambda asked: next(said))
+    server = FaultServer(write=lambda asked: next(said))
     found, teacher = play(server, use)
     assert found == [
         TeacherProposal("#### 7", "teacher:test/one", Direction.RIGHT),
@@ -480,7 +480,7 @@ def test_a_teacher_that_continues_is_asked_in_the_students_chat():
         ]
 
     lines = iter(["3 + 4 = 7", "", "#### 8 ", "two\nlines"])
-    server = FaultServer(lambda number, asked: "ok", lambda asked: next(lines))
+    server = FaultServer(write=lambda asked: next(lines))
     model = config.teacher_tiers["local"].teachers[0].model
     first, second = play(server, use)
     assert first == [TeacherProposal("3 + 4 = 7", f"teacher:{model}", Direction.RIGHT)]
@@ -491,7 +491,7 @@ def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     assert [request["messages"] for request in server.requests[:2]] == [beginning] * 2
     # A chat model may begin with an empty line: it is told no place to stop, and its first words
     # count.
-    chatty = FaultServer(lambda number, asked: "ok", lambda asked: "\n\n7 + 1 = 8\n\n#### 8")
+    chatty = FaultServer(write=lambda asked: "\n\n7 + 1 = 8\n\n#### 8")
     config = load_config(
         overrides=[
             {"search": {"step": "thought"}},

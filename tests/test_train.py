@@ -1,20 +1,16 @@
 """Training runs end to end with the shipped student: learn, save, die, resume, report."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
+from processes import TRAIN, Started
 from safetensors.torch import load_file, save_file
 from support import grpo_config
-from tables import read_json, write_jsonl
+from tables import read_json, table, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.cli.main import main
@@ -37,7 +33,8 @@ from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.training.start import prepare
 
-ROOT = Path(__file__).resolve().parent.parent
+CASES = table("train")
+
 SMALL = """
     --num-examples 24 --save-every 8 --eval-size 12 --model embedded
     --set problems.levels=[2,3] --set train.questions_per_round=8 --set train.validation_size=12
@@ -147,7 +144,7 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "ppo", "legacy", "alphazero"))],
+    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "alphazero"))],
     indirect=True, scope="module",
 )  # fmt: skip
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
@@ -155,27 +152,16 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     trained otherwise.
     """
     run, method = whole_run
-    command = [
-        sys.executable,
-        str(ROOT / "train_vllm.py"),
-        *SMALL,
-        *METHODS[method],
-        "--checkpoint-dir",
-        str(tmp_path),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+    command = [TRAIN, *SMALL, *METHODS[method], "--checkpoint-dir", str(tmp_path)]
+    process = Started(tmp_path / "process", *command)
     journal = tmp_path / "run-001" / "journal.jsonl"
     deadline = time.monotonic() + 600  # a busy machine starts slowly
     # The 18th tree is in the middle of the third round, behind two checkpoints.
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.runs:
         if journal.exists() and journal.read_bytes().count(b"\n") >= 18:
             break
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
     kept, died = (
         journal.read_bytes(),
         RunFolder(tmp_path / "run-001").newest_checkpoint(pytest.fail)[1],
@@ -385,48 +371,41 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     assert len(list(read(folder.journal))) == 16
 
 
-def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
-    rows, run = tmp_path / "rows.jsonl", tmp_path / "runs" / "run-001"
+def test_a_run_whose_rows_or_base_changed_is_not_gone_on_with(tmp_path, capsys):
+    """Under LoRA a checkpoint has the adapter alone, which would go on over whatever is there."""
+    rows, base, run = tmp_path / "rows.jsonl", tmp_path / "base", tmp_path / "runs" / "run-001"
     lines = [{"question": f"{i} coins and 4 more?", "answer": str(i + 4)} for i in range(60)]
     write_jsonl(rows, lines)
-    sets = ("validation_size", "demonstrations", "preflight")
-    flags = [word for name in sets for word in ("--set", f"train.{name}=0")]
-    flags += f"--source {rows} --num-examples 8 --eval-size 4 --out {run.parent}".split()
-    assert train_main(["--model", "embedded", "--use-grpo", *flags, "-q"]) == 0
-    card = read_json(run / "run.json")
-    del card["after"]  # as where it ended before its end
-    (run / "run.json").write_text(json.dumps(card))
-    answers = rows.read_text()
-    rows.write_text(answers.replace('"answer": "1', '"answer": "2'))
-    capsys.readouterr()
-    assert train_main(f"--resume {run} -q".split()) == 2
-    said = capsys.readouterr().err
-    assert "other questions or answers than when the run in" in said and said.count("\n") == 1
-    rows.write_text(answers)
-    assert train_main(f"--resume {run} -q".split()) == 0
-
-
-def test_a_run_whose_base_changed_is_not_gone_on_with(tmp_path, capsys):
-    """Under LoRA a checkpoint has the adapter alone, which would go on over whatever is there."""
-    base, run = tmp_path / "base", tmp_path / "runs" / "run-001"
     shutil.copytree(PACKAGED, base)
-    flags = [*SMALL, *METHODS["grpo"], *"--set train.adapter=lora --set train.preflight=0".split()]
-    flags += f"--set models.embedded.path={base} --set train.keep_checkpoints=1".split()
-    assert train_main([*flags, "--checkpoint-dir", str(run.parent), "-q"]) == 0
-    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-24"]
+    sets = f"models.embedded.path={base} train.adapter=lora train.preflight=0 "
+    sets += "train.validation_size=0 train.demonstrations=0 train.keep_checkpoints=1"
+    flags = [word for one in sets.split() for word in ("--set", one)]
+    flags += f"--source {rows} --num-examples 8 --save-every 4 --eval-size 4".split()
+    train = f"--model embedded --use-grpo --out {run.parent} -q".split()
+    assert train_main([*train, *flags]) == 0
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-8"]
     card = card_of(run)
     del card["after"]  # as where it ended before its end
     (run / "run.json").write_text(json.dumps(card))
-    weights = load_file(base / "model.safetensors")
+
+    def goes_on(said=None):
+        capsys.readouterr()
+        assert train_main(f"--resume {run} -q".split()) == (2 if said else 0)
+        told = capsys.readouterr().err
+        assert said is None or (said in told and told.count("\n") == 1)
+
+    answers = rows.read_text()
+    rows.write_text(answers.replace('"answer": "1', '"answer": "2'))
+    goes_on("other questions or answers than when the run in")
+    rows.write_text(answers)
+    file = base / "model.safetensors"
+    weights = load_file(file)
     kept = weights["model.norm.weight"].clone()
     weights["model.norm.weight"] *= 2
-    save_file(weights, base / "model.safetensors", {"format": "pt"})
-    capsys.readouterr()
-    assert train_main(f"--resume {run} -q".split()) == 2
-    said = capsys.readouterr().err
-    assert "has other weights than when the run in" in said and said.count("\n") == 1
-    save_file(weights | {"model.norm.weight": kept}, base / "model.safetensors", {"format": "pt"})
-    assert train_main(f"--resume {run} -q".split()) == 0
+    save_file(weights, file, {"format": "pt"})
+    goes_on("has other weights than when the run in")
+    save_file(weights | {"model.norm.weight": kept}, file, {"format": "pt"})
+    goes_on()
 
 
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
@@ -474,13 +453,7 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(
     "method, student, questions, enough",
-    [
-        ("grpo", "embedded", 100, 1250),
-        ("grpo", "embedded", 200, 1250),
-        ("legacy", "embedded", 200, 715),
-        ("grpo", "embedded", 4800, None),
-        ("grpo", "smollm2-135m", 100, None),  # real models gained from far fewer
-    ],
+    CASES["short runs"],
 )
 def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, enough):
     """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
@@ -511,28 +484,17 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     [
         [*"--use-grpo --set train.credit=step --set train.groups=tree".split(), *ROWS],
         ["--use-ppo", *ROWS, *"--set train.adapter=lora --set train.critic_rounds=0".split()],
-        [*"--use-grpo --set train.reward=combined --set train.kl_coefficient=0.02".split(), *ROWS],
-        ["--use-grpo", "--set", "teachers.tier=embedded", *ROWS],
     ],
 )
 def test_variants_train(flags, tmp_path):
     assert (
         train_main([*SMALL, *f"--num-examples 8 --checkpoint-dir {tmp_path}".split(), *flags]) == 0
     )
-    record = card_of(tmp_path / "run-001")
-    assert record["search_cost"]["sampled_tokens"] > 0
-    if "teachers.tier=embedded" in flags:
-        assert record["teachers"]["scripted"]["calls"] > 0
-        sources = {
-            s for r in read(tmp_path / "run-001" / "journal.jsonl") for s in r["tree"]["source"]
-        }
-        assert "teacher:scripted" in sources
+    assert card_of(tmp_path / "run-001")["search_cost"]["sampled_tokens"] > 0
 
 
 @RFT
-def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
-    whole_run, tmp_path, capsys
-):
+def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path, capsys):
     run, _ = whole_run
     flags = [
         *SMALL,
@@ -544,11 +506,6 @@ def test_a_run_starts_from_the_student_of_another_and_may_evaluate_nothing(
     card = card_of(tmp_path / "run-001")
     assert card["started_from"] == str(run / "student")
     assert card["before"]["correct"] == card_of(run)["after"]["correct"]
-    assert train_main([*flags, *"--eval-size 0 --set train.validation_size=0".split()]) == 0
-    assert (
-        "nan" not in capsys.readouterr().out
-        and "NaN" not in (tmp_path / "run-002" / "run.json").read_text()
-    )
 
 
 def unfinished(run, to):
@@ -560,6 +517,7 @@ def unfinished(run, to):
     return to
 
 
+@pytest.mark.parametrize("whole_run", ["ppo"], indirect=True, scope="module")
 def test_what_a_disk_broke_is_made_again(whole_run, tmp_path, capsys):
     """A truncated checkpoint is passed over for the one before it, and the run ends in the
     undisturbed one's weights.
