@@ -140,7 +140,45 @@ class Searches:
 ERROR_RATE = 0.2  # how often the scripted teacher's likely-right step is wrong
 
 
-class Collector:
+class Earned:
+    """What responses earned, in the currency of `train.reward`, and which of them count.
+
+    Args:
+        config: `train` and `rewards` decide it.
+        method: what learns from the trees.
+    """
+
+    def __init__(self, config: Config, method: Searches) -> None:
+        self.config, self.method = config, method
+        self.combined = credits_combined(config)
+
+    def reward(self, trajectory: Trajectory) -> float:
+        """What a trajectory earned for credit: `train.reward` picks correctness alone or the
+        combined reward.
+        """
+        return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
+
+    def node_values(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
+        """For each node a count and the sum of what it earned, in the currency of `reward`: with
+        `hre` the responses through it and how many of them were right, with `combined` its visits
+        and their rewards.
+        """
+        return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
+
+    def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
+        (`train.teacher_rows`).
+        """
+        every = self.method.supervised or self.config.train.teacher_rows
+        return [response for response in responses if every or response.student]
+
+    def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
+        """True when the responses that training learns from all earned the same: no signal."""
+        rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
+        return len(rewards) < 2
+
+
+class Collector(Earned):
     """Training searches with the current student.
 
     Args:
@@ -159,8 +197,8 @@ class Collector:
         perplexity: Perplexity | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.student, self.config, self.method = student, config, method
-        self.perplexity, self.stop = perplexity, stop
+        super().__init__(config, method)
+        self.student, self.perplexity, self.stop = student, perplexity, stop
         self.value: ValueFunction | None = None
         if config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does
@@ -170,7 +208,6 @@ class Collector:
             self.value = load_value(Path(config.search.value), student, config)
         self.rule: Verifier = Calculator()  # `train.groups: verified`
         self.custom = open_reward(config.rewards, config.teachers)
-        self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
         self.teachers = build_teachers(
             config, lambda: scripted_teacher(config), self.remote, student.opening
@@ -211,31 +248,6 @@ class Collector:
     def spent(self) -> dict[str, Cost]:
         """What each remote teacher and the terminal checker took in this process."""
         return {} if self.remote is None else self.remote.ledgers.session
-
-    def reward(self, trajectory: Trajectory) -> float:
-        """What a trajectory earned for credit: `train.reward` picks correctness alone or the
-        combined reward.
-        """
-        return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
-
-    def node_values(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
-        """For each node a count and the sum of what it earned, in the currency of `reward`: with
-        `hre` the responses through it and how many of them were right, with `combined` its visits
-        and their rewards.
-        """
-        return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
-
-    def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
-        (`train.teacher_rows`).
-        """
-        every = self.method.supervised or self.config.train.teacher_rows
-        return [response for response in responses if every or response.student]
-
-    def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
-        """True when the responses that training learns from all earned the same: no signal."""
-        rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
-        return len(rewards) < 2
 
     async def collect(
         self, tasks: Sequence[tuple[str, Task]], seed: int

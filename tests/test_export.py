@@ -13,10 +13,12 @@ from tables import read_jsonl, write_jsonl
 from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
     outcomes,
     step_preferences,
+    step_values,
     trajectories,
     value_targets,
 )
@@ -161,7 +163,52 @@ def test_a_tree_is_one_trace_of_verifiers(data, tmp_path):
     assert signals > 0
 
 
-def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_branches_too():
+def a_run(data, folder, credit):
+    """The folder of a GRPO run with this credit, whose two rounds had the trees of `data`."""
+    overrides = ["train.method=grpo", f"train.credit={credit}", "train.reward=hre"]
+    config = load_config(overrides=["student=embedded", "train.prm=prm", *overrides])
+    (folder / "run.json").write_text(json.dumps({"config": config.model_dump(mode="json")}))
+    lines = [{**record, "policy_version": i // 6} for i, record in enumerate(records(data))]
+    write_jsonl(folder / "journal.jsonl", lines)
+    return lines
+
+
+def test_rollouts_have_the_credit_of_steps_where_their_run_has_it(data, tmp_path):
+    lines, out, signals = a_run(data, tmp_path, "step"), tmp_path / "rollouts.jsonl", 0
+    assert export(tmp_path, "rollouts", out) == len(lines)
+    traces = {episode.traces[0].id: episode.traces[0] for episode in opened(out)}
+    for version in (0, 1):
+        steps = {}  # of each tree whose responses differ: what each step of each response gained
+        for record in lines:
+            tree = Tree.from_dict(record["tree"])
+            counts, sums = outcomes(tree, correctness=True)
+            responses = trajectories(tree)
+            if record["policy_version"] == version and len({r.hre for r in responses}) > 1:
+                values = [step_values(r, r.hre, counts, sums) for r in responses]
+                steps[record["key"]] = [[q - v for q, v in of_one] for of_one in values]
+        every = [gain for tree in steps.values() for response in tree for gain in response]
+        scale = (sum(gain**2 for gain in every) / len(every)) ** 0.5
+        for key, gains in steps.items():
+            wanted = dict.fromkeys(range(len(traces[key].nodes)), 0.0)
+            for said, response in zip(traces[key].info["responses"], gains, strict=True):
+                nodes = through(traces[key], said["leaf"])[::-1]
+                for at, gain in zip(nodes, response, strict=False):
+                    wanted[at] += max(-3.0, min(3.0, gain / scale))
+            for at, node in enumerate(traces[key].nodes[1:], 1):
+                assert node.advantages == pytest.approx([wanted[at]] * len(node.token_ids))
+                signals += bool(node.advantages and wanted[at])
+    assert signals > 0
+
+
+def test_credit_that_a_journal_does_not_have_is_refused(data, tmp_path, capsys):
+    a_run(data, tmp_path, "process")
+    out = tmp_path / "rollouts.jsonl"
+    assert main(f"export {tmp_path} --kind rollouts --out {out}".split()) == 2
+    assert "train.credit" in capsys.readouterr().err and not out.exists()
+    assert main(f"export {tmp_path} --kind sft --out {out}".split()) == 0
+
+
+def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_branches_too(tmp_path):
     tree = Tree()
     first = tree.attach(ROOT, Step((1, 2), (-0.5, -0.25), "a"))
     second = tree.attach(first, Step((3,), (-1.0,), "b"))
@@ -180,7 +227,7 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
         tree.backup(node, 1.0)
     problem = {"id": "q", "question": "?", "source": "x"}
     record = {"key": "q", "problem": problem, "prompt_ids": [0], "policy_version": 0}
-    [row] = export_module.episodes([(record, tree)])
+    [row] = export_module.episodes([(record, tree)], export_module.earned_in(tmp_path))
     [trace] = WireEpisode.model_validate(row).traces
     check_trace(trace, record, tree)
     replies = {tuple(branch.token_ids[1:]) for branch in trace.branches}

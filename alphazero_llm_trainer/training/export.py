@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from ..answers import extract, normalize
+from ..config.load import load_config
 from ..errors import ConfigError
+from ..files import read_object
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -27,8 +29,11 @@ from ..mcts.extract import (
 from ..mcts.journal import journal_of, read
 from ..mcts.tree import ROOT, Tree
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
-from .credit import group_advantages, zero_variance
+from ..rollouts import Earned
+from .methods.grpo import GRPO, credited
+from .run import RunFolder
 
+MANIFEST = "manifest.json"  # of `sample`
 BATCH_ROWS = 2000  # held as Python objects at once
 HARNESS = "alphazero-llm-trainer"
 ROLLOUTS = "rollouts"
@@ -70,7 +75,8 @@ def export(
         any_split: take trees of other splits than train, too.
 
     Raises:
-        ConfigError: no such kind is written to a file of that ending.
+        ConfigError: no such kind is written to a file of that ending, or rollouts have no credit
+            (`earned_in`).
         DataError: `data` holds no trees, a broken one, or one of another split than train.
         OSError: `out` can't be written.
     """
@@ -81,7 +87,11 @@ def export(
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        made = episodes(records) if kind == ROLLOUTS else rows(kind, records, every_token)
+        made = (
+            episodes(records, earned_in(data))
+            if kind == ROLLOUTS
+            else rows(kind, records, every_token)
+        )
         lines = out.suffix == SUFFIXES[ROLLOUTS]
         count = write_lines(made, partial) if lines else write_table(made, kind, partial)
         partial.replace(out)
@@ -179,35 +189,59 @@ def write_lines(lines: Iterable[dict[str, Any]], path: Path) -> int:
     return count
 
 
-def episodes(records: Iterable[tuple[dict[str, Any], Tree]]) -> Iterator[dict[str, Any]]:
-    """An episode for each tree with a response of the student's own.
-
-    Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train`
-    leaves them out too.
+def earned_in(data: Path) -> Earned:
+    """What the responses in a folder of `train` or `sample` earned there. Raises ConfigError where
+    their credit can't be made of a journal.
     """
-    for record, tree in records:
-        responses = [response for response in trajectories(tree) if response.student]
-        if responses:
-            yield episode(record, tree, responses)
+    run, manifest, layers = RunFolder(data), data / MANIFEST, []
+    if manifest.is_file():
+        stored = read_object(manifest)["config"]
+        layers = [{name: stored[name] for name in ("rewards", "train")}]
+    config = run.config() if run.card.is_file() else load_config(None, layers, "sample.yaml")
+    if config.train.process:
+        raise ConfigError(
+            f"train.credit of {data} is process, and its journal has no scores of steps: "
+            "name another --kind, or a folder of other credit"
+        )
+    return Earned(config, GRPO)
 
 
-def advantages(responses: Sequence[Trajectory]) -> list[float]:
-    """Of a token of each response: its reward against the others', over all samples (GRPO; a
-    response sampled k times counts k times).
+def episodes(
+    records: Iterable[tuple[dict[str, Any], Tree]], earned: Earned
+) -> Iterator[dict[str, Any]]:
+    """An episode for each tree with a response that `train` learns from, with the advantages that
+    its tokens have there.
+
+    Responses with a step of a teacher's are left out without `train.teacher_rows`, and so don't
+    enter the group's mean.
     """
-    rewards = [earned(response) for response in responses]
-    if zero_variance(rewards):
-        return [0.0] * len(responses)
-    samples = [response.samples for response in responses]
-    return [k * a for k, a in zip(samples, group_advantages(rewards, samples), strict=True)]
+    # Step credit is relative to its round.
+    whole = "policy_version" if earned.config.train.credit == "step" else "key"
+    for _, members in groupby(records, lambda pair: pair[0][whole]):
+        trees = [(record, tree, earned.counted(trajectories(tree))) for record, tree in members]
+        groups = {
+            record["key"]: (tree, responses)
+            for record, tree, responses in trees
+            if not earned.zero_variance(responses)
+        }
+        made = dict(zip(groups, credited([*groups.values()], earned), strict=True))
+        for record, tree, responses in trees:
+            if responses:
+                nothing = [[0.0] * len(response.token_ids) for response in responses]
+                yield episode(record, tree, responses, made.get(record["key"], nothing))
 
 
-def earned(response: Trajectory) -> float:
+def outcome(response: Trajectory) -> float:
     """The response's outcome, and the search's reward where none is known."""
     return response.reward if response.outcome is None else response.outcome
 
 
-def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory]) -> dict[str, Any]:
+def episode(
+    record: dict[str, Any],
+    tree: Tree,
+    responses: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
+) -> dict[str, Any]:
     """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a
     response, and a node for the tokens of each rollout outside of the tree. A branch of it is a
     response.
@@ -234,7 +268,7 @@ def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory])
         return len(nodes) - 1
 
     ends = []
-    for response, advantage in zip(responses, advantages(responses), strict=True):
+    for response, earned in zip(responses, advantages, strict=True):
         at, start, text = 0, 0, response.text
         for node, length in zip(response.nodes, response.lengths, strict=True):
             if node == OUTSIDE:
@@ -245,7 +279,8 @@ def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory])
                     places[node] = add(at, *step)
                 at = places[node]
             text = text[len(tree.text[node]) :]  # what is left of the response
-            nodes[at]["advantages"] = [a + advantage for a in nodes[at]["advantages"]]
+            own = zip(nodes[at]["advantages"], earned[start : start + length], strict=True)
+            nodes[at]["advantages"] = [a + b for a, b in own]
             start += length
         ends.append(at)
     inner = {node.get("parent") for node in nodes}
@@ -260,7 +295,7 @@ def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory])
     said = [
         {
             "leaf": leaf,
-            "outcome": earned(response),
+            "outcome": outcome(response),
             "samples": response.samples,
             "end": response.verdict,
         }
@@ -273,7 +308,7 @@ def episode(record: dict[str, Any], tree: Tree, responses: Sequence[Trajectory])
         "task": task,
         "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
         "nodes": nodes,
-        "rewards": {"outcome": {"score": sum(r.samples * earned(r) for r in responses) / samples}},
+        "rewards": {"outcome": {"score": sum(r.samples * outcome(r) for r in responses) / samples}},
         "metrics": {"responses": len(responses), "samples": samples},
         "info": {"policy_version": record["policy_version"], "responses": said},
         "is_completed": True,

@@ -16,8 +16,9 @@ from ...config.train import Rates, TrainConfig
 from ...engine.protocol import Verifier
 from ...errors import ConfigError
 from ...mcts.extract import Trajectory, step_values
+from ...mcts.tree import Tree
 from ...policy.engine_tokens import EngineTokens
-from ...rollouts import GradedTree
+from ...rollouts import Earned, GradedTree
 from ...types import Problem, Step
 from ..credit import (
     ADVANTAGE_CLIP,
@@ -26,7 +27,6 @@ from ..credit import (
     group_advantages,
     process_advantages,
     step_advantages,
-    zero_variance,
 )
 from ..rows import SampledRows, TrainRow
 from ..stats import RoundStats
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 # A tree and those of its responses that training learns from.
-Group = tuple[GradedTree, list[Trajectory]]
+Group = tuple[Tree, list[Trajectory]]
 
 
 class CreditedRows(SampledRows):
@@ -50,16 +50,14 @@ class CreditedRows(SampledRows):
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor
         # in a baseline.
-        groups = [(tree, self.collector.counted(tree.responses)) for tree in trees]
-        groups = [
-            group
-            for group in groups
-            if not zero_variance([self.collector.reward(response) for response in group[1]])
-        ]
+        graded = [tree for tree in trees if not self.collector.zero_variance(tree.responses)]
+        groups = [(tree.tree, self.collector.counted(tree.responses)) for tree in graded]
+        process = self.config.train.credit == "process"
+        problems = [tree.task.problem for tree in graded]
+        processes = self.processes(problems, groups, stats) if process else ()
+        made = credited(groups, self.collector, processes)
         queues = []
-        for (tree, responses), advantages in zip(
-            groups, self.advantages(groups, stats), strict=True
-        ):
+        for tree, (_, responses), advantages in zip(graded, groups, made, strict=True):
             weighed = [
                 asymmetric(tokens, self.config.train.negative_weight) for tokens in advantages
             ]
@@ -71,53 +69,9 @@ class CreditedRows(SampledRows):
             queues.append(sorted(rows, key=lambda row: -max(abs(a) for a in row.advantages)))
         return [row for turn in zip_longest(*queues) for row in turn if row is not None]
 
-    def advantages(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
-        """By `train.credit`: for each response of each group one number a token `[T]`."""
-        train = self.config.train
-        if train.credit == "step":
-            return self.by_step(groups)
-        processes = self.processes(groups, stats) if train.credit == "process" else None
-        made = []
-        for g, (_, responses) in enumerate(groups):
-            rewards = [self.collector.reward(response) for response in responses]
-            counts = [response.samples for response in responses]
-            outcomes = group_advantages(rewards, counts)
-            steps = (
-                [[0.0] * len(response.token_ids) for response in responses]
-                if processes is None
-                else processes[g]
-            )
-            # The sum of both is clipped, and repeats weigh it afterwards.
-            weight = train.process_weight
-            made.append(
-                [
-                    [k * clamp(outcome + weight * step, ADVANTAGE_CLIP) for step in tokens]
-                    for k, outcome, tokens in zip(counts, outcomes, steps, strict=True)
-                ]
-            )
-        return made
-
-    def by_step(self, groups: Sequence[Group]) -> list[list[list[float]]]:
-        """Step credit, in the currency of `train.reward`, over the root mean square of the round's
-        step differences.
-        """
-        values = []  # (Q(child), V(parent)) of each step of each response of each group
-        for tree, responses in groups:
-            counts, sums = self.collector.node_values(tree.tree)
-            values.append(
-                [step_values(t, self.collector.reward(t), counts, sums) for t in responses]
-            )
-        differences = [q - v for group in values for steps in group for q, v in steps]
-        scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
-        return [
-            [
-                step_advantages(steps, t.lengths, scale=scale)
-                for t, steps in zip(responses, group, strict=True)
-            ]
-            for (_, responses), group in zip(groups, values, strict=True)
-        ]
-
-    def processes(self, groups: Sequence[Group], stats: RoundStats) -> list[list[list[float]]]:
+    def processes(
+        self, problems: Sequence[Problem], groups: Sequence[Group], stats: RoundStats
+    ) -> list[list[list[float]]]:
         """Process advantages of every response's tokens, group by group."""
         verifier, before = self.scorer, self.scorer.scored_tokens
         cutter = EngineTokens(self.student, 1.0, 1)
@@ -131,9 +85,9 @@ class CreditedRows(SampledRows):
         steps = [[cutter.lines(r.token_ids, r.logprobs) for r in group] for _, group in groups]
 
         async def every() -> list[list[float]]:
-            pairs = zip(groups, steps, strict=True)
+            pairs = zip(problems, steps, strict=True)
             return await asyncio.gather(
-                *(score(tree.task.problem, lines) for (tree, _), group in pairs for lines in group)
+                *(score(problem, lines) for problem, group in pairs for lines in group)
             )
 
         scores = iter(asyncio.run(every()))
@@ -146,6 +100,55 @@ class CreditedRows(SampledRows):
             )
             for (_, responses), group in zip(groups, steps, strict=True)
         ]
+
+
+def credited(
+    groups: Sequence[Group], earned: Earned, processes: Sequence[Sequence[Sequence[float]]] = ()
+) -> list[list[list[float]]]:
+    """By `train.credit`: for each response of each group one number a token `[T]`, as often as it
+    was sampled; `processes` are those of process credit.
+    """
+    train = earned.config.train
+    if train.credit == "step":
+        return by_step(groups, earned)
+    made = []
+    for g, (_, responses) in enumerate(groups):
+        rewards = [earned.reward(response) for response in responses]
+        counts = [response.samples for response in responses]
+        outcomes = group_advantages(rewards, counts)
+        steps = (
+            processes[g]
+            if processes
+            else [[0.0] * len(response.token_ids) for response in responses]
+        )
+        # The sum of both is clipped, and repeats weigh it afterwards.
+        weight = train.process_weight
+        made.append(
+            [
+                [k * clamp(outcome + weight * step, ADVANTAGE_CLIP) for step in tokens]
+                for k, outcome, tokens in zip(counts, outcomes, steps, strict=True)
+            ]
+        )
+    return made
+
+
+def by_step(groups: Sequence[Group], earned: Earned) -> list[list[list[float]]]:
+    """Step credit, in the currency of `train.reward`, over the root mean square of the round's
+    step differences.
+    """
+    values = []  # (Q(child), V(parent)) of each step of each response of each group
+    for tree, responses in groups:
+        counts, sums = earned.node_values(tree)
+        values.append([step_values(t, earned.reward(t), counts, sums) for t in responses])
+    differences = [q - v for group in values for steps in group for q, v in steps]
+    scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
+    return [
+        [
+            step_advantages(steps, t.lengths, scale=scale)
+            for t, steps in zip(responses, group, strict=True)
+        ]
+        for (_, responses), group in zip(groups, values, strict=True)
+    ]
 
 
 class Grpo(Objective):
