@@ -199,7 +199,7 @@ class Real:
 
         from alphazero_llm_trainer.config.load import load_config
         from alphazero_llm_trainer.training.fit import minibatches
-        from alphazero_llm_trainer.training.learner import Learner, Schedule
+        from alphazero_llm_trainer.training.learner import Learner, RateSchedule
         from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
         from alphazero_llm_trainer.training.models import (
             MemoryOptions,
@@ -221,7 +221,7 @@ class Real:
             student.model,
             Likelihood(),
             MemoryOptions.of(config, student.spec, student.model),
-            Schedule(RATE, WARMUP, updates + 1, FINAL),
+            RateSchedule(RATE, WARMUP, updates + 1, FINAL),
             config.train.optimizer,
         )
         learner.schedule.step()  # its first rate is 0

@@ -15,7 +15,7 @@ from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.learner import Learner, RateSchedule
 from alphazero_llm_trainer.training.losses import cross_entropy
 from alphazero_llm_trainer.training.methods.alphazero import (
     OFF_PATH,
@@ -130,7 +130,7 @@ def learner(model, **settings):
     train = train.model_copy(update=settings)
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
     return Learner(
-        model, AlphaZero(train, model), MemoryOptions(), Schedule(1e-3, 0, 10), optimizer
+        model, AlphaZero(train, model), MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer
     )
 
 

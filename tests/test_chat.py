@@ -35,7 +35,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
-from alphazero_llm_trainer.training.critic import Critic, save_critic
+from alphazero_llm_trainer.training.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.training.merging import bare
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 from alphazero_llm_trainer.types import NOTHING, Direction, Opening, Problem, Step
@@ -575,7 +575,10 @@ def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
     narrow = load_student(config, path=tmp_path / "adapter")
     assert torch.bfloat16 not in {p.dtype for p in wide.model.parameters()}
     assert wide.weights == narrow.weights != fingerprint(wide.model, None)
-    head, card = Critic(wide.model, start=0.0, head=True), {"kind": "value", "rollout_weight": 1.0}
+    head, card = (
+        CriticNetwork(wide.model, start=0.0, head=True),
+        {"kind": "value", "rollout_weight": 1.0},
+    )
     save_critic(tmp_path / "head", head, card, wide, config)
     assert load_critic(tmp_path / "head", narrow, config, "value").engine is narrow.engine
     # What is trained is another student with every update, however small.

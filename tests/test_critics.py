@@ -50,7 +50,7 @@ from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, loa
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training.critic import Critic, save_critic
+from alphazero_llm_trainer.training.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.training.critic_data import (
     Example,
     Question,
@@ -73,7 +73,7 @@ from alphazero_llm_trainer.training.critic_run import (
     train_critic,
 )
 from alphazero_llm_trainer.training.fit import fit, planned
-from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.learner import Learner, RateSchedule
 from alphazero_llm_trainer.training.losses import bradley_terry
 from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.training.packing import Work, plan
@@ -150,7 +150,7 @@ def test_each_state_is_a_target_once():
 
 def test_numbers_of_packed_states_are_those_of_flat_ones():
     policy, rng, longest = tiny_llama(), Random(40), 40
-    critic = Critic(policy, extra_layers=0, start=0.3)
+    critic = CriticNetwork(policy, extra_layers=0, start=0.3)
     torch.nn.init.normal_(critic.score.weight)
     examples = []
     for prompt in (PROMPT, (20, 21)):
@@ -170,7 +170,7 @@ def test_numbers_of_packed_states_are_those_of_flat_ones():
 def test_a_bound_of_the_sequences_changes_neither_the_loss_nor_its_gradient(
     monkeypatch,
 ):
-    rng, critic = Random(41), Critic(tiny_llama(), extra_layers=1, start=0.3)
+    rng, critic = Random(41), CriticNetwork(tiny_llama(), extra_layers=1, start=0.3)
     torch.nn.init.normal_(critic.score.weight)
     rows = []
     for prompt in (PROMPT, (20, 21)):
@@ -205,7 +205,7 @@ def test_extra_layers_change_nothing_until_they_are_trained():
     student = a_student()
     deeper, plain = (
         new_critic(student, settings(), "value"),
-        Critic(student.model, extra_layers=0, start=0.0),
+        CriticNetwork(student.model, extra_layers=0, start=0.0),
     )
     assert (
         deeper.config.num_hidden_layers == 4
@@ -522,7 +522,7 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
 @pytest.mark.parametrize("adapter, quantization", [("full", "none"), ("lora", "nf4")])
 def test_a_head_reads_the_policys_own_states_and_costs_nothing(adapter, quantization, tmp_path):
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
-    out, network = tmp_path / "out", Critic(student.model, head=True)
+    out, network = tmp_path / "out", CriticNetwork(student.model, head=True)
     torch.nn.init.normal_(network.score.weight)
     card = {"kind": "value", "rollout_weight": 0.0}
     save_critic(out, network, card, student, config)
@@ -538,7 +538,9 @@ def test_a_head_reads_the_policys_own_states_and_costs_nothing(adapter, quantiza
     steps = [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
     judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
     assert judged.values == judged.steps and not verifier.computes and not verifier.scored_tokens
-    other = save_critic(tmp_path / "b", Critic(student.model, head=True), card, student, config)
+    other = save_critic(
+        tmp_path / "b", CriticNetwork(student.model, head=True), card, student, config
+    )
     assert other["files"] != critic.card["files"]
     load_critic(tmp_path / "b", student, config, "value")
     with pytest.raises(EngineError, match="another value head by now"):
@@ -561,7 +563,9 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
     for better, worse in zip(chosen, rejected, strict=True):
         example.prefer(better, worse, 1.0)
     memory = MemoryOptions(micro_batch=micro_batch)
-    learner = Learner(critic, Pairs(critic), memory, Schedule(1e-3, 0, 9), config.train.optimizer)
+    learner = Learner(
+        critic, Pairs(critic), memory, RateSchedule(1e-3, 0, 9), config.train.optimizer
+    )
     loss = 0.0
     for part in learner.parts([row for pair in pair_rows(example, 16) for row in pair]):
         scores = learner.score(part)

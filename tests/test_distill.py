@@ -23,7 +23,7 @@ from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.learner import Learner, Schedule
+from alphazero_llm_trainer.training.learner import Learner, RateSchedule
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.methods.distill import DISTILL, DrawnRows, draws, load
 from alphazero_llm_trainer.training.models import MemoryOptions
@@ -79,7 +79,7 @@ def learner(model):
     train = load_training(overrides=["train.method=distill"]).train
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
     objective = DISTILL.objective(train, model, None)
-    return Learner(model, objective, MemoryOptions(), Schedule(1e-3, 0, 10), optimizer)
+    return Learner(model, objective, MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer)
 
 
 def gradient(model, rows):

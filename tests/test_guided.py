@@ -19,7 +19,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
@@ -184,5 +184,5 @@ def test_best_first_leaves_a_state_after_which_nothing_fits():
     for _ in range(20):
         [leaf] = mcts.ask()
         asked[leaf.node] += 1
-        mcts.tell(leaf, Evaluation(value=0.0))
+        mcts.tell(leaf, LeafEvaluation(value=0.0))
     assert asked[near] > asked[far] > asked[ROOT]

@@ -22,7 +22,7 @@ from alphazero_llm_trainer.mcts.gumbel import (
     sampled_logit,
     softmax,
 )
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.select import open_gumbel, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Step
@@ -60,7 +60,9 @@ def searched(case, rule, discount=1.0):
         [leaf] = leaves
         state = states[leaf.node]
         steps = [Step((action,), (0.0,), f"{action} ") for action in range(actions)]
-        mcts.tell(leaf, Evaluation(steps=steps, priors=softmax(logits[state]), value=values[state]))
+        mcts.tell(
+            leaf, LeafEvaluation(steps=steps, priors=softmax(logits[state]), value=values[state])
+        )
         for action, child in enumerate(tree.children[leaf.node]):
             states[child] = script.child(state, action, actions)
         if leaf.node != ROOT:
@@ -129,7 +131,7 @@ def fan(root, values, iterations):
     mcts = Mcts(Tree(), root, iterations)
     [leaf] = mcts.ask()
     steps = [Step((i,), (-1.0,), str(i)) for i in range(len(values))]
-    mcts.tell(leaf, Evaluation(steps=steps, priors=[1 / len(values)] * len(values), value=0.5))
+    mcts.tell(leaf, LeafEvaluation(steps=steps, priors=[1 / len(values)] * len(values), value=0.5))
     return mcts
 
 
@@ -140,13 +142,13 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values():
     # Four arms once each; which two are left is known when all four are told.
     assert sorted(leaf.node for leaf in leaves) == [1, 2, 3, 4] and mcts.ask(8) == leaves
     for leaf in leaves[:3]:
-        mcts.tell(leaf, Evaluation(value=values[leaf.node - 1]))
+        mcts.tell(leaf, LeafEvaluation(value=values[leaf.node - 1]))
     assert mcts.ask(8) == leaves[3:]
-    mcts.tell(leaves[3], Evaluation(value=values[leaves[3].node - 1]))
+    mcts.tell(leaves[3], LeafEvaluation(value=values[leaves[3].node - 1]))
     assert mcts.tree.N[1:] == [1, 1, 1, 1]
     while leaves := mcts.ask(8):
         for leaf in leaves:
-            mcts.tell(leaf, Evaluation(value=values[leaf.node - 1]))
+            mcts.tell(leaf, LeafEvaluation(value=values[leaf.node - 1]))
     assert mcts.tree.N[1:] == [1, 3, 1, 3] and not any(mcts.tree.virtual)
 
 

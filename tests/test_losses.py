@@ -15,8 +15,8 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.training.critic import Critic
-from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
+from alphazero_llm_trainer.training.critic import CriticNetwork
+from alphazero_llm_trainer.training.learner import Learner, RateSchedule, mask_of, padded
 from alphazero_llm_trainer.training.losses import grpo_loss, value_loss
 from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.training.methods.grpo import Grpo
@@ -75,7 +75,9 @@ def weighed(row, weight=1.0):
 def learner_of(model, objective, memory=WHOLE, batch=12, **more):
     given = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
     settings = grpo_config().train.optimizer.model_copy(update=given | more)
-    return Learner(model, objective, memory, Schedule(1e-9 if not more else 1e-3, 0, 10), settings)
+    return Learner(
+        model, objective, memory, RateSchedule(1e-9 if not more else 1e-3, 0, 10), settings
+    )
 
 
 def gradients(model, objective, rows, memory=WHOLE):
@@ -293,7 +295,7 @@ def objective_of(method, student, config, pack="off"):
     settings = config.train.model_copy(update={"pack": pack})
     if method == "grpo":
         return Grpo(settings, student.model)
-    critic = Critic(student.model, None)
+    critic = CriticNetwork(student.model, None)
     torch.nn.init.normal_(critic.score.weight, std=0.05)
     return Ppo(settings, student.model, critic)
 
@@ -352,7 +354,7 @@ def test_a_probability_of_zero_has_no_entropy():
 
 def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half():
     policy = tiny_llama(4)
-    critic = Critic(policy)
+    critic = CriticNetwork(policy)
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
     assert (critic(rows)[0] == 0.5).all()
     torch.nn.init.normal_(critic.score.weight)
@@ -433,7 +435,9 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
         torch.manual_seed(0)
         model = make_trainable(student.model, student.spec, adapter)
         objective = Ppo(
-            config.train, model, Critic(model, student.spec.lora if adapter == "lora" else None)
+            config.train,
+            model,
+            CriticNetwork(model, student.spec.lora if adapter == "lora" else None),
         )
         learner, rows = (
             learner_of(model, objective, batch=6, weight_decay=0.01, max_grad_norm=1.0),

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask as Blocks
 
 from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic import CriticNetwork
 from alphazero_llm_trainer.training.packing import Work, plan
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import Scorer, computed, packing
@@ -135,7 +135,9 @@ def test_flash_attention_is_refused_where_rows_are_to_be_packed():
         ConfigError, match=r"train\.pack is on and flash_attention_2 takes no masks"
     ):
         packing(policy, "on", torch.device("cuda"))
-    critic = Critic(policy)  # its rows have sequences of their own, and its layers flash attention
+    critic = CriticNetwork(
+        policy
+    )  # its rows have sequences of their own, and its layers flash attention
     assert critic.work is None and critic.config._attn_implementation == "flash_attention_2"
 
 

@@ -26,7 +26,7 @@ from alphazero_llm_trainer.policy.student import (
     load_model,
     load_student,
 )
-from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic import CriticNetwork
 from alphazero_llm_trainer.training.critic_run import new_critic
 from alphazero_llm_trainer.training.merging import bare, merged
 from alphazero_llm_trainer.training.models import (
@@ -234,7 +234,7 @@ def test_policy_reference_value_and_critic_share_one_base(student, config):
     reference, before = logprobs(student.model, student), engine_scores(frozen)
     make_trainable(student.model, student.spec, "lora")
     network = new_critic(student, config, "value")
-    critic = Critic(student.model, student.spec.lora)
+    critic = CriticNetwork(student.model, student.spec.lora)
     assert not [
         name
         for name, p in student.model.named_parameters()

@@ -30,7 +30,7 @@ from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
@@ -288,11 +288,11 @@ def test_invariants_hold_whatever_is_told(rounds, rule, exploration):
         [leaf] = leaves
         assert mcts.ask() == [leaf] and mcts.ask()[0] is leaf  # the same until it is told
         told = tree.N[leaf.node]
-        mcts.tell(leaf, Evaluation(playouts))
+        mcts.tell(leaf, LeafEvaluation(playouts))
         graded = sum(playout.reward is not None for playout in playouts)
         assert tree.N[leaf.node] == told + graded
         after = copy.deepcopy(tree.to_dict())
-        mcts.tell(leaf, Evaluation(playouts))  # again: nothing changes
+        mcts.tell(leaf, LeafEvaluation(playouts))  # again: nothing changes
         assert tree.to_dict() == after
         check_invariants(tree)
         loaded = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
@@ -311,7 +311,7 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward):
     )
     before = mcts.tree.to_dict()
     with pytest.raises(ValueError, match="outside"):
-        mcts.tell(leaf, Evaluation([fine, wrong]))
+        mcts.tell(leaf, LeafEvaluation([fine, wrong]))
     assert mcts.tree.to_dict() == before and mcts.ask() == [leaf] == [Leaf(ROOT, 1)]
 
 
@@ -339,7 +339,9 @@ def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     playout = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(1.0))
-    mcts.tell(leaf, Evaluation([playout], estimate=estimate, rollout_weight=weight, value=value))
+    mcts.tell(
+        leaf, LeafEvaluation([playout], estimate=estimate, rollout_weight=weight, value=value)
+    )
     assert mcts.tree.W[ROOT] == pytest.approx(backed_up) and mcts.tree.W[1] == 1.0
     assert mcts.tree.V[ROOT] == estimate and mcts.tree.V[1] is None
 
@@ -387,9 +389,11 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read():
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
-    mcts.tell(leaf, Evaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))]))
+    mcts.tell(
+        leaf, LeafEvaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))])
+    )
     while leaves := mcts.ask():
-        mcts.tell(leaves[0], Evaluation())
+        mcts.tell(leaves[0], LeafEvaluation())
     again = Tree.from_dict(json.loads(json.dumps(mcts.tree.to_dict())))
     [found] = trajectories(again)
     assert found.token_ids == tuple(range(2000)) and again.W[ROOT] == 0.75

@@ -28,13 +28,13 @@ from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.requests import (
     ApiError,
     ChatBody,
-    Method,
     Models,
+    ServedMethod,
     chat_request,
 )
 from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
-from alphazero_llm_trainer.serve.wire import Outcome, Wire
+from alphazero_llm_trainer.serve.wire import AnswerOutcome, Wire
 from alphazero_llm_trainer.types import Cost, Step
 
 # -- text ------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_a_full_disk_costs_the_journal_and_no_answer(tmp_path, student, config):
     tree = Tree()
     tree.attach(0, Step((1,), (-0.5,), "text\n"))
     choice = Choice(1, "text", None, 1, 1.0, "first")
-    outcome = Outcome(
+    outcome = AnswerOutcome(
         "text", "stop", 7, Cost(), "finished", tree=tree, choice=choice, trace_id="tr-a"
     )
     service.keep(wanted(student, config, "beam"), outcome)
@@ -96,10 +96,10 @@ def test_a_full_disk_costs_the_journal_and_no_answer(tmp_path, student, config):
 
 def test_models_say_how_an_answer_is_made():
     models = Models("student", "mcts")
-    assert models.of("student") == Method("mcts", "mcts")
-    assert models.of("student@best-of-64") == Method("best-of-64", "best-of-n", 64)
-    assert models.of("student", "majority-3") == Method("majority-3", "majority", 3)
-    assert models.of("student@beam", "beam") == Method("beam", "beam")
+    assert models.of("student") == ServedMethod("mcts", "mcts")
+    assert models.of("student@best-of-64") == ServedMethod("best-of-64", "best-of-n", 64)
+    assert models.of("student", "majority-3") == ServedMethod("majority-3", "majority", 3)
+    assert models.of("student@beam", "beam") == ServedMethod("beam", "beam")
     for model in ("gpt", "student@best-of-65", "student@best-of-08", "student@"):
         with pytest.raises(ApiError) as refused:
             models.of(model)

@@ -28,7 +28,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, mix
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
@@ -219,13 +219,13 @@ def test_visits_and_values_come_back_exactly_from_simulations_in_flight():
     mcts = Mcts(Tree(), closed(puct, 2.0), 50)
     tree, steps = mcts.tree, [Step((i,), (-1.0,), str(i)) for i in range(4)]
     [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
-    mcts.tell(root, Evaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))
+    mcts.tell(root, LeafEvaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))
     leaves = mcts.ask(8)
     assert [leaf.node for leaf in leaves] == [1, 2, 3, 4] and mcts.ask(8) == leaves
     assert tree.virtual == [4, 1, 1, 1, 1] and tree.N == [1, 0, 0, 0, 0]
     for leaf in reversed(leaves):  # told in another order, and again
-        mcts.tell(leaf, Evaluation(value=leaf.node / 10))
-        mcts.tell(leaf, Evaluation(value=1.0))
+        mcts.tell(leaf, LeafEvaluation(value=leaf.node / 10))
+        mcts.tell(leaf, LeafEvaluation(value=1.0))
     assert not any(tree.virtual) and tree.N == [5, 1, 1, 1, 1]
     assert pytest.approx([1.5, 0.1, 0.2, 0.3, 0.4]) == tree.W
 

@@ -21,7 +21,7 @@ from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import Live, opened
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, Playout
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import MeteredVerifier
 from alphazero_llm_trainer.mcts.select import SELECTORS, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
@@ -126,7 +126,9 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
 
 def refuse(mcts, leaf, steps, before=0.5):
     playout = Playout(Continuation(tuple(steps), False), REJECTED, RewardParts(total=0.0))
-    mcts.tell(leaf, Evaluation([playout], scores=[1.0] * (len(steps) - 1) + [0.0], estimate=before))
+    mcts.tell(
+        leaf, LeafEvaluation([playout], scores=[1.0] * (len(steps) - 1) + [0.0], estimate=before)
+    )
 
 
 def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back():

@@ -19,7 +19,7 @@ from alphazero_llm_trainer.engine.masks import FULL
 from alphazero_llm_trainer.engine.miniature import check_forward, randomise
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.training.critic import Critic
+from alphazero_llm_trainer.training.critic import CriticNetwork
 from alphazero_llm_trainer.training.critic_data import Example, State, state_rows
 from alphazero_llm_trainer.training.packing import plan
 from alphazero_llm_trainer.training.rows import TrainRow
@@ -221,7 +221,7 @@ def test_a_window_that_no_sequence_exceeds_is_no_reason():
 def test_critics_see_states_past_the_window(name):
     """A network's numbers at states of a tree are those of each state's own forward."""
     policy, rows = made(name, RIGHT), words()
-    critic = Critic(policy, extra_layers=0, start=0.0)
+    critic = CriticNetwork(policy, extra_layers=0, start=0.0)
     torch.nn.init.normal_(critic.score.weight, generator=torch.Generator().manual_seed(0))
     states = {tuple(row[PROMPT:]): State(0.5, 1.0, 0.5) for row in rows}
     made_rows, places = state_rows(Example(tuple(rows[0][:PROMPT]), states))

@@ -26,7 +26,7 @@ from .base import (
 )
 
 if TYPE_CHECKING:
-    from ..policy.critic import Kind
+    from ..policy.critic import CriticKind
 
 EPILOG = """\
 DIR gets journal.jsonl and manifest.json (the trees that the command searched; with --data there are
@@ -43,7 +43,7 @@ def add_prm(commands: Any) -> None:
     add_critic(commands, "prm", "train a process reward model: is this step right?")
 
 
-def add_critic(commands: Any, kind: Kind, help: str) -> None:
+def add_critic(commands: Any, kind: CriticKind, help: str) -> None:
     """The command `kind`."""
     parser = commands.add_parser(kind, help=help, epilog=EPILOG)
     add_model(parser, "the policy")
@@ -70,7 +70,7 @@ def add_critic(commands: Any, kind: Kind, help: str) -> None:
     )
 
 
-def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
+def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> int:
     """Search where no data is given, train, print the held-out table and write the folder. 130 when
     the user stopped it.
     """

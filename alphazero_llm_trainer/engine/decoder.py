@@ -23,7 +23,7 @@ MOST_GRAPHS = 64  # the least recently used one goes
 Out = tuple[torch.Tensor, torch.Tensor]
 # Hidden states `[n, D]` and log-probabilities `[n, V]` of tokens `[n]` at nodes `[n]` with
 # positions `[n]`, after the nodes `[n, L]` (ROOT is padding).
-Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Out]
+DecoderStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Out]
 
 
 def padded(count: int) -> int:
@@ -39,7 +39,7 @@ class Decoder:
     Each row has a seat, which is its line in the table of paths, as long as it goes on.
     """
 
-    def __init__(self, step: Step, tree: PrefixTree, graphs: bool) -> None:
+    def __init__(self, step: DecoderStep, tree: PrefixTree, graphs: bool) -> None:
         self.step, self.tree = step, tree
         self.fixed = tree.device.type == "cuda"  # sizes are padded, so that they come again
         self.graphs_work = graphs and self.fixed

@@ -26,7 +26,7 @@ from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import PrefixTree
 from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
-from .queue_rows import Call, DecodingRow, Forward, Rider
+from .queue_rows import Call, DecodingRow, Rider, RowForward
 from .sampling import DeviceSampler, Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
@@ -116,7 +116,7 @@ class InProcessEngine(Engine):
             return "engine.native is off"
         return NativeLlama.why_not(self.model) or (None if library() else kernel_status())
 
-    def _make_forward(self) -> Forward:
+    def _make_forward(self) -> RowForward:
         """The fastest forward that computes the model's function here. Its weights may be copies:
         make a new one when they have changed.
         """

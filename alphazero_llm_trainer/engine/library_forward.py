@@ -63,7 +63,7 @@ class _TreeLayer(DynamicLayer):
 
 
 class LibraryForward:
-    """`queue_rows.Forward` by transformers: rows of one token together, longer ones of similar
+    """`queue_rows.RowForward` by transformers: rows of one token together, longer ones of similar
     length in padded windows.
     """
 
@@ -156,7 +156,7 @@ class LibraryForward:
     def _step(
         self, ids: torch.Tensor, paths: torch.Tensor, nodes: torch.Tensor, positions: torch.Tensor
     ) -> Out:
-        """See `decoder.Step`."""
+        """See `decoder.DecoderStep`."""
         at = (torch.arange(len(ids), device=ids.device), torch.zeros_like(ids))
         hidden = self._run(ids[:, None], paths, positions[:, None], nodes, at)[:, 0]
         return hidden, self._logprobs(hidden)

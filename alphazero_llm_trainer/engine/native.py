@@ -26,7 +26,7 @@ from torch import nn
 
 from ..errors import EngineError
 from .kernel_build import kernels
-from .precision import FLOATS, KINDS, Wanted, kernel_threads, product_unit, uncovered, unit_name
+from .precision import FLOATS, KINDS, Precision, kernel_threads, product_unit, uncovered, unit_name
 from .prefix_tree import PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -176,7 +176,7 @@ def parameter_count(model: Any) -> int:
 
 
 class NativeLlama:
-    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU, where `library` has
+    """`queue_rows.RowForward` in C, for a model of `precision.KINDS` on the CPU, where `library` has
     the kernels. It has its own packed copy of the weights.
 
     `unit` is what computes its products: `precision.product_unit` of `dtype`, `engine.dtype`.
@@ -185,7 +185,7 @@ class NativeLlama:
 
     name = "native"
 
-    def __init__(self, model: Any, tree: PrefixTree, dtype: Wanted = "auto") -> None:
+    def __init__(self, model: Any, tree: PrefixTree, dtype: Precision = "auto") -> None:
         kernels = library()
         assert kernels is not None
         self.kernels, self.tree, self.valued = kernels, tree, False

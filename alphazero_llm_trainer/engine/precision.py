@@ -19,7 +19,7 @@ UNITS = {1: "AVX512-BF16", 2: "AMX"}  # `enum unit` of kernels/products.h
 KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ROPES = ("default", "linear", "llama3")  # other rotary embeddings depend on the length
 
-Wanted = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def uncovered(shape: Mapping[str, Any]) -> str | None:
@@ -44,7 +44,7 @@ def uncovered(shape: Mapping[str, Any]) -> str | None:
     )
 
 
-def product_unit(wanted: Wanted, parameters: int) -> int:
+def product_unit(wanted: Precision, parameters: int) -> int:
     """The kernels' unit for a model's products: FLOATS, or a number of UNITS.
 
     `wanted` is `engine.dtype`. Raises ConfigError where bfloat16 is asked for and can't be had.

@@ -92,7 +92,7 @@ class Computed:
     table: torch.Tensor | None
 
 
-class Forward(Protocol):
+class RowForward(Protocol):
     """Computes rows of a prefix tree.
 
     After `compute`, the rows' nodes are ready; the last node of each row that is read

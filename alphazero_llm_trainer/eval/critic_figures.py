@@ -35,7 +35,7 @@ class States:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class StatePairs:
     """Sibling steps `[P]`: the states after the better and after the worse one, and their
     question's number.
     """
@@ -72,14 +72,14 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     return Interval(whole, *map(float, np.nanquantile(drawn, [0.025, 0.975])))
 
 
-def in_order(score: np.ndarray, pairs: Pairs) -> np.ndarray:
+def in_order(score: np.ndarray, pairs: StatePairs) -> np.ndarray:
     """1 where `score` `[N]` puts a pair in the right order, 0.5 where it ties `[P]`."""
     difference = score[pairs.better] - score[pairs.worse]
     return (difference > 0) + 0.5 * (difference == 0)
 
 
 def pair_accuracy(
-    value: np.ndarray, states: States, pairs: Pairs, seed: int = 0
+    value: np.ndarray, states: States, pairs: StatePairs, seed: int = 0
 ) -> dict[str, Interval]:
     """The share of pairs in the right order, by `value` `[N]` and by the policy's log-probability
     where that is known.

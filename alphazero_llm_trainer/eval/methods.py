@@ -18,7 +18,7 @@ from ..rollouts import answer_search
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
-Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
+Answering = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
 BEAM_WIDTH = 2  # partial chains that beam keeps
 
@@ -245,7 +245,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     return (choice.response if whole else None), result.ended_by
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Answering] = {
     "greedy": greedy,
     "majority": majority,
     "best-of-n": best_of_n,

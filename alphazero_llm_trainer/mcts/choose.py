@@ -37,12 +37,12 @@ class Response:
     logprob: float
 
 
-Text = Callable[[tuple[int, ...]], str]
+Decode = Callable[[tuple[int, ...]], str]
 # What a response answers: equal for responses that vote together, None for none.
 Reading = Callable[[str], str | None]
 
 
-def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
+def responses(tree: Tree, text: Decode | None = None) -> Iterator[Response]:
     """The finished responses: terminal nodes in the order they were made (rejected steps aside),
     then rollouts.
 
@@ -78,7 +78,7 @@ def choose(
     tree: Tree,
     selector: str,
     end: int | None = None,
-    text: Text | None = None,
+    text: Decode | None = None,
     reading: Reading = answer_of,
 ) -> Choice | None:
     """The best finished response of `tree` by `selector`, or None when no response was finished.

@@ -12,7 +12,7 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import Limits
 from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of
 from .choose import Reading, answer_of
-from .mcts import Evaluation, Leaf
+from .mcts import Leaf, LeafEvaluation
 from .metered import FREE, MeteredValue, Paid
 from .tree import Tree
 
@@ -81,7 +81,7 @@ class Expansion:
         None: any number.
         """
 
-    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+    async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         raise NotImplementedError
 
     async def close(self, node: int, left: int | None) -> int:

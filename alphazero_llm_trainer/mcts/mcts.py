@@ -47,7 +47,7 @@ class Playout:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class LeafEvaluation:
     """What came of a leaf.
 
     playouts: continuations that are grafted below it, each backed up from its own end.
@@ -117,7 +117,7 @@ class Mcts:
         self.simulations, self.simulation, self.expected = simulations, 0, simulations
         # Leaves that were asked for and not yet backed up, in ask order, with the evaluation of
         # each that has come.
-        self._pending: dict[Leaf, Evaluation | None] = {}
+        self._pending: dict[Leaf, LeafEvaluation | None] = {}
 
     def ask(self, n: int = 1) -> list[Leaf]:
         """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the
@@ -152,7 +152,7 @@ class Mcts:
             node = below
         return node
 
-    def tell(self, leaf: Leaf, evaluation: Evaluation) -> None:
+    def tell(self, leaf: Leaf, evaluation: LeafEvaluation) -> None:
         """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are
         told in.
 
@@ -181,7 +181,7 @@ class Mcts:
             self.tree.hold(leaf.node, -1)
         self._pending = {}
 
-    def _apply(self, node: int, evaluation: Evaluation) -> None:
+    def _apply(self, node: int, evaluation: LeafEvaluation) -> None:
         tree = self.tree
         if evaluation.estimate is not None and not evaluation.scores:
             tree.V[node] = evaluation.estimate
@@ -200,7 +200,7 @@ class Mcts:
         tree.expanded[node] = True
         tree.simulated(node)
 
-    def _graft(self, leaf: int, playout: Playout, evaluation: Evaluation) -> None:
+    def _graft(self, leaf: int, playout: Playout, evaluation: LeafEvaluation) -> None:
         """Attach a playout's steps below `leaf` and back its reward up from its end."""
         tree, continuation, node = self.tree, playout.continuation, leaf
         for depth, step in enumerate(continuation.steps):

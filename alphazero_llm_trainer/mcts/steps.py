@@ -14,7 +14,7 @@ from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
-from .mcts import Evaluation, Leaf, Playout
+from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
 from .waiting import together
 
@@ -84,7 +84,7 @@ class StepExpansion(Expansion):
         samples = self.settings.samples * self.paid.least(len(ids))
         return samples if self.value is None else samples + self.value.price(self.prompt + ids)
 
-    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+    async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """The leaf's playouts: the student's continuations, then each teacher's step with the
         student's rollout.
         """
@@ -100,7 +100,7 @@ class StepExpansion(Expansion):
             steps, None if left is None else self.paid.room(left // settings.samples, len(ids))
         )
         if limits is None:
-            return Evaluation(estimate=estimate, value=None if self.rolls else estimate)
+            return LeafEvaluation(estimate=estimate, value=None if self.rolls else estimate)
         draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
         asked = limits if self.rolls else Limits(1, limits.tokens)
         before = self.cost.sampled_tokens + self.cost.scored_tokens
@@ -126,8 +126,10 @@ class StepExpansion(Expansion):
                     self.advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
             playouts += more
         if not self.rolls:
-            return Evaluation(playouts=playouts, estimate=estimate, value=estimate)
-        return Evaluation(playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight)
+            return LeafEvaluation(playouts=playouts, estimate=estimate, value=estimate)
+        return LeafEvaluation(
+            playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight
+        )
 
     async def played(
         self,

@@ -16,7 +16,7 @@ from ..engine.protocol import Generated
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .expansion import Expansion
 from .gumbel import softmax
-from .mcts import Evaluation, Leaf, mix
+from .mcts import Leaf, LeafEvaluation, mix
 from .seeds import derive_seed
 from .tree import ROOT, Rollout
 from .waiting import together
@@ -123,7 +123,7 @@ class TokenExpansion(Expansion):
             node = ROOT + 1
         self._known[self._key(node)] = rolled, len(self.tree.sequence(node)[0]), True
 
-    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+    async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
         ids, logprobs = tree.sequence(node)
@@ -133,7 +133,7 @@ class TokenExpansion(Expansion):
             verdict = "length"
         if verdict is not None:
             reward = await self._grade(ids, logprobs, verdict)
-            return Evaluation(terminal=(verdict, reward), value=reward.total)
+            return LeafEvaluation(terminal=(verdict, reward), value=reward.total)
         if left is not None and self.value is not None:
             left -= self.value.price(self.prompt + ids)
         estimate, known = None, self._known.pop(self._key(node), None)
@@ -162,7 +162,7 @@ class TokenExpansion(Expansion):
             backed_up = earned if estimate is None else mix(estimate, earned, weight)
             self._remember(node, rolled, at)
         steps, priors = self._children(top)
-        return Evaluation(
+        return LeafEvaluation(
             steps=steps, priors=priors, estimate=estimate, value=backed_up, rollouts=rollouts
         )
 

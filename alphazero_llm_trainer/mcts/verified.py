@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..engine.protocol import Drawn, Judgement, Limits
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .expansion import Expansion
-from .mcts import Evaluation, Leaf, Playout
+from .mcts import Leaf, LeafEvaluation, Playout
 from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
@@ -73,7 +73,7 @@ class VerifiedExpansion(Expansion):
         self.reached[judged.state] = steps
         return False
 
-    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+    async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
         steps = self.tree.steps(leaf.node)
         start = len(steps)
@@ -131,9 +131,9 @@ class VerifiedExpansion(Expansion):
         chain = Continuation(tuple(steps[start:]), why == "ended")
         if not chain.steps:
             # Not one step fits: a visit without worth, so that the next draw is another one.
-            return Evaluation(value=0.0)
+            return LeafEvaluation(value=0.0)
         reward = await self.earned(steps, why, total)
-        return Evaluation(
+        return LeafEvaluation(
             [Playout(chain, why, reward)],
             scores=scores,
             estimate=total if why == REJECTED else None,
@@ -167,12 +167,12 @@ class VerifiedExpansion(Expansion):
 
     def unfinished(
         self, steps: Sequence[Step], scores: Sequence[float | None], values: Sequence[float]
-    ) -> Evaluation:
+    ) -> LeafEvaluation:
         """What the budget left of a chain: its steps stay open, for the chain that `close`
         draws.
         """
         playout = Playout(Continuation(tuple(steps), False), None, None)
-        return Evaluation([playout], scores=scores, values=values)
+        return LeafEvaluation([playout], scores=scores, values=values)
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""

@@ -39,8 +39,8 @@ from .weights import load_weights
 
 CARD, NUMBERS, ADAPTER = "critic.json", "critic.safetensors", "adapter"
 LEARNT = "learnt"  # the head of a policy under training, in place of a folder's hash
-Kind = Literal["value", "prm"]
-NAMES: dict[Kind, str] = {"value": "value network", "prm": "PRM"}
+CriticKind = Literal["value", "prm"]
+NAMES: dict[CriticKind, str] = {"value": "value network", "prm": "PRM"}
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class CriticVerifier:
     A PRM checks steps. A value checks none: of a hard problem every state has a low one.
     """
 
-    def __init__(self, critic: Critic, kind: Kind) -> None:
+    def __init__(self, critic: Critic, kind: CriticKind) -> None:
         self.critic, self.name, self.checks = critic, kind, kind == "prm"
         self.guides, self.computes = not self.checks, critic.computes
 
@@ -142,7 +142,7 @@ def load_prm(folder: Path, student: Student, config: Config) -> Verifier:
     return CriticVerifier(load_critic(folder, student, config, "prm"), "prm")
 
 
-def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> Critic:
+def load_critic(folder: Path, student: Student, config: Config, kind: CriticKind) -> Critic:
     """The critic in `folder`. Raises CheckpointError as `load_value` does."""
     card = read_card(folder, kind)
     tensors = load_file(folder / NUMBERS)
@@ -171,7 +171,7 @@ def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> C
     return Critic(engine, card["rollout_weight"], card, head)
 
 
-def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
+def read_card(folder: Path, kind: CriticKind) -> dict[str, Any]:
     """critic.json, after a check of every file it names."""
     name = f"{NAMES[kind]} {folder}"
     try:

@@ -33,7 +33,7 @@ AGAIN = (
 )
 
 
-class Numbers:
+class TokenNumbers:
     """Token ids of texts, in the order in which they were met."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class RemoteStudent:
     step: StepRule
     max_tokens: int
     opening: Opening = NOTHING
-    tokenizer: Numbers = field(default_factory=Numbers)
+    tokenizer: TokenNumbers = field(default_factory=TokenNumbers)
     heard: Callable[[int, str], None] = lambda number, text: None
     draws: int = 0
     thoughts: int = 0

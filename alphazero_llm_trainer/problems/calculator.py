@@ -50,7 +50,7 @@ _MARKS = (
     (re.compile(r"\\(?:left|right)(?=[()])|\\[ ,;!]|\\(?=[$%])|\{(?=,)|(?<=,)\}|\*\*"), ""),
 )
 
-Token = tuple[str, str]  # kind and text
+Lexeme = tuple[str, str]  # kind and text
 
 
 @lru_cache(maxsize=CACHED_LINES)
@@ -79,11 +79,11 @@ def plain(text: str) -> str:
     return text
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokens(text: str) -> list[Lexeme]:
     """Tokens without spaces. A minus that touches what follows and follows no operand is a sign (a
     lone one: a list mark).
     """
-    tokens: list[Token] = []
+    tokens: list[Lexeme] = []
     for match in _TOKENS.finditer(text):
         kind, word = str(match.lastgroup), _SIGNS.get(match[0], match[0])
         if kind == "space":
@@ -102,7 +102,7 @@ def _tokens(text: str) -> list[Token]:
     return tokens
 
 
-def _value(tokens: list[Token]) -> Fraction | None:
+def _value(tokens: list[Lexeme]) -> Fraction | None:
     """The longest expression that `tokens` end with, or None where there is none with an
     operation.
     """
@@ -123,12 +123,12 @@ def _value(tokens: list[Token]) -> Fraction | None:
     return None
 
 
-def _begins(tokens: list[Token], at: int) -> bool:
+def _begins(tokens: list[Lexeme], at: int) -> bool:
     """Whether the token begins a line: an operator there is a list's mark."""
     return at == 0 or tokens[at - 1][1] == "\n"
 
 
-def _right(tokens: list[Token]) -> str | None:
+def _right(tokens: list[Lexeme]) -> str | None:
     """The number that `tokens` begin with, as text; None where it is the beginning of something
     longer.
     """
@@ -151,7 +151,7 @@ def _says(written: str, exact: Fraction) -> bool:
     return off == 0 or (decimals > 0 and off <= Fraction(1, 2 * 10**decimals))
 
 
-def _evaluated(tokens: list[Token]) -> tuple[Fraction, bool] | None:
+def _evaluated(tokens: list[Lexeme]) -> tuple[Fraction, bool] | None:
     """The value of `tokens` that are one expression, and whether it has an operation; None where
     they are none.
 
@@ -174,7 +174,7 @@ def _evaluated(tokens: list[Token]) -> tuple[Fraction, bool] | None:
     )
 
 
-def _computed(node: ast.expr, tokens: list[Token]) -> Fraction | None:
+def _computed(node: ast.expr, tokens: list[Lexeme]) -> Fraction | None:
     """The value of a node, None where it is no arithmetic or divides by zero."""
     match node:
         case ast.Name(id=name):

@@ -35,12 +35,12 @@ THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "sta
 CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
 
 Operation = tuple[int, str, int]  # left operand, one of + - * /, right operand
-Drawn = tuple[list[Operation], dict[str, int]]  # operations, and numbers of the text
-Draw = Callable[[Random, int], Drawn | None]  # of the current number of things
+DrawnOperations = tuple[list[Operation], dict[str, int]]  # operations, and numbers of the text
+Draw = Callable[[Random, int], DrawnOperations | None]  # of the current number of things
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProblemKind:
     """One kind of sentence: how many steps it adds, its phrasings, and what it does to the current
     number of things.
 
@@ -53,16 +53,16 @@ class Kind:
     phrasings: tuple[str, ...]
 
 
-def _nothing(rng: Random, have: int) -> Drawn:
+def _nothing(rng: Random, have: int) -> DrawnOperations:
     return [], {}
 
 
-def _add(rng: Random, have: int) -> Drawn:
+def _add(rng: Random, have: int) -> DrawnOperations:
     n = rng.randint(2, 12)
     return [(have, "+", n)], {"n": n}
 
 
-def _subtract(rng: Random, have: int) -> Drawn | None:
+def _subtract(rng: Random, have: int) -> DrawnOperations | None:
     if have < 4:
         return None
     n = rng.randint(2, min(12, have - 2))
@@ -73,11 +73,11 @@ def _times(factor: int) -> Draw:
     return lambda rng, have: ([(have, "*", factor)], {})
 
 
-def _half(rng: Random, have: int) -> Drawn | None:
+def _half(rng: Random, have: int) -> DrawnOperations | None:
     return ([(have, "/", 2)], {}) if have % 2 == 0 and have > 2 else None
 
 
-def _share(rng: Random, have: int) -> Drawn | None:
+def _share(rng: Random, have: int) -> DrawnOperations | None:
     divisors = [k for k in range(2, 7) if have % k == 0 and have > k]
     if not divisors:
         return None
@@ -85,22 +85,22 @@ def _share(rng: Random, have: int) -> Drawn | None:
     return [(have, "/", k)], {"k": k}
 
 
-def _start(rng: Random, have: int) -> Drawn:
+def _start(rng: Random, have: int) -> DrawnOperations:
     return [], {"have": rng.randint(4, 30)}
 
 
-def _start_boxes(rng: Random, have: int) -> Drawn:
+def _start_boxes(rng: Random, have: int) -> DrawnOperations:
     k, m = rng.randint(2, 5), rng.randint(2, 8)
     return [(k, "*", m)], {"k": k, "m": m}
 
 
-def _start_sum(rng: Random, have: int) -> Drawn:
+def _start_sum(rng: Random, have: int) -> DrawnOperations:
     a, b = rng.randint(3, 25), rng.randint(2, 12)
     return [(a, "+", b)], {"a": a, "b": b}
 
 
 def _start_compared(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> Drawn | None:
+    def draw(rng: Random, have: int) -> DrawnOperations | None:
         a = rng.randint(4, 25)
         drawn = then(rng, a)
         return None if drawn is None else (drawn[0], {"a": a, **drawn[1]})
@@ -109,7 +109,7 @@ def _start_compared(then: Draw) -> Draw:
 
 
 def _boxes(op: str) -> Draw:
-    def draw(rng: Random, have: int) -> Drawn:
+    def draw(rng: Random, have: int) -> DrawnOperations:
         k, m = rng.randint(2, 5), rng.randint(2, 6)
         return [(k, "*", m), (have, op, k * m)], {"k": k, "m": m}
 
@@ -117,7 +117,7 @@ def _boxes(op: str) -> Draw:
 
 
 def _together(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> Drawn | None:
+    def draw(rng: Random, have: int) -> DrawnOperations | None:
         drawn = then(rng, have)
         if drawn is None:
             return None
@@ -126,12 +126,12 @@ def _together(then: Draw) -> Draw:
     return draw
 
 
-def _price(rng: Random, have: int) -> Drawn:
+def _price(rng: Random, have: int) -> DrawnOperations:
     k = rng.randint(2, 5)
     return [(have, "*", k)], {"k": k}
 
 
-def _price_then_spend(rng: Random, have: int) -> Drawn | None:
+def _price_then_spend(rng: Random, have: int) -> DrawnOperations | None:
     k = rng.randint(2, 5)
     spent = _subtract(rng, have * k)
     return None if spent is None else ([(have, "*", k), spent[0][0]], {"k": k, **spent[1]})
@@ -149,7 +149,7 @@ def apply(a: int, op: str, b: int) -> int:
 # Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U
 # other things, box/boxes a container, and the numbers that `draw` gives.
 OPENINGS = (
-    Kind(
+    ProblemKind(
         0,
         _start,
         (
@@ -159,7 +159,7 @@ OPENINGS = (
             "There are {have} {T} in the room of {A}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _start_boxes,
         (
@@ -168,7 +168,7 @@ OPENINGS = (
             "There are {m} {T} in each of the {k} {boxes} of {A}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _start_sum,
         (
@@ -177,7 +177,7 @@ OPENINGS = (
             "{A} finds {a} {T} in the morning and {b} more in the evening.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _start_compared(_add),
         (
@@ -186,7 +186,7 @@ OPENINGS = (
             "{A} has {n} more {T} than {B}, who has {a} {T}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _start_compared(_subtract),
         (
@@ -197,7 +197,7 @@ OPENINGS = (
     ),
 )
 EVENTS = (
-    Kind(
+    ProblemKind(
         1,
         _add,
         (
@@ -207,7 +207,7 @@ EVENTS = (
             "On the way home {s} gets {n} {T}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _subtract,
         (
@@ -217,7 +217,7 @@ EVENTS = (
             "{D} takes {n} {T} from {o}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _times(2),
         (
@@ -226,7 +226,7 @@ EVENTS = (
             "{D} is kind and doubles the number of {p} {T}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _times(3),
         (
@@ -235,7 +235,7 @@ EVENTS = (
             "{D} is kind and triples the number of {p} {T}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _half,
         (
@@ -244,7 +244,7 @@ EVENTS = (
             "{S} sells half of the {T}.",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _share,
         (
@@ -254,7 +254,7 @@ EVENTS = (
             "the same.",
         ),
     ),
-    Kind(
+    ProblemKind(
         2,
         _boxes("+"),
         (
@@ -263,7 +263,7 @@ EVENTS = (
             "Then {s} gets {m} more {T} from each of {k} friends.",
         ),
     ),
-    Kind(
+    ProblemKind(
         2,
         _boxes("-"),
         (
@@ -274,7 +274,7 @@ EVENTS = (
     ),
 )
 CLOSINGS = (
-    Kind(
+    ProblemKind(
         0,
         _nothing,
         (
@@ -283,7 +283,7 @@ CLOSINGS = (
             "What is the number of {T} that {A} has now?",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _share,
         (
@@ -292,7 +292,7 @@ CLOSINGS = (
             "If {k} friends share the {T} equally, how many {T} does each friend get?",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _add,
         (
@@ -301,7 +301,7 @@ CLOSINGS = (
             "{C} has {n} {T}. How many {T} do {A} and {C} have together?",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _subtract,
         (
@@ -310,7 +310,7 @@ CLOSINGS = (
             "{C} has {n} {T}. How many more {T} than {C} does {A} have?",
         ),
     ),
-    Kind(
+    ProblemKind(
         2,
         _together(_add),
         (
@@ -319,7 +319,7 @@ CLOSINGS = (
             "How many {T} do {A} and {C} have together if {C} has {n} more than {A}?",
         ),
     ),
-    Kind(
+    ProblemKind(
         2,
         _together(_times(2)),
         (
@@ -328,7 +328,7 @@ CLOSINGS = (
             "How many {T} do {A} and {C} have together if {C} has twice as many as {A}?",
         ),
     ),
-    Kind(
+    ProblemKind(
         1,
         _price,
         (
@@ -337,7 +337,7 @@ CLOSINGS = (
             "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost together?",
         ),
     ),
-    Kind(
+    ProblemKind(
         2,
         _price_then_spend,
         (
@@ -361,7 +361,7 @@ DISTRACTORS = (
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    kinds: list[Kind]
+    kinds: list[ProblemKind]
     numbers: list[dict[str, int]]
     solution: str
     gold: int

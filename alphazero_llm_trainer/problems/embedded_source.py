@@ -14,14 +14,14 @@ from ..errors import DataError, TeacherError
 from ..types import Direction, Problem
 from . import embedded
 from .prompts import SYSTEM_PROMPT
-from .source import Generated
+from .source import GeneratedSource
 
 OPERATORS = "+-*/"
 _STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 _Parsed = tuple[int, str, int, int]  # a, operator, b, result
 
 
-class Embedded(Generated):
+class Embedded(GeneratedSource):
     """The generator as a source."""
 
     name = embedded.SOURCE

@@ -25,7 +25,7 @@ from ..errors import DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import NUMBERS_PROMPT
-from .source import Generated, split_of
+from .source import GeneratedSource, split_of
 
 SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
 LARGEST_GIVEN, LARGEST = 20, 999
@@ -36,7 +36,7 @@ _STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |
 _QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
-class Numbers(Generated):
+class Numbers(GeneratedSource):
     """Generated problems of the game."""
 
     name = "numbers"
@@ -44,7 +44,7 @@ class Numbers(Generated):
     system_prompt = NUMBERS_PROMPT
 
     def build(self, split: str, index: int, level: int) -> Task:
-        """See `Generated.build`: the same on every machine."""
+        """See `GeneratedSource.build`: the same on every machine."""
         task_id = f"numbers/{split}/{level}/{index}"
         rng = Random(task_id)
         while True:

@@ -22,7 +22,7 @@ from ..errors import DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import PANCAKE_PROMPT
-from .source import Generated, split_of
+from .source import GeneratedSource, split_of
 
 LEVELS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
 
@@ -32,7 +32,7 @@ _STEP = re.compile(r"([2-9]):([1-9]+)")
 _QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
 
 
-class Pancake(Generated):
+class Pancake(GeneratedSource):
     """Generated problems of the game: random rows."""
 
     name = "pancake"
@@ -43,7 +43,7 @@ class Pancake(Generated):
     default_levels = (3,)
 
     def build(self, split: str, index: int, level: int) -> Task:
-        """See `Generated.build`: the same on every machine."""
+        """See `GeneratedSource.build`: the same on every machine."""
         task_id = f"pancake/{split}/{level}/{index}"
         row = random_row(Random(task_id), LEVELS[level][0], split)
         return self.task(task_id, row, (), level)

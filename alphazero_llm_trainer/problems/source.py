@@ -227,7 +227,7 @@ class Source(ABC):
         return ()
 
 
-class Generated(Source):
+class GeneratedSource(Source):
     """Problems that rules make, as many as are asked for, in `levels` by turns."""
 
     endless = True

@@ -13,18 +13,18 @@ from .charts import exact, line_chart, row_chart
 from .page import figures, hero, paragraph
 from .tables import columns
 
-Card = Mapping[str, Any]
+CriticCard = Mapping[str, Any]
 PAIRS = "pair accuracy"  # how often the better of two next steps is ranked higher
 AUC = "AUC"  # how often a state that ends right is ranked above one that ends wrong
 LIKELY, GAIN = f"{PAIRS}, log-probability", f"{PAIRS} over log-probability"
 
 
-def intervals(card: Card) -> dict[str, Interval]:
+def intervals(card: CriticCard) -> dict[str, Interval]:
     """The figures on the test questions."""
     return {name: Interval(*ends) for name, ends in card["test"].items()}
 
 
-def critic_verdict(card: Card) -> tuple[str, str]:
+def critic_verdict(card: CriticCard) -> tuple[str, str]:
     """A critic's verdict in a sentence, and its kind: "good", "bad" or ""."""
     if not card["earned"]:
         return f"Not better than chance: don't use it. On validation, {card['why']}", "bad"
@@ -39,7 +39,7 @@ def critic_verdict(card: Card) -> tuple[str, str]:
     return f"Better than log-probability at ranking steps: {said}, {against}", kind
 
 
-def critic_text(card: Card) -> str:
+def critic_text(card: CriticCard) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     questions, pairs = (card[name]["test"] for name in ("questions", "pairs"))
     counts = f"held out: {questions:,} questions, {pairs:,} pairs of steps"
@@ -55,7 +55,7 @@ def critic_text(card: Card) -> str:
     return "\n".join(lines)
 
 
-def critic_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
+def critic_parts(card: CriticCard, metrics: Sequence[CriticCard]) -> list[str]:
     """A critic's page: verdict, the order of states and of steps, and loss."""
     loss = {
         name: [(line["step"], exact(line[key])) for line in metrics]

@@ -26,7 +26,7 @@ LEVEL = 0.1  # share by which two settings' tokens may differ without a word
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FinishedRun:
     """A run's folder, its run.json and the lines of its metrics.jsonl."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Run:
     metrics: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path, finished: bool) -> Run:
+    def read(cls, folder: Path, finished: bool) -> FinishedRun:
         """The run of a folder. Raises DataError where it is none, or isn't `finished`."""
         card = load(folder / RUN) or {}
         if not {"method", "config"} <= card.keys():
@@ -81,7 +81,7 @@ class Comparison:
     first one's, with its 95% interval over problems and seeds; `names` say in what they differ.
     """
 
-    settings: tuple[list[Run], list[Run]]
+    settings: tuple[list[FinishedRun], list[FinishedRun]]
     names: tuple[str, str]
     gain: Interval
 
@@ -151,7 +151,7 @@ def measure(card: dict[str, Any]) -> str:
     return "reward" if owned(card) else "accuracy"
 
 
-def mean_curve(runs: Sequence[Run]) -> list[tuple[float, Interval]]:
+def mean_curve(runs: Sequence[FinishedRun]) -> list[tuple[float, Interval]]:
     """The mean of the runs' validation curves, measurement by measurement as far as all have one,
     with the lowest and the highest run.
     """
@@ -169,7 +169,9 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     Raises DataError where they are not over the same held-out problems, a setting isn't one, or a
     run is there twice.
     """
-    sides = tuple([Run.read(folder, finished=True) for folder in side] for side in (first, second))
+    sides = tuple(
+        [FinishedRun.read(folder, finished=True) for folder in side] for side in (first, second)
+    )
     runs = [run for side in sides for run in side]
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise DataError("a run is named twice: it would count as two seeds; name it once")
@@ -202,7 +204,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     return Comparison((sides[0], sides[1]), (names[0], names[1]), gain)
 
 
-def groups_of(run: Run) -> list[int]:
+def groups_of(run: FinishedRun) -> list[int]:
     """The group of each held-out problem (see `metrics.repeats`)."""
     after = run.card["after"]
     if "groups" not in after and after["distinct"] < after["problems"]:
@@ -213,7 +215,7 @@ def groups_of(run: Run) -> list[int]:
     return after.get("groups", list(range(after["problems"])))
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[FinishedRun]) -> list[str]:
     """The keys that don't have one value in all the runs."""
     settings = [run.settings for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
@@ -222,7 +224,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def write_runs(folders: Sequence[Path], out: Path) -> Path:
     """Write `report.html` into `out`: a table of several runs, and their curves in one chart."""
-    runs = [Run.read(folder, finished=False) for folder in folders]
+    runs = [FinishedRun.read(folder, finished=False) for folder in folders]
     curves = {str(run.folder): validation(run.card, run.metrics) for run in runs}
     names = differing(runs)
     rows = [

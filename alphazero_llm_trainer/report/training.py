@@ -21,7 +21,7 @@ from .tables import columns, table_of
 X = "sampled tokens"
 WHEN = ("before", "after")
 
-Card = Mapping[str, Any]
+RunCard = Mapping[str, Any]
 Line = Mapping[str, Any]
 Points = list[tuple[float, Interval]]
 
@@ -29,7 +29,7 @@ Points = list[tuple[float, Interval]]
 # -- in words --------------------------------------------------------------------------------------
 
 
-def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
+def nothing_learnt(card: RunCard, metrics: Iterable[Line]) -> str | None:
     """What to change where no response was one that the method learns from (a right one, or one
     that is better or worse than another); None where any was.
     """
@@ -48,7 +48,7 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     )
 
 
-def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
+def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
@@ -74,7 +74,7 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     return text, gain.kind
 
 
-def judged_by(card: Card) -> list[tuple[str, str]]:
+def judged_by(card: RunCard) -> list[tuple[str, str]]:
     """The keys of a run's gains and what each is in, what the run was for first: the user's own
     reward where there is one.
     """
@@ -82,12 +82,12 @@ def judged_by(card: Card) -> list[tuple[str, str]]:
     return [reward, ("gain", " in accuracy")] if owned(card) else [accuracy, reward]
 
 
-def owned(card: Card) -> bool:
+def owned(card: RunCard) -> bool:
     """Whether the run has a reward of the user's own."""
     return card["config"].get("rewards", {}).get("custom") is not None
 
 
-def facts(card: Card) -> list[tuple[str, str]]:
+def facts(card: RunCard) -> list[tuple[str, str]]:
     """Before, after and the gain, what it took and what was kept; of a run that isn't finished what
     there is.
     """
@@ -122,14 +122,14 @@ def facts(card: Card) -> list[tuple[str, str]]:
     return lines
 
 
-def result_text(card: Card, metrics: Sequence[Line]) -> str:
+def result_text(card: RunCard, metrics: Sequence[Line]) -> str:
     """What the terminal shows at a run's end."""
     short = shortfall(card.get("ends", {}))
     end = "" if short is None else f"\n{short}"
     return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
 
 
-def rewarded(part: Card) -> bool:
+def rewarded(part: RunCard) -> bool:
     """Whether a measurement's mean reward says something that its accuracy doesn't."""
     return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
 
@@ -137,7 +137,7 @@ def rewarded(part: Card) -> bool:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def training_parts(card: Card, metrics: Sequence[Line]) -> list[str]:
+def training_parts(card: RunCard, metrics: Sequence[Line]) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material
     for.
     """
@@ -188,7 +188,7 @@ def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
     ]
 
 
-def validation(card: Card, metrics: Sequence[Line]) -> Points:
+def validation(card: RunCard, metrics: Sequence[Line]) -> Points:
     """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a
     reward of the user's own.
     """
@@ -203,7 +203,7 @@ def validation(card: Card, metrics: Sequence[Line]) -> Points:
     return [(x, wilson(round(share.value * problems), problems)) for x, share in points]
 
 
-def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
+def curves(card: RunCard, metrics: Sequence[Line]) -> list[str]:
     """What was learnt, and what the updates and the searches did, over sampled tokens."""
     if not rounds_of(metrics):
         return []
@@ -259,7 +259,7 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
 
 
-def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
+def costs(card: RunCard, rounds: Sequence[Line]) -> list[str]:
     """Tokens and dollars of the search, and of each teacher with its calls and failures."""
     spent = Counter[str]()
     for line in rounds:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import SearchConfig
 from ..errors import DataError
 from ..files import read_object
-from ..mcts.choose import Text, choose, most_visited
+from ..mcts.choose import Decode, choose, most_visited
 from ..mcts.journal import JOURNAL, read
 from ..mcts.select import constant
 from ..mcts.tree import Tree
@@ -78,7 +78,7 @@ class TreeReader:
                 more["search"]["verifier"] = Calculator().name
         if not choice_of(record).keys() & {"chosen", "response"}:
             rule = "vote" if settings is None else settings.votes
-            text: Text | None = None
+            text: Decode | None = None
             if tokenizer is not None and tree.rollouts:
                 text = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
             choice = choose(tree, rule, most_visited(tree), text)

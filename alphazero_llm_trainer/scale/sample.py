@@ -16,7 +16,7 @@ from ..types import Cost
 from .folder import SampleFolder
 from .summary import Summary
 from .worker import FATAL, SampleJob
-from .workers import InProcess, OnRay, Stop
+from .workers import InProcess, OnRay, StopAsked
 
 ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 
@@ -43,7 +43,7 @@ def run_sample(
     out: Path,
     *,
     resume: bool = False,
-    stop: Stop = lambda: False,
+    stop: StopAsked = lambda: False,
     progress: Progress | None = None,
 ) -> Summary:
     """Sample into the folder `out`; this process is its only writer.

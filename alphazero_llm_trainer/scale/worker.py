@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FATAL = (ConfigError, CheckpointError)
 # Of a question: its key; its journal record, None where it was stopped, or what it raised; a name
 # of the process, and what teachers took there so far.
-Outcome = tuple[str, dict[str, Any] | Exception | None, str, dict[str, Cost]]
+SearchOutcome = tuple[str, dict[str, Any] | Exception | None, str, dict[str, Cost]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Worker:
         }
         return self.policy
 
-    async def search(self, policy: dict[str, Any], task: Task) -> Outcome:
+    async def search(self, policy: dict[str, Any], task: Task) -> SearchOutcome:
         """The question's outcome. A student other than the run's `policy` is a failure, and so is
         no tree after `job.seconds`.
         """

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..errors import ConfigError, reason_of
 from ..types import Task
-from .worker import Outcome, SampleJob, Worker
+from .worker import SampleJob, SearchOutcome, Worker
 
 START_SECONDS = 300.0  # how long workers may take to load
 POLL_SECONDS = 0.25  # between two looks at `stop`
 
-Stop = Callable[[], bool]
+StopAsked = Callable[[], bool]
 
 
 class InProcess:
@@ -34,7 +34,7 @@ class InProcess:
         self.worker.collector.keep_ledgers(self.folder)
         return self.policy
 
-    def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
+    def search(self, tasks: Sequence[Task], width: int, stop: StopAsked) -> Iterator[SearchOutcome]:
         """The outcomes of `tasks` as they end, `width` of them beside each other, until `stop` is
         true.
         """
@@ -93,7 +93,7 @@ class OnRay:
             ) from error
         return self.policy
 
-    def search(self, tasks: Sequence[Task], width: int, stop: Stop) -> Iterator[Outcome]:
+    def search(self, tasks: Sequence[Task], width: int, stop: StopAsked) -> Iterator[SearchOutcome]:
         """As `InProcess.search`, `width` on each worker. A task whose process died twice has no
         outcome.
         """

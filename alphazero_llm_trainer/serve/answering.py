@@ -21,16 +21,16 @@ from ..policy.remote import RemoteStudent
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Cost, Problem
-from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, Wanted
+from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
 from .text import TextReader, cut
-from .wire import DEADLINE, Outcome, Token
+from .wire import DEADLINE, AnswerOutcome, WireToken
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
 LEAST_BUDGET = 1000  # tokens of a search where serve.budget_tokens is null
 GROWTH = 0.3  # seconds between two looks at a tree
 
 # Takes the text of a choice as it comes, with its tokens where they were asked for.
-Tell = Callable[[str, Sequence[Token]], None]
+Tell = Callable[[str, Sequence[WireToken]], None]
 
 
 class Conversation:
@@ -65,13 +65,13 @@ class Answerer:
 
     async def __call__(
         self,
-        wanted: Wanted,
+        wanted: WantedAnswer,
         seed: int,
         due: float | None,
         tell: Tell,
         name: str,
         grown: Callable[[Tree], None] = lambda tree: None,
-    ) -> Outcome:
+    ) -> AnswerOutcome:
         """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a
         search, whose tree goes to `grown` while it grows.
 
@@ -94,7 +94,9 @@ class Answerer:
 
     # -- a plain sample ----------------------------------------------------------------------------
 
-    async def sampled(self, wanted: Wanted, seed: int, due: float | None, tell: Tell) -> Outcome:
+    async def sampled(
+        self, wanted: WantedAnswer, seed: int, due: float | None, tell: Tell
+    ) -> AnswerOutcome:
         """A response, of `search.max_tokens` where the request names no number; OpenAI's default
         temperature is 1.
 
@@ -102,7 +104,7 @@ class Answerer:
         """
         engine, body, prompt = self.student.engine, wanted.body, wanted.prompt
         most = self.config.search.max_tokens if body.most_tokens is None else body.most_tokens
-        outcome = Outcome(
+        outcome = AnswerOutcome(
             "", "length", seed, Cost(), "length", tokens=None if body.alternatives is None else []
         )
         if most == 0:
@@ -174,14 +176,14 @@ class Answerer:
 
     def read_tokens(
         self, reader: TextReader, drawn: Generated, first: int, end: int
-    ) -> list[Token]:
+    ) -> list[WireToken]:
         """The tokens from number `first` to `end` of a sample."""
         tops = drawn.top or [()] * len(drawn.logprobs)
         return [
             self.token(reader.pieces[at], drawn.logprobs[at], tops[at]) for at in range(first, end)
         ]
 
-    async def echoed(self, wanted: Wanted, cost: Cost) -> list[Token]:
+    async def echoed(self, wanted: WantedAnswer, cost: Cost) -> list[WireToken]:
         """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none
         for the first one.
         """
@@ -195,7 +197,7 @@ class Answerer:
         reader = TextReader(self.student.decode)
         reader.read(ids)
         reader.end()
-        tokens = [Token(reader.pieces[0], None)]
+        tokens = [WireToken(reader.pieces[0], None)]
         for token, piece, logprob, top in zip(
             ids[1:], reader.pieces[1:], logprobs, tops, strict=True
         ):
@@ -204,20 +206,20 @@ class Answerer:
             tokens.append(self.token(piece, dict(top).get(token, logprob), top))
         return tokens
 
-    def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> Token:
+    def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> WireToken:
         others = [(self.student.decode([other]), max(value, LEAST_LOGPROB)) for other, value in top]
-        return Token(text, max(logprob, LEAST_LOGPROB), others)
+        return WireToken(text, max(logprob, LEAST_LOGPROB), others)
 
     # -- a search ----------------------------------------------------------------------------------
 
     async def searched(
         self,
-        wanted: Wanted,
+        wanted: WantedAnswer,
         problem: Problem,
         seed: int,
         due: float | None,
         grown: Callable[[Tree], None],
-    ) -> Outcome:
+    ) -> AnswerOutcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
         method, body, tree = wanted.method, wanted.body, Tree()
         assert isinstance(body, ChatBody)
@@ -263,11 +265,11 @@ class Answerer:
             or extract(choice.response, strict=True) is not None
         )
         finish, ids = "stop" if whole else "length", response_ids(tree, choice)
-        return Outcome(
+        return AnswerOutcome(
             text, finish, seed, attempt.cost, ended_by, ids, stop=stop, tree=tree, choice=choice
         )
 
-    def context(self, wanted: Wanted) -> MethodContext:
+    def context(self, wanted: WantedAnswer) -> MethodContext:
         """What the request's method draws from and is judged by."""
         asked: dict[str, Any] = {
             "max_tokens": wanted.body.most_tokens,

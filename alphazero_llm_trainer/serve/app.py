@@ -24,7 +24,7 @@ from .requests import (
     ApiError,
     ChatBody,
     CompletionBody,
-    Wanted,
+    WantedAnswer,
     api_error,
     chat_request,
     completion_request,
@@ -161,7 +161,7 @@ class Bounded:
 # -- an answer -------------------------------------------------------------------------------------
 
 
-async def answer(request: Request, service: Service, asked: list[Wanted]) -> Response:
+async def answer(request: Request, service: Service, asked: list[WantedAnswer]) -> Response:
     """The response to a request. When its client goes, whatever works on it is cancelled."""
     chunks: Chunks = asyncio.Queue()
     work = asyncio.ensure_future(service(asked, chunks.put_nowait))

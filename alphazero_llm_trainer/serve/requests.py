@@ -123,7 +123,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ServedMethod:
     """How a request is answered: `label` as clients write it, `name` in `eval.methods`, `count` its
     N of samples.
     """
@@ -142,12 +142,14 @@ class Models:
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
-        methods = [Method(label, label) for label in (SAMPLE, MCTS, *(JUDGED if judged else ()))]
+        methods = [
+            ServedMethod(label, label) for label in (SAMPLE, MCTS, *(JUDGED if judged else ()))
+        ]
         for label, method in {
             "majority": "majority",
             **({"best-of": "best-of-n"} if judged else {}),
         }.items():
-            methods += [Method(f"{label}-{n}", method, n) for n in range(1, MOST_SAMPLES + 1)]
+            methods += [ServedMethod(f"{label}-{n}", method, n) for n in range(1, MOST_SAMPLES + 1)]
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
         self.known = ", ".join(shown)
@@ -157,7 +159,7 @@ class Models:
             raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
         self.default = self.methods[default]
 
-    def of(self, model: str, method: str | None = None) -> Method:
+    def of(self, model: str, method: str | None = None) -> ServedMethod:
         """The method of a request's `model` and `method`. Raises ApiError when it doesn't exist, or
         they disagree.
         """
@@ -176,7 +178,7 @@ class Models:
 # -- bodies ----------------------------------------------------------------------------------------
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """What chats and completions share. `deadline_ms` is this server's own, `return_token_ids`
     vLLM's.
     """
@@ -220,7 +222,7 @@ class Body(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class ChatBody(Body):
+class ChatBody(RequestBody):
     """POST /v1/chat/completions. The last six are this server's own or vLLM's (`extra_body` of the
     openai client).
     """
@@ -254,7 +256,7 @@ class ChatBody(Body):
         return self.top_logprobs if self.logprobs else None
 
 
-class CompletionBody(Body):
+class CompletionBody(RequestBody):
     """POST /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -272,7 +274,7 @@ class CompletionBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedAnswer:
     """A prompt of a request within this server's bounds.
 
     `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a
@@ -280,7 +282,7 @@ class Wanted:
     """
 
     body: ChatBody | CompletionBody
-    method: Method
+    method: ServedMethod
     prompt: tuple[int, ...]
     question: str
     seed: int
@@ -290,7 +292,7 @@ class Wanted:
 # -- what is wanted --------------------------------------------------------------------------------
 
 
-def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
+def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
     """What a chat request wants: its tokens are opened as every chat of the student is. Raises
     ApiError.
     """
@@ -310,11 +312,11 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> Wanted:
                 "the model is behind another server, which answers from the start: leave it out"
             )
             raise ApiError(behind, "continue_final_message")
-        return Wanted(body, method, (), users[-1], seed, tuple(messages))
+        return WantedAnswer(body, method, (), users[-1], seed, tuple(messages))
     context = student.engine.capabilities.max_context
     ids = student.chat_ids(messages, body.continue_final_message)
     check_length(len(ids), context - 1)
-    return Wanted(body, method, ids, users[-1], seed)
+    return WantedAnswer(body, method, ids, users[-1], seed)
 
 
 def check_remote(searches: bool) -> None:
@@ -325,7 +327,7 @@ def check_remote(searches: bool) -> None:
         )
 
 
-def check(body: ChatBody, method: Method) -> None:
+def check(body: ChatBody, method: ServedMethod) -> None:
     """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would
     ignore.
     """
@@ -347,7 +349,7 @@ def check(body: ChatBody, method: Method) -> None:
         raise ApiError("top_logprobs needs logprobs: set it to true", "top_logprobs")
 
 
-def completion_request(body: CompletionBody, student: Any, models: Models) -> list[Wanted]:
+def completion_request(body: CompletionBody, student: Any, models: Models) -> list[WantedAnswer]:
     """The prompts of a completion request, which are sampled. Raises ApiError."""
     check_remote(not isinstance(student, RemoteStudent))
     if models.of(body.model).name != SAMPLE and "@" in body.model:
@@ -367,7 +369,9 @@ def completion_request(body: CompletionBody, student: Any, models: Models) -> li
         ids = completion_ids(prompt, student, body.max_tokens)
         seed = derive_seed(body.seed, "prompt", number) if number else body.seed
         question = prompt if isinstance(prompt, str) else student.decode(ids)
-        wanted.append(Wanted(body, models.methods[SAMPLE], ids, question, seed % (1 << SEED_BITS)))
+        wanted.append(
+            WantedAnswer(body, models.methods[SAMPLE], ids, question, seed % (1 << SEED_BITS))
+        )
     return wanted
 
 

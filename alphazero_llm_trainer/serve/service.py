@@ -23,8 +23,8 @@ from ..problems.load import SERVER_TOKENS
 from ..rollouts import GradedTree
 from ..types import Problem, Task
 from .answering import Answerer
-from .requests import ApiError, Models, Wanted
-from .wire import DEADLINE, Outcome, Token, Wire
+from .requests import ApiError, Models, WantedAnswer
+from .wire import DEADLINE, AnswerOutcome, Wire, WireToken
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Service:
                 reason = f"--keep-traces is {keep}, where nothing can be written ({error.strerror})"
                 raise ConfigError(f"{reason}: name another folder") from error
 
-    async def __call__(self, asked: Sequence[Wanted], emit: Emit) -> dict[str, Any]:
+    async def __call__(self, asked: Sequence[WantedAnswer], emit: Emit) -> dict[str, Any]:
         """The answer to a request, the prompts of one body; a streamed one goes to `emit`. The
         first choice of a prompt has the prompt's own seed.
 
@@ -65,11 +65,11 @@ class Service:
         due = None if body.deadline_ms is None else arrived + body.deadline_ms / 1000
         wire = Wire(asked, self.fingerprint)
 
-        async def choice(index: int, wanted: Wanted, number: int) -> Outcome:
+        async def choice(index: int, wanted: WantedAnswer, number: int) -> AnswerOutcome:
             """Choice `number` of a prompt, `index` in the answer."""
             name = f"tr-{secrets.token_hex(16)}"
 
-            def tell(text: str, tokens: Sequence[Token]) -> None:
+            def tell(text: str, tokens: Sequence[WireToken]) -> None:
                 if body.stream and (text or tokens):
                     logprobs = wire.logprobs(tokens) if tokens else None
                     emit(wire.chunk(index, text, logprobs=logprobs))
@@ -129,7 +129,7 @@ class Service:
             self.live -= 1
             self.places.release()
 
-    def keep(self, wanted: Wanted, outcome: Outcome) -> None:
+    def keep(self, wanted: WantedAnswer, outcome: AnswerOutcome) -> None:
         """Append a choice's tree to the journal, where there is one."""
         if self.journal is None:
             return
@@ -144,7 +144,7 @@ class Service:
             self.journal = None
 
 
-def record(wanted: Wanted, outcome: Outcome, version: int) -> dict[str, Any]:
+def record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[str, Any]:
     """An answer's journal line, as `collect` writes those of training: nobody knows the gold answer
     here.
     """

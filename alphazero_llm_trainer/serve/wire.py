@@ -14,13 +14,13 @@ from typing import Any
 from ..mcts.choose import Choice
 from ..mcts.tree import Tree
 from ..types import Cost
-from .requests import ChatBody, Wanted
+from .requests import ChatBody, WantedAnswer
 
 DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class WireToken:
     """A token of a response: the text that it added, its log-probability (nats), and its likeliest
     alternatives by their texts. The first token of an echoed prompt has neither.
     """
@@ -31,7 +31,7 @@ class Token:
 
 
 @dataclass(slots=True)
-class Outcome:
+class AnswerOutcome:
     """A choice.
 
     `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its
@@ -48,7 +48,7 @@ class Outcome:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     stop: str | None = None
-    tokens: list[Token] | None = None
+    tokens: list[WireToken] | None = None
     tree: Tree | None = None
     choice: Choice | None = None
     trace_id: str | None = None
@@ -59,7 +59,7 @@ class Wire:
     student's weights.
     """
 
-    def __init__(self, asked: Sequence[Wanted], fingerprint: str) -> None:
+    def __init__(self, asked: Sequence[WantedAnswer], fingerprint: str) -> None:
         self.wanted, self.body = asked[0], asked[0].body
         self.chat = isinstance(self.body, ChatBody)
         self.prompt_tokens = sum(len(wanted.prompt) for wanted in asked)
@@ -71,7 +71,7 @@ class Wire:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def whole(self, outcomes: Sequence[AnswerOutcome]) -> dict[str, Any]:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
@@ -97,7 +97,7 @@ class Wire:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self.common, "object": kind, "choices": [choice]}
 
-    def ending(self, outcome: Outcome) -> dict[str, Any]:
+    def ending(self, outcome: AnswerOutcome) -> dict[str, Any]:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were
         asked for.
         """
@@ -106,7 +106,7 @@ class Wire:
             ending |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
         return ending
 
-    def usage(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def usage(self, outcomes: Sequence[AnswerOutcome]) -> dict[str, Any]:
         """What the request took.
 
         `completion_tokens` are all sampled ones, those of rejected and hidden responses too;
@@ -131,7 +131,7 @@ class Wire:
             },
         }
 
-    def about(self, outcome: Outcome) -> dict[str, Any]:
+    def about(self, outcome: AnswerOutcome) -> dict[str, Any]:
         """The `alphazero` field of a choice."""
         tree, choice = outcome.tree, outcome.choice
         about = {
@@ -152,7 +152,7 @@ class Wire:
         """Whether the tree is asked for."""
         return isinstance(self.body, ChatBody) and self.body.return_tree
 
-    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[WireToken]) -> dict[str, Any]:
         """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in
         columns, with alternatives by their text and places.
         """

@@ -57,16 +57,16 @@ class Message(BaseModel):
     refusal: str | None = None
 
 
-class Choice(BaseModel):
+class ReplyChoice(BaseModel):
     message: Message | None = None
     finish_reason: str | None = None
     error: Any = None
 
 
-class Body(BaseModel):
+class ReplyBody(BaseModel):
     """A chat completion. Of `usage` nothing is expected: the answer can be read without it."""
 
-    choices: list[Choice] | None = None
+    choices: list[ReplyChoice] | None = None
     error: Any = None
     usage: Any = None
 
@@ -87,10 +87,10 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
         CallError: it is no chat completion, or an error of the provider inside a 200 response.
     """
     try:
-        answer = Body.model_validate_json(body)
+        answer = ReplyBody.model_validate_json(body)
     except ValidationError:
         raise CallError("unreadable", f"{name} answered with no chat completion") from None
-    choice = answer.choices[0] if answer.choices else Choice()
+    choice = answer.choices[0] if answer.choices else ReplyChoice()
     # OpenRouter reports a provider's failure inside a 200 response.
     if failure := answer.error or choice.error:
         code = failure.get("code") if isinstance(failure, dict) else None

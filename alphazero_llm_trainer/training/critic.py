@@ -36,7 +36,7 @@ class Score(torch.nn.Linear):
             return super().forward(input.to(self.weight.dtype))
 
 
-class Critic(torch.nn.Module):
+class CriticNetwork(torch.nn.Module):
     """A number at every state of a response: a policy's layers under a linear one, which says
     `start` everywhere at first.
 
@@ -134,7 +134,7 @@ def deepen(backbone: Any, extra_layers: int) -> None:
 
 
 def save_critic(
-    folder: Path, critic: Critic, card: Mapping[str, Any], student: Student, config: Config
+    folder: Path, critic: CriticNetwork, card: Mapping[str, Any], student: Student, config: Config
 ) -> dict[str, Any]:
     """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of
     the folder.

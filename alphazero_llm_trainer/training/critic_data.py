@@ -13,7 +13,7 @@ import numpy as np
 
 from ..config.train import CriticConfig
 from ..errors import DataError
-from ..eval.critic_figures import Pairs, States
+from ..eval.critic_figures import StatePairs, States
 from ..mcts.extract import graded, step_preferences, value_targets
 from ..mcts.journal import journal_of, placed, record_at
 from ..mcts.tree import Tree
@@ -236,7 +236,7 @@ def pair_rows(example: Example, most: int) -> list[list[TrainRow]]:
     return [[state_row(example, ids) for ids in pair] for pair in widest]
 
 
-def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
+def columns(examples: Sequence[Example]) -> tuple[States, StatePairs]:
     """The states and pairs of all examples as the figures want them, in the examples' order."""
     states: list[State] = []
     questions: list[int] = []
@@ -248,6 +248,6 @@ def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
         questions += [number] * len(example.states)
     names = ("target", "weight", "square", "logprob", "final")
     by_name = {name: np.array([getattr(state, name) for state in states]) for name in names}
-    return States(**by_name, question=np.array(questions)), Pairs(
+    return States(**by_name, question=np.array(questions)), StatePairs(
         *np.array(pairs, dtype=int).reshape(-1, 3).T
     )

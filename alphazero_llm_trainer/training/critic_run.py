@@ -1,7 +1,7 @@
 """Training a value network or a PRM: on some questions, stopped and calibrated on others, reported
 on the rest.
 
-Both are a `Critic` trained by `fit`. They differ in the loss: a value's is the binary cross-entropy
+Both are a `CriticNetwork` trained by `fit`. They differ in the loss: a value's is the binary cross-entropy
 of the mean outcome below each token, a PRM's Bradley-Terry on pairs of steps after one prefix.
 """
 
@@ -25,9 +25,9 @@ from ..engine.device import text_config
 from ..errors import DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
 from ..live import Progress
-from ..policy.critic import Kind
+from ..policy.critic import CriticKind
 from ..policy.student import Student
-from .critic import Critic
+from .critic import CriticNetwork
 from .critic_data import (
     Example,
     Question,
@@ -62,7 +62,7 @@ class Outcomes(Objective):
     same.
     """
 
-    def __init__(self, critic: Critic) -> None:
+    def __init__(self, critic: CriticNetwork) -> None:
         self.critic = critic
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
@@ -133,7 +133,7 @@ def platt(
 class HeldOut:
     """One part of the questions, on which a critic is measured."""
 
-    def __init__(self, examples: Sequence[Example], critic: Critic, autocast: bool) -> None:
+    def __init__(self, examples: Sequence[Example], critic: CriticNetwork, autocast: bool) -> None:
         self.critic, self.autocast = critic, autocast
         self.states, self.pairs = columns(examples)
         self.rows: list[TrainRow] = []
@@ -158,7 +158,7 @@ class HeldOut:
                 by_row += self.critic(self.rows[start : start + ROWS]).float().cpu()
         return torch.stack([by_row[row][at] for row, at in self.places])
 
-    def line(self, kind: Kind) -> Line:
+    def line(self, kind: CriticKind) -> Line:
         """The held-out loss (a value's cross-entropy, a PRM's pairs') and AUC."""
         logits = self.logits()
         if kind == "value":
@@ -175,25 +175,27 @@ class HeldOut:
 # -- training --------------------------------------------------------------------------------------
 
 
-def new_critic(student: Student, config: Config, kind: Kind) -> Critic:
+def new_critic(student: Student, config: Config, kind: CriticKind) -> CriticNetwork:
     """A critic that starts as the policy and says 0 everywhere: one more adapter where the student
     trains adapters.
     """
     spec = student.spec
     trained = config.train.adapter or spec.adapter
     check_full(student.model, spec, trained)
-    return Critic(student.model, spec.lora if trained == "lora" else None, kind, EXTRA_LAYERS, 0.0)
+    return CriticNetwork(
+        student.model, spec.lora if trained == "lora" else None, kind, EXTRA_LAYERS, 0.0
+    )
 
 
 def train_critic(
-    kind: Kind,
+    kind: CriticKind,
     student: Student,
     config: Config,
     data: Sequence[Path],
     out: Path,
     progress: Progress,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[Critic, dict[str, Any]]:
+) -> tuple[CriticNetwork, dict[str, Any]]:
     """Train a critic on the trees of `data`; see the module. Returns the calibrated network and
     what its card says of it; `out` gets metrics.jsonl.
 
@@ -302,7 +304,7 @@ def pair_groups(examples: Mapping[str, Sequence[Example]]) -> list[list[TrainRow
 
 
 def examples_of(
-    part: Sequence[Question], kind: Kind, student: Student, settings: CriticConfig
+    part: Sequence[Question], kind: CriticKind, student: Student, settings: CriticConfig
 ) -> list[Example]:
     """The states of a part's questions: with their outcomes for a value, with steps' labels for a
     PRM.
@@ -313,7 +315,7 @@ def examples_of(
     return examples
 
 
-def figures_of(kind: Kind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
+def figures_of(kind: CriticKind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
     """A calibrated critic's verdict and weight by the validation questions, and its figures on the
     test questions.
     """

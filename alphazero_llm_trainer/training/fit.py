@@ -22,7 +22,7 @@ from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..live import Progress, StoppedError
 from ..policy.weights import load_tensors, save_tensors
-from .learner import Learner, Schedule
+from .learner import Learner, RateSchedule
 from .methods.base import Objective
 from .models import MemoryOptions, load_trained_state, trained_state
 from .rows import TrainRow
@@ -163,7 +163,7 @@ def fit(
     steps, optimizer = train.sft_steps, train.optimizer
     assert steps is not None and optimizer.learning_rate is not None
     warmup = min(optimizer.warmup, steps // 4)
-    schedule = Schedule(optimizer.learning_rate, warmup, steps, FINAL_RATE)
+    schedule = RateSchedule(optimizer.learning_rate, warmup, steps, FINAL_RATE)
     learner = Learner(model, objective, memory, schedule, optimizer)
     course, best = (Course(), {}) if kept is None else kept.restore(learner)
     held = "after the step in hand"

@@ -40,7 +40,7 @@ REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """A linear warm-up over `warmup` updates to `rate`, a cosine to `final` of it at `total`."""
 
     rate: float
@@ -67,7 +67,7 @@ class Learner:
         model: Any,
         objective: Objective,
         memory: MemoryOptions,
-        schedule: Schedule,
+        schedule: RateSchedule,
         settings: OptimizerConfig,
         ranks: Ranks = ALONE,
     ) -> None:

@@ -28,7 +28,7 @@ from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
-from .learner import Learner, Schedule
+from .learner import Learner, RateSchedule
 from .methods.base import Method, Objective
 from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .plan import engine
@@ -175,7 +175,7 @@ class Run:
         train, model, size = self.config.train, self.student.model, self.size
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         rate = learning_rate(train.optimizer, model, self.method.rates)
-        schedule = Schedule(rate, warmup, size.updates)
+        schedule = RateSchedule(rate, warmup, size.updates)
         memory = MemoryOptions.of(self.config, self.student.spec, model)
         return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
 

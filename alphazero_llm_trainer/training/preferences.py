@@ -19,8 +19,8 @@ Ids = tuple[int, ...]
 WANTED = "a row has prompt, chosen and rejected; the last two are lists of steps, or texts"
 
 
-Text = Annotated[str, StringConstraints(pattern=r"\S")]
-Response = Text | Annotated[list[Text], Len(1)]
+NonEmptyText = Annotated[str, StringConstraints(pattern=r"\S")]
+PreferredResponse = NonEmptyText | Annotated[list[NonEmptyText], Len(1)]
 
 
 class Preference(BaseModel):
@@ -28,9 +28,9 @@ class Preference(BaseModel):
     cut into steps.
     """
 
-    prompt: Text
-    chosen: Response
-    rejected: Response
+    prompt: NonEmptyText
+    chosen: PreferredResponse
+    rejected: PreferredResponse
 
     @model_validator(mode="after")
     def differs(self) -> Preference:

@@ -42,7 +42,7 @@ QUESTION_LETTERS = 200  # of a question in the list
 
 
 @dataclass(slots=True)
-class Row:
+class NodeRow:
     """One question of the list.
 
     outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no
@@ -171,7 +171,7 @@ def rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(ROLLOUT, row, strict=False)) for row in tree["rollouts"]]
 
 
-def row(record: Mapping[str, Any]) -> Row:
+def row(record: Mapping[str, Any]) -> NodeRow:
     """The record's line in the list."""
     tree, problem = record["tree"], problem_of(record)
     right = samples = graded = 0
@@ -201,7 +201,7 @@ def row(record: Mapping[str, Any]) -> Row:
     said = answers.get(answer or "", _Said())
     weight = sum(count for count, _ in said.rewards)
     ended_by = str(record.get("ended_by", ""))
-    return Row(
+    return NodeRow(
         key=name_of(record),
         id=problem["id"],
         question=short(problem["question"]),
@@ -226,7 +226,7 @@ def short(question: str) -> str:
 
 
 def outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
-    """The outcome that `Row` describes."""
+    """The outcome that `NodeRow` describes."""
     if ended_by.startswith("failed"):
         return "failed"
     if not samples:

@@ -49,10 +49,10 @@ class AlphaZero(Objective):
     """Likelihood of what the search chose, and the value's cross-entropy."""
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
-        from ..critic import Critic
+        from ..critic import CriticNetwork
 
         self.coefficient = settings.value_coefficient
-        self.critic = Critic(model, head=True, start=0.0)
+        self.critic = CriticNetwork(model, head=True, start=0.0)
         self.value = self.critic.score
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..losses import Figures
 
-Rows = Sequence[Any]  # `rows.TrainRow`
+TrainRows = Sequence[Any]  # `rows.TrainRow`
 
 
 USUAL = Rates()
@@ -35,13 +35,15 @@ class Objective:
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
 
-    def totals(self, rows: Rows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their
         weights), then others.
         """
         raise NotImplementedError
 
-    def loss(self, rows: Rows, scores: Any, totals: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+    def loss(
+        self, rows: TrainRows, scores: Any, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, Figures]:
         """The loss of a part of a minibatch, whose whole has these `totals`, and figures that add
         up to the minibatch's. `scores` has the rows' `logprobs` `[B, T]` (`scoring.Scores`).
         """
@@ -51,7 +53,7 @@ class Objective:
         """What is trained beside the policy: PPO's critic."""
         return {}
 
-    def begin(self, learner: Any, rows: Rows, number: int) -> dict[str, float]:
+    def begin(self, learner: Any, rows: TrainRows, number: int) -> dict[str, float]:
         """Round `number` has these rows of this process's. Returns figures of the round."""
         return {}
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..learner import Learner
     from ..losses import Figures
 
-Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
+RowNumbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 # A tree and those of its responses that training learns from.
 Group = tuple[Tree, list[Trajectory]]
 
@@ -167,7 +167,7 @@ class Grpo(Objective):
         from ..models import trained_state
 
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
-        self.reference: Numbers = {}
+        self.reference: RowNumbers = {}
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are."""
@@ -233,13 +233,13 @@ def by_row(
     learner: Learner,
     rows: Sequence[TrainRow],
     compute: Callable[[Sequence[TrainRow]], torch.Tensor],
-) -> Numbers:
+) -> RowNumbers:
     """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the
     rows' indices.
     """
     import torch
 
-    numbers: Numbers = {}
+    numbers: RowNumbers = {}
     with torch.no_grad(), learner.autocast():
         for part in learner.parts_of(rows):
             for row, values in zip(part, compute(part), strict=True):

@@ -14,12 +14,12 @@ from ..credit import gae
 from ..rows import SampledRows, TrainRow
 from ..stats import RoundStats
 from .base import Method
-from .grpo import GRPO, Grpo, Numbers, by_row
+from .grpo import GRPO, Grpo, RowNumbers, by_row
 
 if TYPE_CHECKING:
     import torch
 
-    from ..critic import Critic
+    from ..critic import CriticNetwork
     from ..losses import Figures
 
 # How far a value may move from its estimate at sampling before the loss stops pulling.
@@ -55,13 +55,13 @@ class Ppo(Grpo):
 
     kl_in_loss = False
 
-    def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
+    def __init__(self, settings: TrainConfig, model: Any, critic: CriticNetwork) -> None:
         super().__init__(settings, model)
         self.critic = critic
         # Of the policy's rows, by index: advantages, returns and values at sampling.
-        self.white: Numbers = {}
-        self.returns: Numbers = {}
-        self.values: Numbers = {}
+        self.white: RowNumbers = {}
+        self.returns: RowNumbers = {}
+        self.values: RowNumbers = {}
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are, and how many of them the policy sampled: the critic's mean is
@@ -148,9 +148,9 @@ def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -
 
 def objective(train: TrainConfig, model: Any, lora: LoraConfig | None) -> Ppo:
     """PPO's, with a new critic."""
-    from ..critic import Critic
+    from ..critic import CriticNetwork
 
-    return Ppo(train, model, Critic(model, lora))
+    return Ppo(train, model, CriticNetwork(model, lora))
 
 
 PPO = Method(
