@@ -135,9 +135,8 @@ def test_flash_attention_is_refused_where_rows_are_to_be_packed():
         ConfigError, match=r"train\.pack is on and flash_attention_2 takes no masks"
     ):
         packing(policy, "on", torch.device("cuda"))
-    critic = CriticNetwork(
-        policy
-    )  # its rows have sequences of their own, and its layers flash attention
+    # Its rows have sequences of their own, and its layers flash attention.
+    critic = CriticNetwork(policy)
     assert critic.work is None and critic.config._attn_implementation == "flash_attention_2"
 
 
