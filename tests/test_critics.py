@@ -298,14 +298,14 @@ def test_auc_agrees_with_enumeration(seed):
 def test_intervals_come_from_questions_not_from_states_or_pairs():
     # 4 questions of 500 equal pairs: the interval must be that of 4 coin flips, not of 2,000.
     question, states = np.arange(2000) // 500, states_of([(0.0, 1), (1.0, 1)])
-    pairs = metrics.Pairs(question % 2, 1 - question % 2, question)
+    pairs = metrics.StatePairs(question % 2, 1 - question % 2, question)
     interval = metrics.pair_accuracy(np.array([0.0, 1.0]), states, pairs)["pair accuracy"]
     assert interval.value == 0.5 and interval.low <= 0.01 and interval.high >= 0.99
     # Perfect order on few questions says nothing, however many states or pairs they have; nor do
     # outcomes that are all alike.
     for questions, low, gain in ((1, 0.0, -1.0), (9, 0.0, -1.0), (10, 1.0, 0.5)):
         question = np.arange(20 * questions) // 20
-        pairs = metrics.Pairs(question % 1, 1 - question % 1, question)
+        pairs = metrics.StatePairs(question % 1, 1 - question % 1, question)
         states.logprob[:] = -1.0
         figures = metrics.pair_accuracy(np.array([1.0, 0.0]), states, pairs)
         assert [figure.low for figure in figures.values()] == [low, min(low, 0.5), gain]
@@ -319,7 +319,9 @@ def test_intervals_come_from_questions_not_from_states_or_pairs():
 
 def test_pairs_are_ranked_against_the_log_probability():
     states = states_of([(1.0, 4), (0.5, 4), (0.0, 1), (1.0, 3), (0.0, 3)])
-    pairs = metrics.Pairs(np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.array([0, 0, 0, 1]))
+    pairs = metrics.StatePairs(
+        np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.array([0, 0, 0, 1])
+    )
     states.logprob[:] = [-1.0, -2.0, -0.5, -3.0, -3.0]
     figures = metrics.pair_accuracy(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs)
     assert figures["pair accuracy"].value == pytest.approx((1 + 1 + 0.5 + 0) / 4)
