@@ -61,7 +61,7 @@ def tracked(kind, path):
 
 
 def test_mlflow_has_the_run(tmp_path, home):
-    import mlflow
+    mlflow = pytest.importorskip("mlflow")
 
     track = tracked("mlflow", tmp_path / "run-001")
     client = mlflow.MlflowClient(f"sqlite:///{track / 'mlflow.db'}")
