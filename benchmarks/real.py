@@ -238,7 +238,10 @@ def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
         found |= methods(seed, "test", MANY, (name,), CAP)
         keep(held_against(tree, found))
     for cap in (CAP // 2, CAP // 4):
-        [tree], found = methods(seed, "test", SOME, (best,), cap).values(), {}
+        trees = methods(seed, "test", SOME, (best,), cap)
+        if not trees:  # with `--anew`: never measured at this cap
+            continue
+        [tree], found = trees.values(), dict[str, dict[str, Any]]()
         for name in SMALL:
             found |= methods(seed, "test", SOME, (name,), cap)
             keep(held_against(tree, found))
