@@ -105,7 +105,7 @@ class Real:
 
     def answer(self, out: Path, wanted: list[tuple[Any, Line, Any]]) -> None:
         """Answer (task, facts, request) in batches, and append a line of each to `out`."""
-        from alphazero_llm_trainer.problems.grading import GRADERS
+        from alphazero_llm_trainer.grading.graders import GRADERS
 
         engine, decode = self.student.engine, self.student.decode
         for part in batched(wanted, self.args.batch):

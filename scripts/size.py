@@ -21,17 +21,17 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-# Rooms with their budgets in code tokens, after the plan's table; files at the package's root are
-# the room "root", and what will be `grading`, `chat`, `learning` and `runs` counts where it is.
+# Rooms with their budgets in code tokens; files at the package's root are the room "root".
 BUDGET = {
-    "root": 8_000,
+    "root": 4_000,
+    "grading": 8_000,
     "config": 6_000,
     "viewer": 3_000,
     "engine": 32_000,
     "policy": 14_500,
     "teachers": 3_000,
     "mcts": 19_000,
-    "problems": 18_000,
+    "problems": 14_000,
     "rewards": 2_300,
     "rollouts.py": 2_700,
     "scale": 3_000,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import table
 
-from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.grading import answers
 
 CASES = table("answers")
 NORMALIZED = [(text, key) for key, texts in CASES["spellings"].items() for text in texts] + [

@@ -28,8 +28,8 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
 # docs/design.md section 2. Rooms of one number don't know each other, but for those of layer 0.
 LAYERS = {
-    "types": 0, "errors": 0, "files": 0, "answers": 0, "live": 0,
-    "viewer": 0.5, "config": 1,
+    "types": 0, "errors": 0, "files": 0, "live": 0,
+    "grading": 0.3, "viewer": 0.5, "config": 1,
     "engine": 2, "teachers": 2.5, "policy": 2.5,
     "mcts": 3, "problems": 3, "rewards": 3.5,
     "rollouts": 4,

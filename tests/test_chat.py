@@ -13,7 +13,6 @@ from support import tiny_chat
 from tables import read_json, write_jsonl
 
 import alphazero_llm_trainer as alphazero
-from alphazero_llm_trainer.answers import is_final, thinks, without_thinking
 from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
@@ -22,6 +21,7 @@ from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.engine.step_ends import response_steps
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError
+from alphazero_llm_trainer.grading.answers import is_final, thinks, without_thinking
 from alphazero_llm_trainer.mcts.extract import shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders

@@ -16,7 +16,6 @@ from support import tiny_chat
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.serve import EnvClient, EnvServer
 
-from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
@@ -40,6 +39,7 @@ from alphazero_llm_trainer.environment.taskset import (
 )
 from alphazero_llm_trainer.environment.taskset_rules import scored
 from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps

@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.problems import grading
-from alphazero_llm_trainer.problems.grading import (
-    GRADERS,
-    LONGEST_ANSWER,
-    Verdict,
-    word_f1,
-)
+from alphazero_llm_trainer.grading import answers, graders
+from alphazero_llm_trainer.grading.graders import GRADERS, LONGEST_ANSWER, Verdict, word_f1
+from alphazero_llm_trainer.grading.math_verifier import MathVerifier, Request
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.math_verifier import MathVerifier, Request
 from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.types import Problem, Task
 
@@ -81,7 +75,7 @@ def test_math_takes_marked_answers_alone_from_a_response_that_was_cut():
 
 
 def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient, monkeypatch):
-    monkeypatch.setattr(grading, "shared_verifier", lambda: impatient)
+    monkeypatch.setattr(graders, "shared_verifier", lambda: impatient)
     pairs = [
         (rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}")
         for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")
@@ -112,7 +106,7 @@ def test_a_worker_that_gets_no_turn_is_waited_for(impatient):
 
 
 def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
-    monkeypatch.setattr("alphazero_llm_trainer.problems.grading.shared_verifier", lambda: impatient)
+    monkeypatch.setattr("alphazero_llm_trainer.grading.graders.shared_verifier", lambda: impatient)
 
     source, response, task = one("math", rf"\boxed{{{TOWER}+1}}", "5")
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scripted import Lines, ScriptedPolicy, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -27,6 +26,7 @@ from alphazero_llm_trainer.eval.attempt import (
 from alphazero_llm_trainer.eval.cells import Benchmark, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
+from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import load_student

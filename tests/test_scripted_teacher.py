@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.errors import TeacherError
+from alphazero_llm_trainer.grading import answers
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.calculator import equations
 from alphazero_llm_trainer.problems.embedded_source import ScriptedTeacher

@@ -16,7 +16,6 @@ import pytest
 import verifiers.v1 as vf
 from tables import table
 
-from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -24,8 +23,9 @@ from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_UR
 from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
+from alphazero_llm_trainer.grading import answers
+from alphazero_llm_trainer.grading.graders import LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems import embedded, pancake
-from alphazero_llm_trainer.problems.grading import LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
     SPLITS,

@@ -30,7 +30,6 @@ from transformers import (
     ViTConfig,
 )
 
-from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
@@ -38,6 +37,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.files import read_object, write_json
+from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters

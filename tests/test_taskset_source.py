@@ -17,8 +17,8 @@ from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.grading.graders import Verdict
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
 from alphazero_llm_trainer.rewards.terminal import make_evaluate

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..answers import is_final
+from ..grading.answers import is_final
 
 LINE = r"\n\s*\Z"  # some tokens hold a line end and the next line's indentation
 SENTENCE = r"(\n\s*|[.!?]['\")\]]*\s*)\Z"

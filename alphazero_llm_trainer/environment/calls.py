@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from ..answers import is_final
 from ..config.sections import SearchConfig
 from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled, finish_of
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
+from ..grading.answers import is_final
 from ..mcts.seeds import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step, text_of
 from .frozen import FrozenStudent

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..answers import is_final
 from ..config.load import Config, load_config
+from ..grading.answers import is_final
 from ..policy.engine_steps import EngineSteps
 from ..rewards.perplexity import Perplexity
 from ..types import Problem, Step

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ..config.load import load_config, user_layers
 from ..config.sections import RewardConfig
 from ..errors import ConfigError
-from ..problems.grading import Grade
+from ..grading.graders import Grade
 from ..problems.load import load_tasks
 from ..problems.source import check_reads, gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of

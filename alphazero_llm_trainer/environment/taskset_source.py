@@ -26,10 +26,10 @@ from typing import Any, Literal, get_args, get_origin
 import verifiers.v1 as vf
 from verifiers.v1.types import SystemMessage, UserMessage, content_text
 
-from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
-from ..problems.grading import GRADERS, Grade, Verdict
+from ..grading import answers
+from ..grading.graders import GRADERS, Grade, Verdict
 from ..problems.rows import SPLIT_NAMES
 from ..problems.source import SPLITS, Source, guess_tokens, split_of
 from ..types import Problem, Task

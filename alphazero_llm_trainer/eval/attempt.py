@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Judgement, Limits, ValueFunction, Verifier
+from ..grading.answers import is_final
 from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed

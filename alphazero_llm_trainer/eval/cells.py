@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ..grading.graders import Grade, Verdict
 from ..live import Progress
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
-from ..problems.grading import Grade, Verdict
 from ..problems.load import rows_hash
 from ..problems.source import gradable, source_of
 from ..rewards.custom import CustomReward

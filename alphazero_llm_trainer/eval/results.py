@@ -12,7 +12,7 @@ from typing import Any
 from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..files import read_object, write_json
-from ..problems.grading import Verdict
+from ..grading.graders import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..answers import extract, normalize
+from ..grading.answers import extract, normalize
 from .tree import REJECTED, ROOT, Tree
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..answers import extract
+from ..grading.answers import extract
 from ..types import STUDENT
 from .tree import REJECTED, ROOT, WHOLE, Tree
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..answers import is_final
 from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
+from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
 from .mcts import Leaf, LeafEvaluation, Playout

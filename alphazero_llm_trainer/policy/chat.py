@@ -10,10 +10,10 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
-from ..answers import marks_thinking
 from ..config.load import Config
 from ..config.sections import StudentModel
 from ..errors import ConfigError, RequestError, first_line
+from ..grading.answers import marks_thinking
 from ..types import Opening, Problem
 from .folders import PACKAGED, TEMPLATE
 

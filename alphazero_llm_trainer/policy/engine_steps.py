@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..answers import is_final
 from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits
+from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, Step, ids_of, text_of
 from .chat import Prompts
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..answers import is_final
 from ..engine.protocol import Engine, Generated, GenerateRequest
 from ..errors import ConfigError
+from ..grading.answers import is_final
 from ..types import Cost, Step
 from .chat import Prompts
 from .engine_steps import drawing_cost

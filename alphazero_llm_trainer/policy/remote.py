@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..answers import is_final
 from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
 from ..engine.chat_server import ChatServer, Message, Token
@@ -21,6 +20,7 @@ from ..engine.completions import all_or_none, sample_seed
 from ..engine.protocol import Capabilities, Drawn, Limits
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError
+from ..grading.answers import is_final
 from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell

@@ -5,8 +5,8 @@ A row's id is `gsm8k/<hub split>/<row>`, whatever split it is read through.
 
 from __future__ import annotations
 
-from .. import answers
 from ..errors import DataError
+from ..grading import answers
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import SYSTEM_PROMPT

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError
+from ..grading import answers
+from ..grading.graders import Grade, Verdict
 from ..types import Problem, Task
-from .grading import Grade, Verdict
 from .prompts import OPEN_PROMPT
 from .source import Source, split_of
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 
 from ..errors import DataError
+from ..grading.graders import LONGEST_ANSWER
 from ..types import Problem, Task
 from .data_set import RowSource
-from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
 from .rows import Row, stated_by, text_of
 

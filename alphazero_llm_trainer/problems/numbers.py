@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from .. import answers
 from ..errors import DataError
+from ..grading import answers
+from ..grading.graders import Grade, Verdict
 from ..types import Problem, Task
-from .grading import Grade, Verdict
 from .prompts import NUMBERS_PROMPT
 from .source import GeneratedSource, split_of
 

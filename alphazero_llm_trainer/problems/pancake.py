@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from random import Random
 
-from .. import answers
 from ..errors import DataError
+from ..grading import answers
+from ..grading.graders import Grade, Verdict
 from ..types import Problem, Task
-from .grading import Grade, Verdict
 from .prompts import PANCAKE_PROMPT
 from .source import GeneratedSource, split_of
 

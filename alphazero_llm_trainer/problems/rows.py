@@ -21,12 +21,12 @@ from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..files import parse_json
+from ..grading import answers
+from ..grading.graders import LETTERS, kind_of, normalize_words
 from ..types import Problem, Task
-from .grading import LETTERS, kind_of, normalize_words
 
 PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
 QUESTIONS = (

@@ -28,16 +28,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import answers
 from ..config.load import Config
 from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import ConfigError, DataError
+from ..grading import answers
+from ..grading.graders import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from ..live import in_thread
 from ..types import Problem, Task
 from .calculator import equations
-from .grading import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from .prompts import SYSTEM_PROMPTS
 from .rows import (
     ROW_FILES,

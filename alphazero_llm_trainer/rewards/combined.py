@@ -4,9 +4,9 @@ directions.
 
 from __future__ import annotations
 
-from ..answers import is_final, without_thinking
 from ..config.sections import RewardConfig
 from ..errors import ConfigError
+from ..grading.answers import is_final, without_thinking
 from ..types import RewardParts
 
 # Once a response with a step that a teacher proposed as likely right, or likely wrong.

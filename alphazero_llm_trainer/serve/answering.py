@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..answers import extract
 from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import METHODS
+from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.tree import Tree
 from ..policy.engine_steps import drawing_cost

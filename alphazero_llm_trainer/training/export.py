@@ -15,10 +15,10 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from ..answers import extract, normalize
 from ..config.load import load_config
 from ..errors import ConfigError
 from ..files import read_object
+from ..grading.answers import extract, normalize
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,

@@ -11,8 +11,8 @@ from typing import Annotated
 from annotated_types import Len
 from pydantic import BaseModel, StringConstraints, ValidationError, model_validator
 
-from ..answers import is_final
 from ..errors import DataError
+from ..grading.answers import is_final
 from ..policy.student import Student
 
 Ids = tuple[int, ...]

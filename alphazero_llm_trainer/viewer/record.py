@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..answers import extract, normalize
+from ..grading.answers import extract, normalize
 
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.

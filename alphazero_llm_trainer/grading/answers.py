@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
-from .errors import DataError
+from ..errors import DataError
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।۔።។؟、،"  # full stops of scripts that have their own, and others

@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 
-from .. import answers
+from . import answers
 from .math_verifier import Request, shared_verifier
 
 LETTERS = string.ascii_uppercase  # of choices
