@@ -26,11 +26,11 @@ from alphazero_llm_trainer.mcts.extract import shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.adapters import POLICY, fingerprint, own_parameters
+from alphazero_llm_trainer.policy.answering import answering_student
 from alphazero_llm_trainer.policy.critic import load_critic
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
-from alphazero_llm_trainer.policy.remote import answering_student
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS

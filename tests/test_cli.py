@@ -64,7 +64,7 @@ def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path, c
     def loaded(*given, **named):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("alphazero_llm_trainer.policy.remote.answering_student", loaded)
+    monkeypatch.setattr("alphazero_llm_trainer.policy.answering.answering_student", loaded)
     file = tmp_path / "my.py"
     file.write_text("def reward(problem, response, task):\n    return 1.0\n")
     # `train` would refuse a reward of expert iteration as well.

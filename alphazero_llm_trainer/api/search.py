@@ -16,8 +16,9 @@ from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant
 from ..mcts.tree import Tree
+from ..policy.answering import answering_student
 from ..policy.folders import carried_value, with_discount
-from ..policy.remote import RemoteStudent, answering_student
+from ..policy.remote import RemoteStudent
 from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
 from ..report.page import framed

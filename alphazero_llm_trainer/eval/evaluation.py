@@ -186,7 +186,7 @@ class Evaluation(BaseModel):
         }
         identity, config = self.identity(config), with_context(config, *sources.values())
         # Here, because torch takes seconds to load.
-        from ..policy.remote import answering_student
+        from ..policy.answering import answering_student
 
         if student is None:
             critics = self.prm is not None or self.value is not None

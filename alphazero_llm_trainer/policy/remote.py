@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, resolve_name
@@ -137,23 +136,6 @@ class RemoteStudent:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(token_ids)
-
-
-def answering_student(
-    config: Config,
-    path: Path | None = None,
-    opening: Opening = NOTHING,
-    inference: bool = True,
-    trained: bool = False,
-) -> Any:
-    """The student that answers: of `engine.openai`, or as `student.load_student` loads it. It is
-    `trained` by a loop of the user's own alone.
-    """
-    if config.engine.backend == "openai":
-        return remote_student(config, opening)
-    from .student import load_student
-
-    return load_student(config, path=path, opening=opening, inference=inference, trained=trained)
 
 
 def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:

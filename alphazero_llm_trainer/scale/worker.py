@@ -15,8 +15,8 @@ from uuid import uuid4
 from ..config.load import Config
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..policy.answering import answering_student
 from ..policy.chat import check_prompts
-from ..policy.remote import answering_student
 from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector

@@ -8,9 +8,9 @@ from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
+from ..policy.answering import answering_student
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_discount
-from ..policy.remote import answering_student
 from ..problems.load import opening, with_context
 from .answering import Answerer
 from .requests import MCTS, SAMPLE, Models

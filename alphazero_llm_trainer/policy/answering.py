@@ -1,0 +1,27 @@
+"""The student that answers: behind somebody's server, or loaded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config
+from ..types import NOTHING, Opening
+from .remote import remote_student
+
+
+def answering_student(
+    config: Config,
+    path: Path | None = None,
+    opening: Opening = NOTHING,
+    inference: bool = True,
+    trained: bool = False,
+) -> Any:
+    """The student that answers: of `engine.openai`, or as `student.load_student` loads it. It is
+    `trained` by a loop of the user's own alone.
+    """
+    if config.engine.backend == "openai":
+        return remote_student(config, opening)
+    from .student import load_student
+
+    return load_student(config, path=path, opening=opening, inference=inference, trained=trained)
