@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .chat.remote import RemoteSteps, RemoteStudent
+from .chat.teachers import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
 from .config.load import Config
 from .config.sections import SearchConfig
 from .engine.protocol import Teacher, ValueFunction, Verifier
@@ -26,7 +28,6 @@ from .mcts.tokens import TokenPolicy
 from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
-from .policy.remote import RemoteSteps, RemoteStudent
 from .policy.verifiers import Product
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
@@ -34,7 +35,6 @@ from .problems.step_checks import Calculator
 from .rewards.custom import open_reward
 from .rewards.perplexity import Perplexity
 from .rewards.terminal import finished_earns_one, make_evaluate
-from .teachers.build import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
 from .types import Cost, Problem, Task
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ import httpx  # noqa: E402
 from serve import BAD, Served  # noqa: E402
 from test_teachers import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
-from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
-from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402
+from alphazero_llm_trainer.chat.answer import CallError  # noqa: E402
+from alphazero_llm_trainer.chat.client import ChatClient  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "reliability.json"

@@ -30,7 +30,7 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 LAYERS = {
     "types": 0, "errors": 0, "files": 0, "live": 0,
     "grading": 0.3, "viewer": 0.5, "config": 1,
-    "engine": 2, "teachers": 2.5, "policy": 2.5,
+    "engine": 2, "chat": 2.3, "policy": 2.5,
     "mcts": 3, "problems": 3, "rewards": 3.5,
     "rollouts": 4,
     "eval": 5, "serve": 5.3, "environment": 5.6,

@@ -5,10 +5,10 @@ import json
 import pytest
 from tables import read_json, table
 
+from alphazero_llm_trainer.chat import client
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine import kernel_build
-from alphazero_llm_trainer.teachers import client
 
 CASES = table("cli")
 

@@ -20,18 +20,18 @@ from starlette.routing import Route
 from tables import read_json, read_jsonl
 
 import alphazero_llm_trainer as az
+from alphazero_llm_trainer.chat import server as chat_server
+from alphazero_llm_trainer.chat.client import ChatClient, Endpoint
+from alphazero_llm_trainer.chat.remote import RemoteSteps, remote_student
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config
 from alphazero_llm_trainer.config.sections import TeacherModel
-from alphazero_llm_trainer.engine import chat_server
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import with_model
-from alphazero_llm_trainer.policy.remote import RemoteSteps, remote_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.types import Cost, text_of
 
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]

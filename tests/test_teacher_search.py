@@ -7,6 +7,7 @@ from fault_server import FaultServer
 from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
 from support import grpo_config
 
+from alphazero_llm_trainer.chat import client
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
@@ -16,7 +17,6 @@ from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.teachers import client
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder
 from alphazero_llm_trainer.training.run import RunFolder, new_run

@@ -10,6 +10,14 @@ import random
 import pytest
 from fault_server import FAULTS, GOOD, FaultServer
 
+from alphazero_llm_trainer.chat import client as client_module
+from alphazero_llm_trainer.chat.answer import CallError, read_answer
+from alphazero_llm_trainer.chat.budget import Ledgers
+from alphazero_llm_trainer.chat.client import ChatClient, Endpoint
+from alphazero_llm_trainer.chat.ensemble import TeacherEnsemble
+from alphazero_llm_trainer.chat.judge import Judge
+from alphazero_llm_trainer.chat.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
+from alphazero_llm_trainer.chat.teachers import build_teachers, build_terminal_checker, open_remote
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import (
@@ -21,14 +29,6 @@ from alphazero_llm_trainer.config.sections import (
 from alphazero_llm_trainer.engine.protocol import Judgement, TeacherLedger, TeacherProposal
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.report.evaluation import result_text
-from alphazero_llm_trainer.teachers import client as client_module
-from alphazero_llm_trainer.teachers.answer import CallError, read_answer
-from alphazero_llm_trainer.teachers.budget import Ledgers
-from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_checker, open_remote
-from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
-from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
-from alphazero_llm_trainer.teachers.judge import Judge
-from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
 from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem, Step
 
 KEY = "sk-secret-0123456789"

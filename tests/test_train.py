@@ -13,6 +13,7 @@ from support import grpo_config
 from tables import read_json, table, write_jsonl
 
 import alphazero_llm_trainer as alphazero
+from alphazero_llm_trainer.chat.teachers import LEDGERS
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_answering, load_training
@@ -26,7 +27,6 @@ from alphazero_llm_trainer.policy.critic import NUMBERS
 from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.serve.load import load_models
-from alphazero_llm_trainer.teachers.build import LEDGERS
 from alphazero_llm_trainer.training.export import SUFFIXES, export
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.recorder import Recorder

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..chat.remote import RemoteStudent
 from ..config.load import GUIDED, Config, load_answering, resolve_name
 from ..errors import ConfigError
 from ..live import Progress, Stop
@@ -18,7 +19,6 @@ from ..mcts.select import constant
 from ..mcts.tree import Tree
 from ..policy.answering import answering_student
 from ..policy.folders import carried_value, with_discount
-from ..policy.remote import RemoteStudent
 from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
 from ..report.page import framed

@@ -57,7 +57,7 @@ def run_info(args: argparse.Namespace) -> int:
         facts["configuration"] = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
     failed = False
     if args.check_teachers:
-        from ..teachers.build import FAILS, check_teachers
+        from ..chat.teachers import FAILS, check_teachers
 
         facts["teachers"] = asyncio.run(check_teachers(config))
         failed = any(said.startswith(FAILS) for said in facts["teachers"].values())

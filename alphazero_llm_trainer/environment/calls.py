@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled, finish_of
 from ..config.sections import SearchConfig
-from ..engine.chat_server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled, finish_of
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps
 from ..errors import EngineError

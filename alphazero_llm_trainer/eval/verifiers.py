@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..chat.judge import open_judge
 from ..config.load import Config
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
 from ..policy.verifiers import RANKING, LogProbability, Product
 from ..problems.step_checks import Calculator
 from ..rewards.custom import JUDGE
-from ..teachers.judge import open_judge
 from ..types import Problem, Step
 
 if TYPE_CHECKING:

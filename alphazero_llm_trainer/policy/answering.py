@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..chat.remote import remote_student
 from ..config.load import Config
 from ..types import NOTHING, Opening
-from .remote import remote_student
 
 
 def answering_student(

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..chat.judge import open_judge
 from ..config.objects import own_object
 from ..config.sections import RewardConfig, TeachersConfig
 from ..errors import ConfigError, RewardError
 from ..live import UNCARRIED, in_thread
-from ..teachers.judge import open_judge
 from ..types import Problem, Task
 
 KEY = "rewards.custom"

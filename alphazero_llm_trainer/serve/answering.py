@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..chat.remote import RemoteStudent
 from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
@@ -17,7 +18,6 @@ from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.tree import Tree
 from ..policy.engine_steps import drawing_cost
-from ..policy.remote import RemoteStudent
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Cost, Problem

@@ -15,12 +15,12 @@ from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..chat.remote import RemoteStudent
 from ..config.sections import Temperature
 from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
 from ..policy.chat import ChatMessage
-from ..policy.remote import RemoteStudent
 
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.

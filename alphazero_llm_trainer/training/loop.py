@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import set_seed
 
+from ..chat.teachers import is_remote
 from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
@@ -27,7 +28,6 @@ from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
-from ..teachers.build import is_remote
 from .learner import Learner, RateSchedule
 from .methods.base import Method, Objective
 from .models import MemoryOptions, check_full, learning_rate, make_trainable

@@ -25,10 +25,10 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from torch import distributed
 
+from ..chat.teachers import is_remote
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..errors import AlphaZeroError, ConfigError, EngineError
-from ..teachers.build import is_remote
 from .methods.base import Method
 from .size import rank_and_size
 

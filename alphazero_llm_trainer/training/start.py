@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..chat.teachers import checker_model, is_remote, open_remote
 from ..config.load import Config, load_training, resolve_name, user_layers
 from ..config.sections import ModelShape, StudentModel
 from ..engine.device import device_memory
@@ -35,7 +36,6 @@ from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.source import open_source
 from ..rewards.custom import JUDGE, open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
-from ..teachers.build import checker_model, is_remote, open_remote
 from .hub import check_hub
 from .memory import GIB, Forecast, forecast
 from .methods.registry import METHODS, method_of

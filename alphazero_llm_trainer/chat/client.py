@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import TeacherModel, TeachersConfig
-from ..engine.chat_server import Asking, open_sdk
 from ..types import Cost
 from .answer import RESTS, CallError, ChatAnswer, Usage, read_answer, status_error
 from .budget import Ledgers
+from .server import Asking, open_sdk
 
 if TYPE_CHECKING:
     import openai

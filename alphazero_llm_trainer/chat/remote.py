@@ -14,13 +14,13 @@ from typing import Any
 
 from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
-from ..engine.chat_server import ChatServer, Message, Token
 from ..engine.completions import all_or_none, sample_seed
 from ..engine.protocol import Capabilities, Drawn, Limits
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError
 from ..grading.answers import is_final
 from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
+from .server import ChatServer, Message, Token
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so

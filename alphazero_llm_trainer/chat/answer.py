@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
-from ..engine.chat_server import finish_of
 from ..errors import TeacherError
 from ..grading.answers import without_thinking
+from .server import finish_of
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake
 BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
