@@ -34,7 +34,7 @@ BUDGET = {
     "problems": 14_000,
     "rewards": 2_300,
     "rollouts.py": 2_700,
-    "scale": 3_000,
+    "runs": 3_000,
     "training": 35_000,
     "eval": 10_500,
     "environment": 8_500,

@@ -20,7 +20,7 @@ from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.journal import JOURNAL, read
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import Collector
-from alphazero_llm_trainer.scale.sample import SampleJob
+from alphazero_llm_trainer.runs.sample import SampleJob
 
 
 class Faulty(Collector):

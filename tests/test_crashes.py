@@ -24,9 +24,9 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageEr
 from alphazero_llm_trainer.files import FolderLock, write_whole
 from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
 from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
-from alphazero_llm_trainer.scale import folder as folder_module
-from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.sample import identity, run_sample
+from alphazero_llm_trainer.runs import sample_folder as folder_module
+from alphazero_llm_trainer.runs.sample import identity, run_sample
+from alphazero_llm_trainer.runs.sample_folder import SampleFolder
 from alphazero_llm_trainer.training.run import (
     MANIFEST,
     RunFolder,

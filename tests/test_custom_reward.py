@@ -29,7 +29,7 @@ from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.scale.summary import Summary
+from alphazero_llm_trainer.runs.summary import Summary
 from alphazero_llm_trainer.training.stats import group_kind
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row

@@ -25,7 +25,7 @@ from verifiers.v1.serve import EnvServer
 
 from alphazero_llm_trainer.environment.env import AlphaZeroEnvConfig
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.runs.sample import run_sample
 from alphazero_llm_trainer.training.export import export
 
 pytest.importorskip("prime_rl", reason="prime-rl is not installed")

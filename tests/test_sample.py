@@ -14,8 +14,8 @@ from tables import read_json, read_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.runs.sample import run_sample
+from alphazero_llm_trainer.runs.sample_folder import SampleFolder
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}

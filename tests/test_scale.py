@@ -16,9 +16,9 @@ from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_co
 from faults import workers as workers_below
 
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.scale import sample
-from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.scale.worker import Worker
+from alphazero_llm_trainer.runs import sample
+from alphazero_llm_trainer.runs.sample import run_sample
+from alphazero_llm_trainer.runs.worker import Worker
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch, tmp_path):
@@ -44,7 +44,7 @@ def cluster():
     ours, theirs = multiprocessing.Pipe()
 
     def serve():
-        from alphazero_llm_trainer.scale.workers import connect
+        from alphazero_llm_trainer.runs.workers import connect
 
         connect(None, 6)
         import ray

@@ -98,7 +98,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
         from ..policy.student import load_student
         from ..problems.load import opening, with_context
         from ..report.folder import write_report
-        from ..scale.sample import SampleJob, run_sample
+        from ..runs.sample import SampleJob, run_sample
         from ..training.critic import save_critic
         from ..training.critic_run import train_critic
         from ..training.size import fresh_questions

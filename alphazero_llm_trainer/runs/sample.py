@@ -13,7 +13,7 @@ from ..errors import DataError, reason_of
 from ..files import FolderLock
 from ..live import Progress
 from ..types import Cost
-from .folder import SampleFolder
+from .sample_folder import SampleFolder
 from .summary import Summary
 from .worker import FATAL, SampleJob
 from .workers import InProcess, OnRay, StopAsked
