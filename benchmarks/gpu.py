@@ -106,7 +106,8 @@ def device() -> dict[str, Any]:
 
 def tests() -> dict[str, Any]:
     """The tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", "0", "tests/test_gpu.py"]
+    words = "-m pytest -q -m gpu -n 0 tests/contract/test_gpu.py"
+    command = [sys.executable, *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return {"exit_code": done.returncode, "said": done.stdout.strip().splitlines()[-3:]}
 

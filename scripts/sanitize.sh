@@ -17,4 +17,4 @@ export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THRE
 # The interpreter isn't instrumented, so the runtime has to be there before anything is allocated, and before it the C++
 # library whose exceptions it watches. What the sanitizers say goes past pytest's capture. transformers' forward is left out.
 LD_PRELOAD="$runtime libstdc++.so.6" exec "$python" -m pytest -n 0 --capture=sys \
-    tests/test_native.py tests/test_engine.py -k "not transformers" "$@"
+    tests/unit/engine/test_native.py tests/contract/test_engine.py -k "not transformers" "$@"

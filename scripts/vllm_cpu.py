@@ -1,5 +1,5 @@
 """The contract of the vLLM backends, against the real vLLM on a CPU: makes its environment and runs
-tests/test_vllm.py there.
+tests/contract/test_vllm.py there.
 
     python scripts/vllm_cpu.py --env-dir ENV [--if-possible]
 
@@ -114,7 +114,7 @@ def run_tests(python: Path, rows: Path) -> int:
         "vllm",
         "--durations=5",
     ]
-    command.append(str(ROOT / "tests/test_vllm.py"))
+    command.append(str(ROOT / "tests/contract/test_vllm.py"))
     own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "ALPHAZERO_VLLM_ROWS": str(rows)}
     return subprocess.run(
         command, env={**os.environ, **SETTINGS, **own}, cwd=ROOT, timeout=TEST_SECONDS, check=False

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tables import CHECKOUT
 
 from alphazero_llm_trainer.config.cache import cache_folder
 
@@ -51,7 +52,7 @@ def data_dir():
     else a skip.
     """
     named = os.environ.get("ALPHAZERO_DATA_DIR")
-    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(named) if named else CHECKOUT.parent / "shared" / "data"
     if not (folder / "gsm8k" / "train.jsonl").is_file():
         pytest.skip(
             f"no real rows: {folder / 'gsm8k'} is missing; set ALPHAZERO_DATA_DIR to the folder "

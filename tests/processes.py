@@ -7,10 +7,11 @@ import runpy
 import sys
 import time
 from multiprocessing import get_context
-from pathlib import Path
+
+from tables import CHECKOUT
 
 PACKAGE = "alphazero_llm_trainer"
-TRAIN = str(Path(__file__).parents[1] / "train_vllm.py")
+TRAIN = str(CHECKOUT / "train_vllm.py")
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "peft", "accelerate", "transformers.models.llama.modeling_llama"]

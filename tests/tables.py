@@ -1,14 +1,18 @@
-"""Cases that are data (the tables in `cases/`), and JSON as tests read and write it."""
+"""Where things are, cases that are data (the tables in `cases/`), and JSON as tests read and write
+it.
+"""
 
 import json
 from pathlib import Path
 
 import yaml
 
+TESTS = Path(__file__).parent
+CHECKOUT = TESTS.parent
+
 
 def table(name):
-    file = Path(__file__).parent / "cases" / f"{name}.yaml"
-    return yaml.safe_load(file.read_text("utf-8"))
+    return yaml.safe_load((TESTS / "cases" / f"{name}.yaml").read_text("utf-8"))
 
 
 def read_json(path):

@@ -9,11 +9,11 @@ import os
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_counts
 from faults import workers as workers_below
+from tables import TESTS
 
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.runs import sample
@@ -56,7 +56,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
             "PYTHONPATH",
-            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         )
         patch.setenv("RAY_AUTH_MODE", "disabled")
         # As nice as Ray makes them, workers starve where anything else runs.

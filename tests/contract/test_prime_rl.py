@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import verifiers.v1 as vf
 from completion_server import CompletionServer
 from faults import a_job
 from renderers import DefaultRendererConfig
+from tables import CHECKOUT
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvServer
 
@@ -29,7 +29,7 @@ from alphazero_llm_trainer.runs.sample import run_sample
 from alphazero_llm_trainer.training.export import export
 
 pytest.importorskip("prime_rl", reason="prime-rl is not installed")
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = CHECKOUT / "examples"
 PLAIN, TREES = "prime_rl.toml", "prime_rl_trees.toml"
 
 

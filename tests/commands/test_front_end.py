@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tables import write_jsonl
+from tables import CHECKOUT, write_jsonl
 from verifiers.v1.cli.replay import main as replay
 
 import alphazero_llm_trainer as az
@@ -40,7 +40,7 @@ def by_verifiers_own_script(folder, *arguments):
     environment |= {
         "NO_COLOR": "1",
         "HOME": str(folder / "bin"),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": str(CHECKOUT),
     }
     command, how = (
         [sys.executable, str(file), *arguments],
@@ -71,7 +71,7 @@ def test_the_four_lines_outlive_verifiers_own_command(tmp_path):
     for name in ("cli/eval", "cli/dashboard"):
         shutil.rmtree(lesser / "verifiers" / "v1" / name)
     (lesser / "verifiers" / "v1" / "configs" / "cli" / "eval.py").unlink()
-    paths = {"PYTHONPATH": f"{lesser}:{Path(__file__).parents[1]}", "HOME": str(lesser)}
+    paths = {"PYTHONPATH": f"{lesser}:{CHECKOUT}", "HOME": str(lesser)}
     keys = ("PRIME_API_KEY", "OPENROUTER_API_KEY")
     environment = {name: own for name, own in os.environ.items() if name not in keys}
     train = "--num-examples 4 --checkpoint-dir ./checkpoints --save-every 2 --use-grpo --dry-run"

@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import tomllib
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,6 +12,7 @@ from completion_server import CompletionServer
 from fault_server import FaultServer
 from renderers import DefaultRendererConfig
 from support import tiny_chat
+from tables import CHECKOUT
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.serve import EnvClient, EnvServer
 
@@ -129,7 +129,7 @@ def test_a_split_that_nobody_named_is_test_where_nothing_trains(gsm8k, monkeypat
 
 def test_prime_rls_evaluation_file_has_a_taskset_of_ours():
     """Its own keys are tried by nobody here: `uv run eval` is younger than what can be installed."""
-    file = Path(__file__).parents[1] / "examples" / "prime_rl_eval.toml"
+    file = CHECKOUT / "examples" / "prime_rl_eval.toml"
     [source] = tomllib.loads(file.read_text("utf-8"))["source"]
     config = vf.resolve_env_config(source["env"])
     assert isinstance(config, AlphaZeroEnvConfig) and config.taskset.split == "test"

@@ -23,6 +23,7 @@ from random import Random
 import httpx
 import pytest
 import torch
+from tables import CHECKOUT
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
@@ -43,7 +44,6 @@ from alphazero_llm_trainer.types import Opening
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).parents[1]
 CLOSE = 1e-4  # nats, fp32
 COMMON = ("student=embedded", "engine.cache_tokens=40000", "rewards.use_student_model=false")
 IN_PROCESS, LORA, SERVER = "in process", "in process, LoRA", "server"
@@ -483,12 +483,12 @@ def test_the_train_command(where, adapter, tmp_path, request):
         "train.keep_best=false",
         "rewards.use_student_model=false",
     ]
-    command = [sys.executable, str(ROOT / "train_vllm.py"), "--model", "embedded", "--use-grpo"]
+    command = [sys.executable, str(CHECKOUT / "train_vllm.py"), "--model", "embedded", "--use-grpo"]
     command += ["--checkpoint-dir", str(tmp_path)]
     for override in overrides:
         command += ["--set", override]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=CHECKOUT
     )
     assert done.returncode == 0, done.stderr[-3000:]
     [folder] = tmp_path.glob("run-*")

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
-from pathlib import Path
 
 import pytest
+from tables import CHECKOUT
 
 PACKAGE = "alphazero_llm_trainer"
-ROOT = Path(__file__).parents[1] / PACKAGE
+ROOT = CHECKOUT / PACKAGE
 
 
 def module_name(path):

@@ -8,17 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
-from tables import read_json
+from tables import CHECKOUT, read_json
 
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.mcts.tree import COLUMNS, Rollout
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 CONTRACT = (
     "uv run vf-eval alphazero-llm-trainer",
     "uv run vf-eval alphazero-llm-trainer --tier free --use-student-model",
@@ -31,8 +29,7 @@ CONTRACT = (
 
 
 def script(name):
-    sys.path[:0] = [folder] if (folder := str(ROOT)) not in sys.path else []
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -59,21 +56,22 @@ def test_readme_is_short_and_has_the_contract_lines_as_written():
 
 def test_links_into_the_repository_lead_somewhere():
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
+        text = (CHECKOUT / name).read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):
-            assert (ROOT / target).exists(), f"{name} links to {target}"
+            assert (CHECKOUT / target).exists(), f"{name} links to {target}"
     picture = re.search(
         r"!\[[^]]*\]\(https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/([^)]+)\)", README
     )
-    assert (ROOT / picture[1]).exists()
+    assert (CHECKOUT / picture[1]).exists()
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+    "path",
+    ["README.md", *sorted(str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "docs").rglob("*.md"))],
 )
 def test_every_command_line_of_the_documentation_parses(path, parser):
     """Options that are gone, renamed or misspelt fail here; nothing is run."""
-    for line in shell_lines((ROOT / path).read_text(encoding="utf-8")):
+    for line in shell_lines((CHECKOUT / path).read_text(encoding="utf-8")):
         words = re.split(r"\s+#\s", line)[0].replace('"', "'").split("'")
         # Quoted text is one word, whatever is in it.
         words = [
@@ -95,21 +93,21 @@ def test_every_command_line_of_the_documentation_parses(path, parser):
 
 def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
     for folder in ("benchmarks/results", "docs/results"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+        shutil.copytree(CHECKOUT / folder, tmp_path / folder)
     parts = ["README.md", "CHANGELOG.md", "scripts/results_pages.py", "scripts/results_pages.yaml"]
     parts += [
         f"alphazero_llm_trainer/{name}"
         for name in ("assets/student/manifest.json", "cli/sft.py", "cli/train.py")
     ]
     for folder in ("benchmarks", "scripts"):
-        parts += [f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")]
+        parts += [f"{folder}/{path.name}" for path in (CHECKOUT / folder).glob("*.py")]
     for name in parts:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        shutil.copy(ROOT / name, tmp_path / name)
+        shutil.copy(CHECKOUT / name, tmp_path / name)
 
     def check(*flags):
         command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, check=False)
         return done.returncode, done.stderr
 
     assert check("--check") == (0, "")
@@ -137,7 +135,7 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
 def test_every_figure_names_its_commit(tmp_path):
     from benchmarks import provenance
 
-    for file in (ROOT / "benchmarks" / "results").glob("*.json"):
+    for file in (CHECKOUT / "benchmarks" / "results").glob("*.json"):
         found = read_json(file)
         assert {"commit", "clean", "date"} <= found.keys(), file.name
     provenance.write(tmp_path / "new" / "a.json", {"command": "uv run a", "rows": [1]})
@@ -162,7 +160,7 @@ def test_reference_pages_have_every_command_option_and_key(parser):
         assert all(flag in part for action in told for flag in action.option_strings), name
     assert "%(" not in text
     text = pages.configuration()
-    source = (ROOT / "config" / "training.yaml").read_text(encoding="utf-8")
+    source = (CHECKOUT / "config" / "training.yaml").read_text(encoding="utf-8")
     for key in pages.flat(yaml.safe_load(source)):
         section, _, name = key.rpartition(".")
         part = text.partition(f"\n## {section or 'Top level'}\n")[2].partition("\n## ")[0]
@@ -177,7 +175,7 @@ def test_reference_pages_have_every_command_option_and_key(parser):
 
 
 def test_the_journal_page_names_every_column():
-    text = (ROOT / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
+    text = (CHECKOUT / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *Rollout.__slots__):
         assert re.search(rf"\b{name}\b", text), name
 
@@ -189,8 +187,8 @@ def test_no_comment_hangs_behind_a_closing_bracket():
     hanging = re.compile(r"\s*[])}]+[,:]?  # (?!fmt: skip|type: ignore|noqa)")
     lines = []
     for folder in ("alphazero_llm_trainer", "benchmarks", "examples", "scripts", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if hanging.match(line):
-                    lines.append(f"{path.relative_to(ROOT)}:{number}")
+                    lines.append(f"{path.relative_to(CHECKOUT)}:{number}")
     assert lines == [], "put these comments above their statements"

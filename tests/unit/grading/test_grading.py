@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
-from tables import table
+from tables import CHECKOUT, TESTS, table
 
 from alphazero_llm_trainer.grading import answers, graders
 from alphazero_llm_trainer.grading.graders import GRADERS, LONGEST_ANSWER, Verdict, word_f1
@@ -157,9 +156,9 @@ def test_final_answers_and_votes():
 
 # -- cases: responses as models write them ---------------------------------------------------------
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "golden"
 OWN = GOLDEN / "answers.jsonl"
-SHARED = Path(__file__).parents[2] / "shared" / "cases" / "answers.jsonl"
+SHARED = CHECKOUT.parent / "shared" / "cases" / "answers.jsonl"
 
 
 @pytest.mark.parametrize("file", [OWN, SHARED], ids=["own", "shared"])

@@ -2,13 +2,8 @@
 what was done.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 from support import tiny_llama
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from alphazero_llm_trainer.problems.pancake import flip
 from alphazero_llm_trainer.types import Problem

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import sys
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -21,7 +20,7 @@ from scripted import (
     scripted_evaluate,
 )
 from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
-from tables import read_json
+from tables import TESTS, read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
@@ -35,7 +34,7 @@ from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
 from alphazero_llm_trainer.types import RewardParts, Step
 
-GOLDEN = Path(__file__).parent / "golden" / "token.json"
+GOLDEN = TESTS / "golden" / "token.json"
 
 
 def token_search(policy, problem=None, seed=0, *, evaluate=None, **more):

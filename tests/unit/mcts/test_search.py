@@ -5,7 +5,6 @@ counts as an answer.
 import copy
 import json
 import math
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -19,7 +18,7 @@ from scripted import (
     run,
     scripted_evaluate,
 )
-from tables import read_json, table
+from tables import TESTS, read_json, table
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -41,7 +40,7 @@ from alphazero_llm_trainer.types import Continuation, Direction, Problem, Reward
 
 CASES = table("search")
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "golden"
 
 
 def search(policy, problem, seed=0, tree=None, **more):
@@ -374,7 +373,7 @@ def golden(select):
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
 def test_golden_trees(select):
-    """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the
+    """Pinned trees. When a change is meant: `PYTHONPATH=tests python` this file, then read the
     difference.
     """
     pinned = read_json(GOLDEN / f"{select}.json")

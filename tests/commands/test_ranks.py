@@ -7,14 +7,13 @@ import json
 import os
 import socket
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from processes import TRAIN, Started
 from safetensors.torch import load_file
 from support import grpo_config
-from tables import table
+from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
@@ -26,7 +25,6 @@ from alphazero_llm_trainer.training.rows import TrainRow
 
 CASES = table("ranks")
 
-ROOT = Path(__file__).parents[1]
 NUMBERS = itertools.count()
 SMALL = """
     --model embedded --eval-size 0 --quiet
@@ -220,7 +218,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    example = ROOT / "examples" / "accelerate_fsdp.yaml"
+    example = CHECKOUT / "examples" / "accelerate_fsdp.yaml"
     arguments = launch_command_parser().parse_args(f"--config_file {example} train_vllm.py".split())
     handed_on = prepare_multi_gpu_env(_validate_launch_command(arguments)[0])
     assert {name: handed_on[name] for name in FSDP} == FSDP

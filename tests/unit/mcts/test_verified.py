@@ -4,14 +4,13 @@ import asyncio
 import itertools
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Lines, ScriptedPolicy, hashed_reward
-from tables import read_json
+from tables import TESTS, read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -162,7 +161,7 @@ def test_what_stands_before_a_rejected_step_is_worth_its_own_total_in_later_chai
 
 # -- golden trees ----------------------------------------------------------------------------------
 
-GOLDEN = Path(__file__).parent / "golden" / "verified.json"
+GOLDEN = TESTS / "golden" / "verified.json"
 
 
 def golden():
@@ -191,7 +190,7 @@ def golden():
 
 
 def test_the_golden_trees():
-    """Pinned. When a change is meant: `.venv/bin/python tests/test_verified.py`, then read the
+    """Pinned. When a change is meant: `PYTHONPATH=tests python` this file, then read the
     difference.
     """
     pinned = read_json(GOLDEN)

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -20,7 +19,7 @@ import pytest
 from processes import served as served_in
 from processes import url
 from support import library_logprobs
-from tables import read_jsonl, table
+from tables import CHECKOUT, read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -29,7 +28,6 @@ from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 
-ROOT = Path(__file__).parents[1]
 QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40, start=300)]
 OPEN = "Zoe has "  # what follows may be many things
 LONG = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
@@ -103,7 +101,7 @@ def wait_until(true, seconds=10.0):
 
 def test_the_example_client_reads_an_answer_of_each_method(served, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["client", f"{served.url}/v1"])
-    runpy.run_path(str(ROOT / "examples" / "serve_client.py"), run_name="__main__")
+    runpy.run_path(str(CHECKOUT / "examples" / "serve_client.py"), run_name="__main__")
     lines = re.findall(r"^(\S+): #### 8 \(\d+ tokens\)$", capsys.readouterr().out, re.M)
     assert lines == ["student", "student@mcts"]
 

@@ -4,11 +4,10 @@ and its targets.
 
 import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 from scripted import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
-from tables import read_json
+from tables import CHECKOUT, TESTS, read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
@@ -27,7 +26,6 @@ from alphazero_llm_trainer.mcts.select import open_gumbel, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Step
 
-TESTS = Path(__file__).parent
 GUMBEL = closed(gumbel, 0.1)
 CASES = read_json(TESTS / "golden" / "gumbel.json")
 SCALED = read_json(TESTS / "golden" / "scaled_puct.json")
@@ -38,7 +36,7 @@ def golden_script():
     `main` alone.
     """
     spec = importlib.util.spec_from_file_location(
-        "gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py"
+        "gumbel_golden", CHECKOUT / "scripts" / "gumbel_golden.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Literal
 
 import pytest
 import verifiers.v1 as vf
 from fault_server import FaultServer
+from tables import TESTS
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -24,7 +24,7 @@ from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Step
 
-FOLDER = Path(__file__).parent / "tasksets" / "word_length"
+FOLDER = TESTS / "tasksets" / "word_length"
 WORDS = "verifiers:word-length"
 
 

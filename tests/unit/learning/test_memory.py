@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from support import STEP_ENDS, VOCABULARY, grpo_config
+from tables import CHECKOUT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config, load_training
@@ -217,5 +217,5 @@ def test_a_preset_fits_its_gpu_and_the_guide_says_how(size):
         / GIB
     )
     assert peak < 0.9 * size
-    guide = (Path(__file__).parents[1] / "docs" / "guides" / "gpu.md").read_text()
+    guide = (CHECKOUT / "docs" / "guides" / "gpu.md").read_text()
     assert f"| `gpu_{size}gb` | `{config.student}` | {peak:.1f} GiB |" in guide

@@ -13,12 +13,12 @@ from random import Random
 
 import pytest
 import torch
+from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.training.methods.alphazero import outcomes
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = CHECKOUT / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_rows_of_ones_own(capsys, tmp_path):
 @pytest.mark.slow
 def test_the_python_of_the_readme(tmp_path, capsys):
     [block] = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+        r"```python\n(.*?)```", (CHECKOUT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
     (tmp_path / "block.py").write_text(block)
     runpy.run_path(str(tmp_path / "block.py"), run_name="__main__")

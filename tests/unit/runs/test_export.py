@@ -3,13 +3,12 @@
 import json
 import runpy
 from dataclasses import fields
-from pathlib import Path
 
 import datasets
 import pytest
 from faults import a_job
 from pyarrow import parquet
-from tables import read_jsonl, write_jsonl
+from tables import CHECKOUT, read_jsonl, write_jsonl
 from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
@@ -235,7 +234,7 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
 
 
 def test_the_example_gives_a_trainer_the_credit_of_steps(data, tmp_path):
-    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "tree_credit.py"))
+    example = runpy.run_path(str(CHECKOUT / "examples" / "tree_credit.py"))
     export(data, "rollouts", tmp_path / "rollouts.jsonl")
     for record, episode in zip(records(data), opened(tmp_path / "rollouts.jsonl"), strict=True):
         [trace], tree = episode.traces, Tree.from_dict(record["tree"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import datasets
 import pytest
 import verifiers.v1 as vf
-from tables import table
+from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
@@ -170,7 +170,7 @@ def test_another_text_is_no_row_to_sort(question):
 
 
 def test_the_guides_game_is_played(tmp_path, monkeypatch):
-    guide = Path(__file__).parents[1] / "docs/guides/your-own-task.md"
+    guide = CHECKOUT / "docs/guides/your-own-task.md"
     [game] = re.findall(r"```python\n(# game\.py\n.*?)```", guide.read_text("utf-8"), re.S)
     assert len([line for line in game.splitlines() if line.strip()]) <= 40
     monkeypatch.chdir(tmp_path)
