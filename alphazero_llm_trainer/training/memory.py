@@ -14,29 +14,13 @@ from ..config.load import Config
 from ..config.sections import MEMO_BYTES, LoraConfig, ModelShape, StudentModel
 from ..rollouts import measures_perplexity
 from .methods.base import Method
+from .size import PROMPT, rows_of_a_forward
 
 GIB = 1 << 30
 PLENTY = 1 << 40  # of memory: nothing is small for its sake
-PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 EIGHT_BIT_STATES = 2.07  # bytes of both moments of a weight
 FRAGMENTS = 0.06  # of what torch allocates on CUDA: memory that it reserves beside it
-FORWARD_BYTES = 2 * GIB  # of activations in a CPU's forward, where `train.micro_batch` is null
-
-
-def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int) -> int:
-    """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`,
-    within FORWARD_BYTES in fp32.
-
-    It depends on the model, the configuration and the data alone, so that a run adds its gradients
-    up in one order everywhere.
-    """
-    row = length * layers * (10 * hidden + 4 * intermediate) * 4
-    return max(
-        size
-        for size in range(1, batch + 1)
-        if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES)
-    )
 
 
 class Counts(NamedTuple):

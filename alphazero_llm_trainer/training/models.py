@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -18,7 +18,7 @@ from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
 from ..config.train import LARGE, OptimizerConfig, Rates
 from ..errors import ConfigError
-from ..files import sync_all, write_json
+from ..files import write_json
 from ..policy.adapters import (
     BASE,
     POLICY,
@@ -30,13 +30,9 @@ from ..policy.adapters import (
     recomputing,
     restored,
 )
-from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
-from ..policy.weights import complete_sampling, save_tensors, stored_dtypes
-from .memory import PROMPT, rows_of_a_forward
-from .merging import bare, merged
-
-if TYPE_CHECKING:
-    from ..policy.student import Student
+from ..policy.folders import ADAPTER_FILE
+from ..policy.weights import save_tensors, stored_dtypes
+from .size import PROMPT, rows_of_a_forward
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
 SEVERAL = (
@@ -247,33 +243,6 @@ def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
     facts = {"weights": fingerprint(model, None), "quantization": quantization}
     write_json(folder / BASE, facts)
     return [ADAPTER_FILE, "adapter_config.json", BASE]
-
-
-def save_student(
-    student: Student,
-    adapter: str,
-    source: str,
-    folder: Path,
-    adapter_folder: Path,
-) -> PreTrainedModel:
-    """Write `folder`, a plain one that transformers loads; adapters go to `adapter_folder` too, as
-    they were trained. Returns the plain model.
-
-    All is on the disk when it returns. `source` is where the questions came from, which the
-    student's facts say.
-    """
-    facts, model = trained_with(student, source), student.model
-    if adapter == "lora":
-        save_adapter(model, adapter_folder)
-        write_facts(adapter_folder, student.name, facts, adapter=True)
-        sync_all(adapter_folder)
-        model = merged(bare(model), adapter_folder)
-    complete_sampling(model)
-    model.save_pretrained(str(folder))
-    student.tokenizer.save_pretrained(folder)
-    write_facts(folder, student.name, facts)
-    sync_all(folder)
-    return model
 
 
 def trained_state(model: Any) -> dict[str, torch.Tensor]:

@@ -35,11 +35,12 @@ from .evaluation import gain, summary
 from .hub import upload, write_model_card
 from .learner import Learner
 from .methods.base import Objective
-from .models import learning_rate, load_trained_state, save_student, trained_state
+from .models import learning_rate, load_trained_state, trained_state
 from .prepared import Prepared
 from .progress import show_round, show_tree
 from .ranks import Ranks
 from .run import RunFolder, write_manifest
+from .saving import save_student
 from .stats import RoundStats
 from .tracking import Tracking
 

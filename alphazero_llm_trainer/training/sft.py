@@ -32,8 +32,9 @@ from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .fit import Course, Kept, Line, fit, planned
 from .methods.expert_iteration import Likelihood
-from .models import MemoryOptions, make_trainable, save_student
+from .models import MemoryOptions, make_trainable
 from .rows import TrainRow
+from .saving import save_student
 
 if TYPE_CHECKING:
     from ..policy.student import Student

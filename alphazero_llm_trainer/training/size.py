@@ -12,6 +12,9 @@ from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..types import Task
 
+PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
+FORWARD_BYTES = 2 << 30  # of activations in a CPU's forward, where `train.micro_batch` is null
+
 
 class RunSize:
     """Counts of a run.
@@ -95,3 +98,18 @@ def fresh_questions(config: Config) -> list[Task]:
 def rank_and_size() -> tuple[int, int]:
     """The process's rank and how many there are, as its launcher says; (0, 1) without one."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int) -> int:
+    """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`,
+    within FORWARD_BYTES in fp32.
+
+    It depends on the model, the configuration and the data alone, so that a run adds its gradients
+    up in one order everywhere.
+    """
+    row = length * layers * (10 * hidden + 4 * intermediate) * 4
+    return max(
+        size
+        for size in range(1, batch + 1)
+        if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES)
+    )

@@ -21,10 +21,10 @@ from alphazero_llm_trainer.training.memory import (
     Counts,
     bytes_of_a_layer,
     forecast,
-    rows_of_a_forward,
 )
 from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.training.models import make_trainable
+from alphazero_llm_trainer.training.size import rows_of_a_forward
 from alphazero_llm_trainer.training.start import find_shape
 
 SIZES = {"layers": 3, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256}
