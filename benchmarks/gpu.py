@@ -43,8 +43,8 @@ from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import answer_search
-from alphazero_llm_trainer.training.run import RunFolder
-from alphazero_llm_trainer.training.start import fit_of
+from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.runs.start import fit_of
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

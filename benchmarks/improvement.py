@@ -61,9 +61,9 @@ from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
+from alphazero_llm_trainer.learning.rows import RESPONSES  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
-from alphazero_llm_trainer.training.rows import RESPONSES  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 

@@ -44,7 +44,7 @@ from alphazero_llm_trainer.problems.numbers import (  # noqa: E402
     read_question,
     write,
 )
-from alphazero_llm_trainer.training.critic_data import (  # noqa: E402
+from alphazero_llm_trainer.runs.critic_data import (  # noqa: E402
     read_questions,
     split_by_question,
 )

@@ -181,7 +181,7 @@ class Real:
 
     def rows(self, arm: str, work: Path) -> list[Any]:
         """An arm's rows."""
-        from alphazero_llm_trainer.training.rows import TrainRow
+        from alphazero_llm_trainer.learning.rows import TrainRow
 
         tasks = {task.problem.id: task for task in self.tasks}
         made = []
@@ -198,14 +198,14 @@ class Real:
         from transformers import set_seed
 
         from alphazero_llm_trainer.config.load import load_config
-        from alphazero_llm_trainer.training.fit import minibatches
-        from alphazero_llm_trainer.training.learner import Learner, RateSchedule
-        from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
-        from alphazero_llm_trainer.training.models import (
+        from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+        from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
+        from alphazero_llm_trainer.learning.models import (
             MemoryOptions,
             make_trainable,
             save_student,
         )
+        from alphazero_llm_trainer.runs.fit import minibatches
 
         out, kept = work / arm / "student", work / arm / "kept"
         if out.is_dir():

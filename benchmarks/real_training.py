@@ -72,14 +72,14 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from transformers import TrainerCallback
 
     from alphazero_llm_trainer.config.load import load_config
+    from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
+    from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
     from alphazero_llm_trainer.live import Progress
     from alphazero_llm_trainer.policy.folders import with_model
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
-    from alphazero_llm_trainer.training.fit import fit
-    from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
-    from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
-    from alphazero_llm_trainer.training.sft import sft_rows
+    from alphazero_llm_trainer.runs.fit import fit
+    from alphazero_llm_trainer.runs.sft import sft_rows
 
     torch.set_num_threads(args.threads)
     overrides = [f"problems.path={args.data}", "problems.source=gsm8k"]

@@ -12,12 +12,12 @@ from ..config.load import Config, flat, nested, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
+from ..learning.prepared import Prepared
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
-from ..training.prepared import Prepared
-from ..training.run import RunFolder, find_run, new_run
-from ..training.start import check_start, load_run, prepare
+from ..runs.folder import RunFolder, find_run, new_run
+from ..runs.start import check_start, load_run, prepare
 from .settings import (
     Display,
     Problems,
@@ -217,9 +217,9 @@ def execute(
     """`train` of what is prepared: load, then run in `folder` (None: the next of
     `train.checkpoint_dir`).
     """
+    from ..learning.ranks import open_ranks
     from ..report.folder import write_report
-    from ..training.loop import Run
-    from ..training.ranks import open_ranks
+    from ..runs.train import Run
 
     config = prepared.config
     ranks = open_ranks(config, prepared.method)

@@ -87,21 +87,21 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
             f"--out {args.out} holds a finished critic: name another folder or remove it"
         )
     check_out(args.out)
-    from ..training.start import check_command, check_searches
+    from ..runs.start import check_command, check_searches
 
     check_command(config, kind)
     if not args.data:
         check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, config)
+        from ..learning.critic import save_critic
+        from ..learning.size import fresh_questions
         from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening, with_context
         from ..report.folder import write_report
+        from ..runs.critic_run import train_critic
         from ..runs.sample import SampleJob, run_sample
-        from ..training.critic import save_critic
-        from ..training.critic_run import train_critic
-        from ..training.size import fresh_questions
 
         student = load_student(with_context(config), path=args.path, opening=opening(config))
         spent = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..training.export import ROLLOUTS, SUFFIXES, export
+from ..runs.export import ROLLOUTS, SUFFIXES, export
 from .base import add_json, check_out, print_json
 
 EPILOG = f"""\

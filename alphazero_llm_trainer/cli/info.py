@@ -101,8 +101,8 @@ def student_facts(config: Config) -> dict[str, Any]:
     """The student's name, where its weights come from, how many they are, in what numbers, which
     are trained, and what it is told first.
     """
-    from ..training.memory import Counts
-    from ..training.start import find_shape
+    from ..runs.memory import Counts
+    from ..runs.start import find_shape
 
     name = resolve_name(config)
     spec = config.models[name]

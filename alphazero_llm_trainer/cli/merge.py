@@ -63,8 +63,8 @@ def run_merge(args: argparse.Namespace) -> int:
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
         from ..policy.student import load_student
-        from ..training.hub import check_hub, upload
-        from ..training.merging import bare, carry_value, merged, read_back
+        from ..runs.hub import check_hub, upload
+        from ..runs.merging import bare, carry_value, merged, read_back
 
         if args.push_to_hub is not None:
             check_hub(args.push_to_hub)

@@ -94,7 +94,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     from ..problems.load import tasks_of  # none of this needs torch
     from ..runs.sample import SampleJob, run_sample
-    from ..training.start import check_searches
+    from ..runs.start import check_searches
 
     check_searches(config)
     tasks = tasks_of(config, args.split, args.num, args.start)

@@ -73,15 +73,15 @@ def configured(args: argparse.Namespace) -> Config:
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
     check_least(1, eval_size=config.train.eval_size)
-    from ..training.start import check_command
+    from ..runs.start import check_command
 
     check_command(config, "sft")
     scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
-        from ..training.sft import supervise
-        from ..training.start import check_memory
+        from ..runs.sft import supervise
+        from ..runs.start import check_memory
 
         if not scratch:
             check_memory(config, args.path)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import flat, user_layers
+from ..learning.methods.registry import METHODS
 from ..live import Progress, Stop
-from ..training.methods.registry import METHODS
 from .base import (
     EXIT_STOPPED,
     Parser,
@@ -135,14 +135,14 @@ def add_train(commands: Any) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
-    from ..training.start import load_run
+    from ..runs.start import load_run
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
-    from ..training.plan import plan
-    from ..training.run import find_run
-    from ..training.size import rank_and_size
-    from ..training.start import check_start, prepare
+    from ..learning.size import rank_and_size
+    from ..runs.folder import find_run
+    from ..runs.plan import plan
+    from ..runs.start import check_start, prepare
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None

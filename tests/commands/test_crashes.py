@@ -25,9 +25,7 @@ from alphazero_llm_trainer.files import FolderLock, write_whole
 from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
 from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
 from alphazero_llm_trainer.runs import sample_folder as folder_module
-from alphazero_llm_trainer.runs.sample import identity, run_sample
-from alphazero_llm_trainer.runs.sample_folder import SampleFolder
-from alphazero_llm_trainer.training.run import (
+from alphazero_llm_trainer.runs.folder import (
     MANIFEST,
     RunFolder,
     find_run,
@@ -35,6 +33,8 @@ from alphazero_llm_trainer.training.run import (
     read_manifest,
     write_manifest,
 )
+from alphazero_llm_trainer.runs.sample import identity, run_sample
+from alphazero_llm_trainer.runs.sample_folder import SampleFolder
 
 # -- a run's folder --------------------------------------------------------------------------------
 

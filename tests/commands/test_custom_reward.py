@@ -18,6 +18,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, RewardError
+from alphazero_llm_trainer.learning.stats import group_kind
 from alphazero_llm_trainer.mcts.extract import (
     outcomes,
     step_preferences,
@@ -30,7 +31,6 @@ from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.runs.summary import Summary
-from alphazero_llm_trainer.training.stats import group_kind
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 

@@ -19,19 +19,19 @@ from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import write_json
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+from alphazero_llm_trainer.learning.methods.distill import DISTILL, DrawnRows, draws, load
+from alphazero_llm_trainer.learning.models import MemoryOptions
+from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.learner import Learner, RateSchedule
-from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.methods.distill import DISTILL, DrawnRows, draws, load
-from alphazero_llm_trainer.training.models import MemoryOptions
-from alphazero_llm_trainer.training.recorder import Recorder
-from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.run import RunFolder
-from alphazero_llm_trainer.training.start import prepare
-from alphazero_llm_trainer.training.stats import RoundStats
+from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.runs.recorder import Recorder
+from alphazero_llm_trainer.runs.start import prepare
+from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)

@@ -13,7 +13,7 @@ from alphazero_llm_trainer.eval.methods import METHODS
 from alphazero_llm_trainer.eval.names import METHOD_NAMES
 from alphazero_llm_trainer.live import StoppedError
 from alphazero_llm_trainer.problems.load import with_context
-from alphazero_llm_trainer.training import plan
+from alphazero_llm_trainer.runs import plan
 
 SMALL = "eval --num 12 --model embedded --budget-tokens 60 120".split()
 SHORT = [*SMALL, *"--methods greedy best-of-n mcts --samples 2".split()]

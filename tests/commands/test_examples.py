@@ -16,7 +16,7 @@ import torch
 from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
-from alphazero_llm_trainer.training.methods.alphazero import outcomes
+from alphazero_llm_trainer.learning.methods.alphazero import outcomes
 
 EXAMPLES = CHECKOUT / "examples"
 

@@ -17,6 +17,15 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.learning.critic import CriticNetwork
+from alphazero_llm_trainer.learning.models import (
+    RECOMPUTE,
+    attach,
+    make_optimizer,
+    make_trainable,
+    save_adapter,
+)
+from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.folders import mirrored, weights_of
 from alphazero_llm_trainer.policy.student import (
@@ -26,17 +35,8 @@ from alphazero_llm_trainer.policy.student import (
     load_model,
     load_student,
 )
-from alphazero_llm_trainer.training.critic import CriticNetwork
-from alphazero_llm_trainer.training.critic_run import new_critic
-from alphazero_llm_trainer.training.merging import bare, merged
-from alphazero_llm_trainer.training.models import (
-    RECOMPUTE,
-    attach,
-    make_optimizer,
-    make_trainable,
-    save_adapter,
-)
-from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.runs.critic_run import new_critic
+from alphazero_llm_trainer.runs.merging import bare, merged
 
 pytest.importorskip("bitsandbytes")
 
@@ -422,7 +422,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     capsys,
 ):
     hub, out = Hub(), tmp_path / "merged"
-    monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
+    monkeypatch.setattr("alphazero_llm_trainer.runs.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     given = f"--adapter {whole_run / 'adapter'} --out {out} --push-to-hub me/student".split()
     assert main(["merge", "--model", "embedded", *given]) == 0, (

@@ -17,11 +17,11 @@ from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
+from alphazero_llm_trainer.learning.learner import shard
+from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks
+from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.training.learner import shard
-from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.training.ranks import Ranks, check_ranks
-from alphazero_llm_trainer.training.rows import TrainRow
 
 CASES = table("ranks")
 

@@ -19,10 +19,10 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.training import rewarded, validation, verdict
-from alphazero_llm_trainer.training.evaluation import gain, summary
-from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.run import RunFolder, new_run
-from alphazero_llm_trainer.training.start import prepare
+from alphazero_llm_trainer.runs.evaluation import gain, summary
+from alphazero_llm_trainer.runs.folder import RunFolder, new_run
+from alphazero_llm_trainer.runs.start import prepare
+from alphazero_llm_trainer.runs.train import Run
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "use", "path"}
 

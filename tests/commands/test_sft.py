@@ -10,16 +10,16 @@ from tables import read_json
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
+from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
+from alphazero_llm_trainer.learning.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training import fit as fitting
-from alphazero_llm_trainer.training.fit import Kept, fit, minibatches, planned
-from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
-from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
-from alphazero_llm_trainer.training.run import RunFolder
-from alphazero_llm_trainer.training.sft import (
+from alphazero_llm_trainer.runs import fit as fitting
+from alphazero_llm_trainer.runs.fit import Kept, fit, minibatches, planned
+from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.runs.sft import (
     RATE,
     new_student,
     sft_rows,

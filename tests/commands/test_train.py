@@ -26,12 +26,12 @@ from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import NUMBERS
 from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.runs.export import SUFFIXES, export
+from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.runs.recorder import Recorder
+from alphazero_llm_trainer.runs.start import prepare
+from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.serve.load import load_models
-from alphazero_llm_trainer.training.export import SUFFIXES, export
-from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.recorder import Recorder
-from alphazero_llm_trainer.training.run import RunFolder
-from alphazero_llm_trainer.training.start import prepare
 
 CASES = table("train")
 

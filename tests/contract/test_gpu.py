@@ -14,10 +14,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import inprocess
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
+from alphazero_llm_trainer.learning.packing import plan
+from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, computed
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training.packing import plan
-from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import TOGETHER, Scorer, computed
 
 LAYERS = 8
 pytestmark = [

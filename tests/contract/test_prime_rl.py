@@ -25,8 +25,8 @@ from verifiers.v1.serve import EnvServer
 
 from alphazero_llm_trainer.environment.env import AlphaZeroEnvConfig
 from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.runs.export import export
 from alphazero_llm_trainer.runs.sample import run_sample
-from alphazero_llm_trainer.training.export import export
 
 pytest.importorskip("prime_rl", reason="prime-rl is not installed")
 EXAMPLES = CHECKOUT / "examples"

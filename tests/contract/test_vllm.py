@@ -32,13 +32,13 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Engine, GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import launch_for
 from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
-from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.merging import bare, merged
-from alphazero_llm_trainer.training.models import make_trainable, save_adapter
-from alphazero_llm_trainer.training.start import prepare
+from alphazero_llm_trainer.runs.merging import bare, merged
+from alphazero_llm_trainer.runs.start import prepare
+from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")

@@ -34,7 +34,7 @@ LAYERS = {
     "mcts": 3, "problems": 3, "rewards": 3.5,
     "rollouts": 4,
     "eval": 5, "serve": 5.3, "environment": 5.6,
-    "training": 6, "report": 6, "runs": 6.5,
+    "learning": 6, "report": 6, "runs": 6.5,
     "api": 7, "cli": 8,
 }  # fmt: skip
 # `vf-eval alphazero-llm-trainer -s` is the training command.

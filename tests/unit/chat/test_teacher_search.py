@@ -17,10 +17,10 @@ from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.recorder import Recorder
-from alphazero_llm_trainer.training.run import RunFolder, new_run
-from alphazero_llm_trainer.training.start import prepare
+from alphazero_llm_trainer.runs.folder import RunFolder, new_run
+from alphazero_llm_trainer.runs.recorder import Recorder
+from alphazero_llm_trainer.runs.start import prepare
+from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
 

@@ -177,7 +177,7 @@ for line, wanted in {LIGHT}.items():
     except SystemExit as stop:
         code = stop.code
     assert (code, loaded(*heavy)) == (wanted, set()), (line, code, loaded(*heavy))
-from alphazero_llm_trainer.training.start import load_run, prepare
+from alphazero_llm_trainer.runs.start import load_run, prepare
 custom = {{"rewards": {{"custom": "reward.py:reward"}}}}
 assert prepare(load_run(overrides=["problems.source=60.jsonl", "train.method=grpo", custom]))
 assert not loaded("torch", "transformers", "trl")

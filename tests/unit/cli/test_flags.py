@@ -59,8 +59,8 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
 
 
 def test_keys_that_the_method_reads_are_taken():
-    from alphazero_llm_trainer.training.methods.registry import METHODS
-    from alphazero_llm_trainer.training.start import check_method
+    from alphazero_llm_trainer.learning.methods.registry import METHODS
+    from alphazero_llm_trainer.runs.start import check_method
 
     values = {
         "reward": "combined",

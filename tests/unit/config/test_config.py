@@ -30,8 +30,8 @@ from alphazero_llm_trainer.config.sections import (
 )
 from alphazero_llm_trainer.config.shipped import shipped_section
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.training import plan
-from alphazero_llm_trainer.training.methods.registry import METHODS
+from alphazero_llm_trainer.learning.methods.registry import METHODS
+from alphazero_llm_trainer.runs import plan
 
 CASES = table("config")
 

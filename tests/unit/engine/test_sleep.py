@@ -13,11 +13,11 @@ from alphazero_llm_trainer.engine import vllm_engine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import Launch
 from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.learning.models import make_trainable
 from alphazero_llm_trainer.policy import backend
 from alphazero_llm_trainer.policy.adapters import POLICY
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training.models import make_trainable
 
 
 class RecordingVllm:

@@ -26,10 +26,10 @@ from alphazero_llm_trainer.engine.vllm_launch import launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.learning.models import make_trainable
 from alphazero_llm_trainer.policy import backend
 from alphazero_llm_trainer.policy.backend import check_numerics, check_update, trainer_logprobs
 from alphazero_llm_trainer.policy.student import QUESTION, load_student
-from alphazero_llm_trainer.training.models import make_trainable
 
 from completion_server import CONFIG, CompletionServer  # isort: skip
 from support import tiny_llama  # isort: skip

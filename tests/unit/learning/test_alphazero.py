@@ -13,11 +13,9 @@ from tables import read_json
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.config.train import OptimizerConfig
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.learner import Learner, RateSchedule
-from alphazero_llm_trainer.training.losses import cross_entropy
-from alphazero_llm_trainer.training.methods.alphazero import (
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+from alphazero_llm_trainer.learning.losses import cross_entropy
+from alphazero_llm_trainer.learning.methods.alphazero import (
     OFF_PATH,
     AlphaZero,
     AlphaZeroRows,
@@ -25,8 +23,10 @@ from alphazero_llm_trainer.training.methods.alphazero import (
     choices,
     outcomes,
 )
-from alphazero_llm_trainer.training.models import MemoryOptions
-from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.learning.models import MemoryOptions
+from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.training.credit import (
+from alphazero_llm_trainer.learning.credit import (
     ADVANTAGE_CLIP,
     EPSILON,
     asymmetric,

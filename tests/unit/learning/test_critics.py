@@ -42,6 +42,12 @@ from alphazero_llm_trainer.errors import (
     EngineError,
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
+from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+from alphazero_llm_trainer.learning.losses import bradley_terry
+from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
+from alphazero_llm_trainer.learning.packing import Work, plan
+from alphazero_llm_trainer.learning.size import used_questions
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
@@ -50,8 +56,7 @@ from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, loa
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training.critic import CriticNetwork, save_critic
-from alphazero_llm_trainer.training.critic_data import (
+from alphazero_llm_trainer.runs.critic_data import (
     Example,
     Question,
     State,
@@ -63,7 +68,7 @@ from alphazero_llm_trainer.training.critic_data import (
     state_rows,
     with_step_labels,
 )
-from alphazero_llm_trainer.training.critic_run import (
+from alphazero_llm_trainer.runs.critic_run import (
     HeldOut,
     Outcomes,
     Pairs,
@@ -72,12 +77,7 @@ from alphazero_llm_trainer.training.critic_run import (
     platt,
     train_critic,
 )
-from alphazero_llm_trainer.training.fit import fit, planned
-from alphazero_llm_trainer.training.learner import Learner, RateSchedule
-from alphazero_llm_trainer.training.losses import bradley_terry
-from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
-from alphazero_llm_trainer.training.packing import Work, plan
-from alphazero_llm_trainer.training.size import used_questions
+from alphazero_llm_trainer.runs.fit import fit, planned
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)

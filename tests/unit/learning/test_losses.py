@@ -14,18 +14,18 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
+from alphazero_llm_trainer.learning.critic import CriticNetwork
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule, mask_of, padded
+from alphazero_llm_trainer.learning.losses import grpo_loss, value_loss
+from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
+from alphazero_llm_trainer.learning.methods.grpo import Grpo
+from alphazero_llm_trainer.learning.methods.ppo import Ppo
+from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable, trained_state
+from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.scoring import LabelLogProbs, Scorer, score
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.training.critic import CriticNetwork
-from alphazero_llm_trainer.training.learner import Learner, RateSchedule, mask_of, padded
-from alphazero_llm_trainer.training.losses import grpo_loss, value_loss
-from alphazero_llm_trainer.training.methods.expert_iteration import Likelihood
-from alphazero_llm_trainer.training.methods.grpo import Grpo
-from alphazero_llm_trainer.training.methods.ppo import Ppo
-from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable, trained_state
-from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import LabelLogProbs, Scorer, score
-from alphazero_llm_trainer.training.start import check_method
+from alphazero_llm_trainer.runs.start import check_method
 
 QUESTIONS = ["Ana has 3 pens. She buys 4 more pens.", "Ben sees 12 birds."]
 RESPONSES = ["3 + 4 = 7\n#### 7", "12\n#### 12", "3 + 5 = 8\n4 + 4 = 8\n#### 8", "#### 5"]
@@ -460,8 +460,8 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
 
 OWN = """
 from dataclasses import replace
-from alphazero_llm_trainer.training.learner import padded
-from alphazero_llm_trainer.training.methods.grpo import GRPO, Grpo
+from alphazero_llm_trainer.learning.learner import padded
+from alphazero_llm_trainer.learning.methods.grpo import GRPO, Grpo
 
 class Reinforce(Grpo):
     def loss(self, rows, scores, totals):

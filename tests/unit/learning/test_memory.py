@@ -12,20 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.load import load_config, load_training
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.models import make_trainable
+from alphazero_llm_trainer.learning.size import rows_of_a_forward
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training import start
-from alphazero_llm_trainer.training.memory import (
-    GIB,
-    NF4_BYTES,
-    Counts,
-    bytes_of_a_layer,
-    forecast,
-)
-from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.training.models import make_trainable
-from alphazero_llm_trainer.training.size import rows_of_a_forward
-from alphazero_llm_trainer.training.start import find_shape
+from alphazero_llm_trainer.runs import start
+from alphazero_llm_trainer.runs.memory import GIB, NF4_BYTES, Counts, bytes_of_a_layer, forecast
+from alphazero_llm_trainer.runs.start import find_shape
 
 SIZES = {"layers": 3, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256}
 WORDS = {"vocabulary": VOCABULARY, "tied": True}

@@ -10,10 +10,10 @@ from torch.nn.attention.flex_attention import BlockMask as Blocks
 
 from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.training.critic import CriticNetwork
-from alphazero_llm_trainer.training.packing import Work, plan
-from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.scoring import Scorer, computed, packing
+from alphazero_llm_trainer.learning.critic import CriticNetwork
+from alphazero_llm_trainer.learning.packing import Work, plan
+from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.scoring import Scorer, computed, packing
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can

@@ -9,8 +9,8 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import tasks_of
-from alphazero_llm_trainer.training.critic_data import example_of, read_questions, with_step_labels
-from alphazero_llm_trainer.training.preferences import Preference, read_preferences
+from alphazero_llm_trainer.runs.critic_data import example_of, read_questions, with_step_labels
+from alphazero_llm_trainer.runs.preferences import Preference, read_preferences
 
 ROW = {
     "prompt": "How many?",

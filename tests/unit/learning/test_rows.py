@@ -8,18 +8,18 @@ import pytest
 from support import Source, grpo_config
 
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.mcts.extract import trajectories
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
-from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import source_of as problems_of
-from alphazero_llm_trainer.training import rows as rows_module
-from alphazero_llm_trainer.training.credit import (
+from alphazero_llm_trainer.learning import rows as rows_module
+from alphazero_llm_trainer.learning.credit import (
     clamp,
     group_advantages,
     process_advantages,
     zero_variance,
 )
-from alphazero_llm_trainer.training.stats import RoundStats
+from alphazero_llm_trainer.learning.stats import RoundStats
+from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.types import STUDENT
 
 QUESTIONS = 24

@@ -17,6 +17,7 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Product
+from alphazero_llm_trainer.learning.rows import GoodRows
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import Live, opened
 from alphazero_llm_trainer.mcts.driver import Search
@@ -27,7 +28,6 @@ from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.training.rows import GoodRows
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")

@@ -20,6 +20,7 @@ from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.learning.models import attach, save_adapter
 from alphazero_llm_trainer.policy.adapters import (
     POLICY,
     activate,
@@ -31,8 +32,7 @@ from alphazero_llm_trainer.policy.adapters import (
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.policy.weights import load_weights
-from alphazero_llm_trainer.training.merging import bare, merged, read_back
-from alphazero_llm_trainer.training.models import attach, save_adapter
+from alphazero_llm_trainer.runs.merging import bare, merged, read_back
 
 IDS = (5, 3, 17, 8, 3, 40, 11)
 PARTS = ["q_proj", "v_proj"]
@@ -263,7 +263,7 @@ def test_the_command_merges_leaves_nothing_half_and_names_the_field(tmp_path, ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "use_dora" in error and "merge" in error
     with monkeypatch.context() as patch:
-        broken = "alphazero_llm_trainer.training.merging.load_weights"
+        broken = "alphazero_llm_trainer.runs.merging.load_weights"
         patch.setattr(broken, lambda *_, **__: AutoModelForCausalLM.from_pretrained(PACKAGED))
         assert main(["merge", *flags]) == 2
     assert "nats from" in capsys.readouterr().err

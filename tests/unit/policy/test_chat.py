@@ -22,6 +22,8 @@ from alphazero_llm_trainer.engine.step_ends import response_steps
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError
 from alphazero_llm_trainer.grading.answers import is_final, thinks, without_thinking
+from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
+from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.mcts.extract import shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders
@@ -35,9 +37,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
-from alphazero_llm_trainer.training.critic import CriticNetwork, save_critic
-from alphazero_llm_trainer.training.merging import bare
-from alphazero_llm_trainer.training.models import make_trainable, save_adapter
+from alphazero_llm_trainer.runs.merging import bare
 from alphazero_llm_trainer.types import NOTHING, Direction, Opening, Problem, Step
 
 GEMMA = (

@@ -38,6 +38,7 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestEr
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.files import read_object, write_json
 from alphazero_llm_trainer.grading.answers import extract
+from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
@@ -54,8 +55,7 @@ from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.training.models import make_trainable, save_adapter
-from alphazero_llm_trainer.training.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
+from alphazero_llm_trainer.runs.sft import QUESTION_WEIGHT, sft_rows, student_from_scratch
 from alphazero_llm_trainer.types import Opening
 
 MANIFEST = read_json(PACKAGED / "manifest.json")

@@ -9,6 +9,7 @@ from scripted import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_ev
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.metered import ReadTokens
@@ -17,7 +18,6 @@ from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rollouts import Collector, answer_search
-from alphazero_llm_trainer.training.methods.registry import method_of
 from alphazero_llm_trainer.types import Cost, Step
 
 MODES = ["search.mode=step", "search.mode=token"]

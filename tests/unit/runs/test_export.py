@@ -23,9 +23,9 @@ from alphazero_llm_trainer.mcts.extract import (
 )
 from alphazero_llm_trainer.mcts.journal import journal_of, read
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
+from alphazero_llm_trainer.runs import export as export_module
+from alphazero_llm_trainer.runs.export import COLUMNS, COMMON, SUFFIXES, export
 from alphazero_llm_trainer.runs.sample import run_sample
-from alphazero_llm_trainer.training import export as export_module
-from alphazero_llm_trainer.training.export import COLUMNS, COMMON, SUFFIXES, export
 from alphazero_llm_trainer.types import RewardParts, Step
 
 

@@ -10,12 +10,12 @@ from tables import read_jsonl, table
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
-from alphazero_llm_trainer.training import start
-from alphazero_llm_trainer.training.memory import Counts
-from alphazero_llm_trainer.training.methods.registry import method_of
-from alphazero_llm_trainer.training.preflight import affordable, check
-from alphazero_llm_trainer.training.size import RunSize
-from alphazero_llm_trainer.training.start import load_run
+from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.size import RunSize
+from alphazero_llm_trainer.runs import start
+from alphazero_llm_trainer.runs.memory import Counts
+from alphazero_llm_trainer.runs.preflight import affordable, check
+from alphazero_llm_trainer.runs.start import load_run
 
 CASES = table("start")
 

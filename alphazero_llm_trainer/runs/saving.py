@@ -7,11 +7,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..files import sync_all
+from ..learning.models import save_adapter
 from ..policy.folders import trained_with, write_facts
 from ..policy.student import Student
 from ..policy.weights import complete_sampling
 from .merging import bare, merged
-from .models import save_adapter
 
 
 def save_student(

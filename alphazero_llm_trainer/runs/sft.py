@@ -24,6 +24,9 @@ from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..files import write_json
+from ..learning.methods.expert_iteration import Likelihood
+from ..learning.models import MemoryOptions, make_trainable
+from ..learning.rows import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
@@ -31,9 +34,6 @@ from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .fit import Course, Kept, Line, fit, planned
-from .methods.expert_iteration import Likelihood
-from .models import MemoryOptions, make_trainable
-from .rows import TrainRow
 from .saving import save_student
 
 if TYPE_CHECKING:

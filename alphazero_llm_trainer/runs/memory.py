@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from ..config.load import Config
 from ..config.sections import MEMO_BYTES, LoraConfig, ModelShape, StudentModel
+from ..learning.methods.base import Method
+from ..learning.size import PROMPT, rows_of_a_forward
 from ..rollouts import measures_perplexity
-from .methods.base import Method
-from .size import PROMPT, rows_of_a_forward
 
 GIB = 1 << 30
 PLENTY = 1 << 40  # of memory: nothing is small for its sake

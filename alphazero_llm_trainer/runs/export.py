@@ -19,6 +19,7 @@ from ..config.load import load_config
 from ..errors import ConfigError
 from ..files import read_object
 from ..grading.answers import extract, normalize
+from ..learning.methods.grpo import GRPO, credited
 from ..mcts.extract import (
     OUTSIDE,
     Trajectory,
@@ -30,8 +31,7 @@ from ..mcts.journal import journal_of, read
 from ..mcts.tree import ROOT, Tree
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..rollouts import Earned
-from .methods.grpo import GRPO, credited
-from .run import RunFolder
+from .folder import RunFolder
 
 MANIFEST = "manifest.json"  # of `sample`
 BATCH_ROWS = 2000  # held as Python objects at once

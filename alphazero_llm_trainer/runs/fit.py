@@ -20,13 +20,13 @@ import torch
 
 from ..config.train import TrainConfig
 from ..errors import ConfigError
+from ..learning.learner import Learner, RateSchedule
+from ..learning.methods.base import Objective
+from ..learning.models import MemoryOptions, load_trained_state, trained_state
+from ..learning.rows import TrainRow
 from ..live import Progress, StoppedError
 from ..policy.weights import load_tensors, save_tensors
-from .learner import Learner, RateSchedule
-from .methods.base import Objective
-from .models import MemoryOptions, load_trained_state, trained_state
-from .rows import TrainRow
-from .run import RunFolder, write_manifest
+from .folder import RunFolder, write_manifest
 
 BEST = "best.safetensors"
 KEPT_EVERY, KEPT_SHARE = 60.0, 0.05  # seconds between two, and at most so much of the time

@@ -22,6 +22,9 @@ from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
 from ..files import read_object
+from ..learning.methods.registry import METHODS, method_of
+from ..learning.prepared import Prepared
+from ..learning.size import RunSize, replayed
 from ..policy.folders import (
     ADAPTER_CONFIG,
     PACKAGED,
@@ -38,9 +41,6 @@ from ..rewards.custom import JUDGE, open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from .hub import check_hub
 from .memory import GIB, Forecast, forecast
-from .methods.registry import METHODS, method_of
-from .prepared import Prepared
-from .size import RunSize, replayed
 
 log = logging.getLogger(__name__)
 

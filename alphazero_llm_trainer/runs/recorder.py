@@ -17,6 +17,13 @@ from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..eval.greedy import Answers, answer
 from ..files import sync
+from ..learning.critic import save_critic
+from ..learning.learner import Learner
+from ..learning.methods.base import Objective
+from ..learning.models import learning_rate, load_trained_state, trained_state
+from ..learning.prepared import Prepared
+from ..learning.ranks import Ranks
+from ..learning.stats import RoundStats
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
@@ -30,18 +37,11 @@ from ..problems.source import open_source
 from ..rewards.combined import outcome
 from ..rollouts import Collector, GradedTree
 from ..types import Cost, Task
-from .critic import save_critic
 from .evaluation import gain, summary
+from .folder import RunFolder, write_manifest
 from .hub import upload, write_model_card
-from .learner import Learner
-from .methods.base import Objective
-from .models import learning_rate, load_trained_state, trained_state
-from .prepared import Prepared
 from .progress import show_round, show_tree
-from .ranks import Ranks
-from .run import RunFolder, write_manifest
 from .saving import save_student
-from .stats import RoundStats
 from .tracking import Tracking
 
 VALIDATION = "validation"

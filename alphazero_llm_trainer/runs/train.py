@@ -21,6 +21,14 @@ from ..chat.teachers import is_remote
 from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..learning.learner import Learner, RateSchedule
+from ..learning.methods.base import Method, Objective
+from ..learning.models import MemoryOptions, check_full, learning_rate, make_trainable
+from ..learning.prepared import Prepared
+from ..learning.ranks import ALONE, Ranks, check_unpacked, uses_fsdp
+from ..learning.rounds import Rounds
+from ..learning.rows import Minibatches, RowBuilder, TrainRow
+from ..learning.stats import RoundStats
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
 from ..policy.critic import own_value
@@ -28,18 +36,10 @@ from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
-from .learner import Learner, RateSchedule
-from .methods.base import Method, Objective
-from .models import MemoryOptions, check_full, learning_rate, make_trainable
+from .folder import RunFolder
 from .plan import engine
 from .preflight import affordable, preflight
-from .prepared import Prepared
-from .ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from .recorder import Recorder
-from .rounds import Rounds
-from .rows import Minibatches, RowBuilder, TrainRow
-from .run import RunFolder
-from .stats import RoundStats
 
 FEW_UPDATES = 400  # below which no run of a small student was measured to gain anything
 

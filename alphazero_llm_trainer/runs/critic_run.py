@@ -24,10 +24,15 @@ from ..config.train import CriticConfig, Rates
 from ..engine.device import text_config
 from ..errors import DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
+from ..learning.critic import CriticNetwork
+from ..learning.losses import Figures, bradley_terry, cross_entropy
+from ..learning.methods.alphazero import outcome_loss
+from ..learning.methods.base import Objective
+from ..learning.models import MemoryOptions, check_full
+from ..learning.rows import TrainRow
 from ..live import Progress
 from ..policy.critic import CriticKind
 from ..policy.student import Student
-from .critic import CriticNetwork
 from .critic_data import (
     Example,
     Question,
@@ -40,11 +45,6 @@ from .critic_data import (
     with_step_labels,
 )
 from .fit import Course, Line, fit, planned
-from .losses import Figures, bradley_terry, cross_entropy
-from .methods.alphazero import outcome_loss
-from .methods.base import Objective
-from .models import MemoryOptions, check_full
-from .rows import TrainRow
 
 PARTS = ("training", "validation", "test")
 EXTRA_LAYERS = 2  # of a critic that is trained whole

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
+from ..learning.prepared import Prepared
 from ..policy.folders import cached
 from ..problems.source import open_source
 from .memory import GIB
-from .prepared import Prepared
 from .start import LESS, fit_of, start_of
 
 
