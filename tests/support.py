@@ -120,7 +120,7 @@ def check_tree(tree):
 
 
 def update(learner, minibatch):
-    """One update, as `Run.train` makes it."""
+    """One update, as `learning.loop.train` makes it."""
     for part in learner.parts(minibatch):
         scores = learner.score(part)
         loss, figures = learner.objective.loss(part, scores, learner.totals)

@@ -1,8 +1,5 @@
-"""The training run: search, grade, credit, update, in rounds.
-
-`Run.train` is AlphaZero in one function. What searches is in `rounds.py`, what becomes of trees in
-`rows.py`, what a method makes of them and what it minimises in `methods/` and `losses.py`, what is trained in `learner.py`,
-and what the run leaves behind in `recorder.py`.
+"""A training run: it loads the models, says what is about to run, and goes through `learning.loop`
+in a folder, from the start or from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from ..chat.teachers import is_remote
 from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..learning import loop
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Method, Objective
 from ..learning.models import MemoryOptions, check_full, learning_rate, make_trainable
@@ -66,68 +65,6 @@ class Run:
         self.method: Method = prepared.method
         self.ranks, self.stop = ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-
-    # -- the loop ----------------------------------------------------------------------------------
-
-    def train(
-        self, rounds: Rounds, builder: RowBuilder, learner: Learner, recorder: Recorder, start: int
-    ) -> None:
-        """The rounds from number `start` on, until all questions are asked or `train.tokens` are
-        sampled.
-
-        Raises StoppedError where the user ends them.
-        """
-        objective = learner.objective
-        for number in rounds.left(start):
-            # Rollouts: search -> graded trees, into the journal.
-            trees, stats = rounds.search(number)
-            # Trees -> rows with advantages.
-            minibatches = self.credit(builder, number, trees, stats)
-            of_round = learner.begin(number, minibatches)
-            of_updates: list[dict[str, float]] = []
-            for minibatch in self.passes(number, minibatches):
-                for part in learner.parts(minibatch):  # as many rows as a forward takes
-                    scores = learner.score(part)  # log-probabilities, with gradients
-                    # losses.py: the formula
-                    loss, figures = objective.loss(part, scores, learner.totals)
-                    learner.backward(loss, scores, figures)
-                of_updates.append(learner.clip())
-                learner.step()
-            share = rounds.share(number + 1)
-            of_round |= learner.end(share)
-            recorder.round(stats, means(of_updates) | of_round)
-            recorder.checkpoint(learner, number + 1, share)
-
-    def credit(
-        self, builder: RowBuilder, number: int, trees: list[GradedTree], stats: RoundStats
-    ) -> Minibatches:
-        """The rows of a round's trees with their credit, by minibatch: the first process's, on all
-        of them.
-        """
-        minibatches: Minibatches = self.ranks.on_first(
-            lambda: builder.minibatches(number, trees, stats)
-        )
-        self.student.engine.sleep()  # updates come next, and they need the memory
-        return minibatches
-
-    def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
-        """A round's minibatches as often as the method goes over them. Raises StoppedError where
-        the user ends the run.
-        """
-        # Supervised rows come once for each pass.
-        epochs = 1 if self.method.supervised else self.config.train.optimizer.epochs
-        updates = [*minibatches] * epochs
-        with self.progress.within(
-            len(updates),
-            "update",
-            f"round {self.size.name(number)}",
-            held="after the update in hand",
-        ):
-            for minibatch in updates:
-                if any(self.ranks.gather(self.stop())):
-                    raise StoppedError
-                yield minibatch
-                self.progress.advance()
 
     # -- what it needs -----------------------------------------------------------------------------
 
@@ -288,16 +225,38 @@ class Run:
                 # A kill may have come between the checkpoint and its best weights.
                 recorder.keep_best(start)
         recorder.since = time.perf_counter()
-        self.train(rounds, builder, learner, recorder, start)
+        loop.train(rounds, partial(self.credit, builder), self.passes, learner, recorder, start)
 
+    def credit(
+        self, builder: RowBuilder, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> Minibatches:
+        """The rows of a round's trees with their credit, by minibatch: the first process's, on all
+        of them.
+        """
+        minibatches: Minibatches = self.ranks.on_first(
+            lambda: builder.minibatches(number, trees, stats)
+        )
+        self.student.engine.sleep()  # updates come next, and they need the memory
+        return minibatches
 
-def means(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each figure over the updates that have it: a minibatch of demonstrations alone
-    has no critic's figures.
-    """
-    names = dict.fromkeys(name for figures in updates for name in figures)
-    values = {name: [figures[name] for figures in updates if name in figures] for name in names}
-    return {name: sum(some) / len(some) for name, some in values.items()}
+    def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
+        """A round's minibatches as often as the method goes over them. Raises StoppedError where
+        the user ends the run.
+        """
+        # Supervised rows come once for each pass.
+        epochs = 1 if self.method.supervised else self.config.train.optimizer.epochs
+        updates = [*minibatches] * epochs
+        with self.progress.within(
+            len(updates),
+            "update",
+            f"round {self.size.name(number)}",
+            held="after the update in hand",
+        ):
+            for minibatch in updates:
+                if any(self.ranks.gather(self.stop())):
+                    raise StoppedError
+                yield minibatch
+                self.progress.advance()
 
 
 def quiet_libraries() -> None:
