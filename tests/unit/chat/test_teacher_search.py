@@ -187,13 +187,15 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
             stopped["teachers"]["test/one"]["cost"]["dollars"]
             + stopped["terminal_checker"]["cost"]["dollars"]
         )
-        assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
+        assert dollars == pytest.approx(spent["dollars"])
+        lost = server.charged()[1] - dollars  # of calls that the stop cancelled under way
+        assert 0 <= lost + 1e-12 < dollars / 5
         assert train_main(f"--resume --checkpoint-dir {tmp_path}".split()) == 0
     card = RunFolder(folder.path).read_card()
     assert early < len(server.served) <= CALLS == card["teacher_budget"]["spent"]["calls"]
     both = [card["teachers"]["test/one"], card["terminal_checker"]]
     assert sum(one["cost"]["calls"] for one in both) == CALLS
-    assert sum(one["cost"]["dollars"] for one in both) == pytest.approx(server.charged()[1])
+    assert sum(one["cost"]["dollars"] for one in both) == pytest.approx(server.charged()[1] - lost)
     assert card["teachers"]["test/one"]["mean_value"] is not None
     assert card["teacher_budget"]["refused"] > 0
     # No tree was lost to it.
