@@ -58,16 +58,3 @@ def test_what_is_mistyped_is_named_as_it_is_spelt(words, meant, capsys):
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and f"did you mean {meant}?" in capsys.readouterr().err
-
-
-def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
-    def loaded(*given, **named):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("alphazero_llm_trainer.policy.answering.answering_student", loaded)
-    file = tmp_path / "my.py"
-    file.write_text("def reward(problem, response, task):\n    return 1.0\n")
-    # `train` would refuse a reward of expert iteration as well.
-    for command in (["eval", "-n", "2", "--methods", "greedy"], ["train", "--num", "2"]):
-        assert main([*command, "--model", "embedded", "--reward", f"{file}:rewrad"]) == 2
-        assert "has no rewrad" in capsys.readouterr().err

@@ -3,7 +3,6 @@ torch.
 """
 
 import json
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -17,7 +16,6 @@ import alphazero_llm_trainer
 from alphazero_llm_trainer.cli.base import flag_layers, resolve
 from alphazero_llm_trainer.cli.main import build_parser, main
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 
 COMMANDS = [
     "info", "search", "train", "sft", "value", "prm", "eval", "view",
@@ -83,26 +81,6 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path):
     assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(
         tmp_path
     )
-
-
-@pytest.mark.parametrize(
-    "words, error, says",
-    [
-        (["--model", "nothing"], ConfigError, "no hub id (OWNER/NAME)"),
-        (["--model", "."], CheckpointError, "config.json"),
-    ],
-)
-def test_a_model_that_is_none_is_one_sentence(
-    words,
-    error,
-    says,
-    tmp_path,
-    monkeypatch,
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=re.escape(says)) as found:
-        resolve(parsed("search", *words))
-    assert "\n" not in str(found.value)
 
 
 def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(tmp_path, monkeypatch):

@@ -126,10 +126,8 @@ def test_sync_calls_run_beside_each_other():
 @pytest.mark.parametrize(
     "address, said",
     [
-        ("{file}:absent", "has no absent: it has brief"),
         ("{file}:number", "a int: name a function"),
         ("{file}:trl", r"takes other arguments \(.*write it as fn\(problem, response, task\)"),
-        ("gone.py:fn", r"gone\.py is not there"),
         ("no_such_module:fn", r"write file\.py:NAME"),
     ],
 )

@@ -141,16 +141,11 @@ def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
         out = ["--reward", "judge", "--out", str(tmp_path / "out")]
         assert main([*flags, "--verifier", "judge", *judge, *out]) == 0
         results = json.loads(capsys.readouterr().out)
-        assert main([*flags, *judge, "--out", str(tmp_path / "no")]) == 2
-        assert "--judge-model is given and nobody asks it" in capsys.readouterr().err
     said = results["judge"]["embedded"]
     assert said["judged"] == 8 and said["agreement"][0] >= 0.75  # it can reckon
     assert results["rows"][0]["reward"][0] > 0 and results["rows"][0]["scored_tokens"] > 0
     assert server.requests[0]["messages"][0]["content"] == "Be strict."
     assert "judge and gold agree on" in result_text(results)
-    for words in (["--verifier", "judge"], ["--reward", "judge"]):
-        assert main([*flags, *words, "--out", str(tmp_path / "none")]) == 2
-        assert "add --judge-url and --judge-model" in capsys.readouterr().err
 
 
 # -- a call ----------------------------------------------------------------------------------------
@@ -253,8 +248,6 @@ def test_info_calls_each_teacher_once(monkeypatch, capsys):
     assert len(server.served) == len(said) and KEY not in str(said)
     assert sum(words.startswith("fails: ") and "429" in words for words in said.values()) == 1
     assert sum(words.startswith("answers in ") for words in said.values()) == len(said) - 1
-    assert main("info --check-teachers --set teachers.tier=none".split()) == 2
-    assert "teachers.tier is none" in capsys.readouterr().err
 
 
 def test_concurrency_is_bounded(monkeypatch):
@@ -581,16 +574,10 @@ def test_where_one_fails_the_next_is_asked_and_it_is_said_once(caplog):
 # -- tiers -----------------------------------------------------------------------------------------
 
 
-def test_a_missing_key_is_one_sentence(monkeypatch):
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    config = load_config(overrides=["teachers.tier=free"])
-    with pytest.raises(
-        ConfigError, match=r"teachers\.tier free needs a key: set OPENROUTER_API_KEY"
-    ):
-        open_remote(config)
+def test_a_key_of_two_lines_is_refused_and_not_shown(monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-one\nsk-two")
     with pytest.raises(ConfigError, match=r"OPENROUTER_API_KEY has a space or another") as caught:
-        open_remote(config)
+        open_remote(load_config(overrides=["teachers.tier=free"]))
     assert "sk-one" not in str(caught.value)
 
 
@@ -609,7 +596,3 @@ def test_tiers_that_need_nothing():
     assert build_terminal_checker(load_config(), None) is None
     config = load_config(overrides=["teachers.tier=embedded"])
     assert build_teachers(config, lambda: Fake("x"), None).teachers[0].name == "x"
-    with pytest.raises(
-        ConfigError, match="which has no models: choose one of embedded, free, production, local"
-    ):
-        open_remote(load_config(overrides=["teachers.terminal_checker=true"]))

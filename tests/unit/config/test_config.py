@@ -240,8 +240,6 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
     for method in ("expert_iteration", "rft", "grpo", "ppo", "legacy"):
         named = load_training(overrides=[f"train.method={method}"])
         assert named.train.method == method and named == load_config(recipe=f"{method}.yaml")
-    with pytest.raises(ConfigError, match=r"train\.method is 'grop'"):
-        load_training(overrides=["train.method=grop"])
 
 
 # -- a user's edits of the shipped files -----------------------------------------------------------
@@ -367,8 +365,6 @@ def test_a_shipped_recipe_is_named_by_config(tmp_path, monkeypatch):
     )
     Path("grpo_correctness").write_text("seed: 3")  # a user's own file of that name wins
     assert load_training("grpo_correctness").seed == 3
-    with pytest.raises(ConfigError, match="config file nowhere can't be read"):
-        load_training("nowhere")
 
 
 def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(
