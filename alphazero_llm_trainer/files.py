@@ -1,5 +1,5 @@
-"""Files that outlive a crash: written whole and synced, read with care, and one process writes a
-folder at a time.
+"""Files that outlive a crash: written whole and synced, read with care; and the folders that
+commands write, one process at a time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import fcntl
 import json
 import os
 import socket
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from .errors import ConfigError, DataError
+from .errors import CheckpointError, ConfigError, DataError
 
 LOCK = ".lock"
 
@@ -107,49 +108,117 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} has a line that is no JSON object: remove that line") from error
 
 
-# -- one writer ------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
-class FolderLock:
-    """One process writes `folder` (made where it is missing) from now until `release`, or until it
-    dies.
+class Folder:
+    """A command's output folder. `lock` keeps other processes out until `release`, or until this
+    one dies.
 
-    Raises:
-        ConfigError: another process holds it, which is named, or the folder can't be written;
-            `flag` says what named it.
+    Of its `files` the first is there from the beginning on, and all are where it holds a run (an
+    evaluation, a critic) that isn't to be begun again; the last one is its card. New ones are
+    numbered after their `kind`.
     """
 
-    def __init__(self, folder: Path, flag: str = "--out") -> None:
-        self.folder = folder
+    kind = "run"
+    files: tuple[str, ...] = ("run.json",)
+
+    def __init__(self, path: Path, *files: str) -> None:
+        self.path, self.files = path, files or self.files
+        self.card = path / self.files[-1]
+
+    @classmethod
+    def new(cls, directory: Path) -> Self:
+        """The next one of `directory`, `run-001` and so on; `lock` makes it."""
+        taken = numbered(directory, cls.kind)
+        number = int(taken[0].name[len(cls.kind) + 1 :]) + 1 if taken else 1
+        return cls(directory / f"{cls.kind}-{number:03d}")
+
+    @classmethod
+    def find(cls, directory: Path, named: Path | None) -> Self:
+        """The one to go on with: the named one, or the newest of `directory`. Raises
+        CheckpointError where there is none.
+        """
+        for path in numbered(directory, cls.kind) if named is None else [named]:
+            if (path / cls.files[0]).exists():
+                return cls(path)
+        raise CheckpointError(
+            f"--resume found no {cls.files[0]} in {named or directory}: name the folder of a "
+            f"{cls.kind} to go on with, or leave --resume out"
+        )
+
+    def check_free(self, flag: str = "--out", fix: str = "add --resume to go on with it") -> None:
+        """Raise ConfigError where it isn't to be begun again."""
+        if all((self.path / name).exists() for name in self.files):
+            raise ConfigError(
+                f"{flag} {self.path} holds {self.card.name} already: {fix}, or name another folder"
+            )
+
+    def read_card(self) -> dict[str, Any]:
+        """What its card says. Raises CheckpointError where that is none of this kind."""
         try:
-            self.made = make_folder(folder)
-            self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
+            card = read_object(self.card)
+        except (OSError, ValueError):
+            card = {}
+        if "config" not in card:
+            raise CheckpointError(
+                f"{self.card} can't be read as the card of a {self.kind}: restore it, or name "
+                "another folder"
+            )
+        return card
+
+    def write_card(self, card: Mapping[str, Any]) -> None:
+        write_json(self.card, card)
+
+    def check_same(self, had: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+        """Raise ConfigError for the first key of `asked`, nested or dotted, that was begun
+        otherwise: what it `had`.
+        """
+        stored = dict(flat(had))
+        for key, value in flat(json.loads(json.dumps(asked))):
+            if stored.get(key) != value:
+                raise ConfigError(
+                    f"{key.removeprefix('config.')} is {value!r}, the {self.kind} in {self.path} "
+                    f"has {stored.get(key)!r}: use that value, or name another folder"
+                )
+
+    def lock(self, flag: str = "--out") -> Self:
+        """Make it where it is missing, and be the one process that writes it.
+
+        Raises:
+            ConfigError: another process does, which is named, or it can't be written; `flag` says
+                what named it.
+        """
+        try:
+            self.made = make_folder(self.path)
+            self._file = (self.path / LOCK).open("a+", encoding="utf-8", errors="replace")
         except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
             why = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"{flag} {folder} can't be written ({why}): name a writable folder"
+                f"{flag} {self.path} can't be written ({why}): name a writable folder"
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 # a network file system without locks: nothing can be known, so nothing is refused
-                return
+                return self
             holder = self._holder()
             self._file.close()
             raise ConfigError(
-                f"{flag} {folder} is being written by {holder}: "
+                f"{flag} {self.path} is being written by {holder}: "
                 "wait for it, end it, or name another folder"
             ) from error
         # Its holder let go between the two calls, and removed it.
         if os.fstat(self._file.fileno()).st_nlink == 0:
             self._file.close()
             raise ConfigError(
-                f"{flag} {folder} was being written by another process just now: try again"
+                f"{flag} {self.path} was being written by another process just now: try again"
             )
         self._file.truncate(0)
         self._file.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._file.flush()
+        return self
 
     def _holder(self) -> str:
         """The process that has the lock, as far as it has said so."""
@@ -162,24 +231,37 @@ class FolderLock:
         """Let another process write here. Folders that were made for this lock and have nothing
         else in them go.
         """
-        if self._file.closed:
-            return
         with suppress(OSError):  # somebody may have removed the whole folder
-            (self.folder / LOCK).unlink()
+            (self.path / LOCK).unlink()
             for place in self.made:
                 place.rmdir()
         self._file.close()
 
-    def __enter__(self) -> FolderLock:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
+
+
+def numbered(parent: Path, kind: str) -> list[Path]:
+    """The folders `KIND-<number>` of `parent`, the highest number first."""
+    folders = [path for path in parent.glob(f"{kind}-*") if path.name[len(kind) + 1 :].isdigit()]
+    return sorted(folders, key=lambda path: -int(path.name[len(kind) + 1 :]))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, plain value) of nested mappings."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def command_line() -> str:
+    """What the user typed, for cards."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def storage_failure(error: OSError) -> str | None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config, load_answering
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
-from ..eval.results import RESULTS, folder_in
-from ..files import FolderLock, write_json
+from ..eval.results import EvalFolder
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import Source
 from ..report.evaluation import result_text, silent
@@ -160,15 +159,20 @@ def execute(
     Raises:
         StoppedError: the user asked to stop; it names the folder, and finished cells are kept.
     """
-    out = out or folder_in(Path(config.train.checkpoint_dir), resume)
-    with FolderLock(out):
+    directory = Path(config.train.checkpoint_dir)
+    if resume:
+        folder = EvalFolder.find(directory, out)
+    else:
+        folder = EvalFolder.new(directory) if out is None else EvalFolder(out)
+        folder.check_free()
+    with folder.lock():
         try:
             facts = {
                 "command": command,
-                **work.run(config, path, student, out, resume, progress, stop),
+                **work.run(config, path, student, folder, progress, stop),
             }
         except StoppedError as error:
-            raise StoppedError(str(out)) from error
-        write_json(out / RESULTS, facts)
-        write_report(out)
-    return Table(facts, out)
+            raise StoppedError(str(folder.path)) from error
+        folder.write_card(facts)
+        write_report(folder.path)
+    return Table(facts, folder.path)

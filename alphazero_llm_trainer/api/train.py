@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, flat, nested, resolve_name, user_layers
+from ..config.load import Config, nested, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
-from ..files import FolderLock
+from ..files import flat
 from ..learning.prepared import Prepared
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
-from ..runs.folder import RunFolder, find_run, new_run
+from ..runs.folder import RunFolder
 from ..runs.start import check_start, load_run, prepare
 from .settings import (
     Display,
@@ -160,17 +160,14 @@ def train(
     def call() -> TrainingRun:
         config, folder = resolved, None if named is None else RunFolder(named)
         if resume:
-            folder = find_run(Path(resolved.train.checkpoint_dir), named)
+            folder = RunFolder.find(Path(resolved.train.checkpoint_dir), named)
             config = folder.config()
             check_session(config, folder.path)
-            folder.check_same(resolved, [key for key, value in asked.items() if value is not None])
+            folder.check_named(resolved, [key for key, value in asked.items() if value is not None])
             if (over := finished(folder)) is not None:
                 return over
-        elif named is not None and (named / "run.json").exists():
-            raise ConfigError(
-                f"out {named} holds a run already: "
-                "add resume=True to go on with it, or name another"
-            )
+        elif folder is not None:
+            folder.check_free("out", "add resume=True to go on with it")
         prepared = prepare(config)
         check_start(prepared.config)
         with progress_of(progress) as shown, Stop(shown) as stop:
@@ -226,7 +223,7 @@ def execute(
     with ExitStack() as held:
         # Before anything is loaded: another process may be at it.
         if folder is not None and ranks.first:
-            held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
+            held.enter_context(folder.lock("--resume" if resume else "--out"))
         run = Run(prepared, stop, progress, ranks)
         progress.wait(f"loading {resolve_name(config)}")
         ranks.everywhere(run.load)
@@ -239,10 +236,10 @@ def execute(
                 except StoppedError:
                     raise KeyboardInterrupt from None  # there is no folder yet
             if folder is None:
-                folder = new_run(Path(config.train.checkpoint_dir))
-                held.enter_context(FolderLock(folder.path))
+                folder = RunFolder.new(Path(config.train.checkpoint_dir))
+                held.enter_context(folder.lock())
             progress.say(f"run folder: {folder.path}")
-        folder = RunFolder(ranks.broadcast(folder).path)
+        folder = RunFolder(ranks.broadcast(folder and folder.path))
         try:
             card = run.execute(folder, resume)
         except AlphaZeroError:

@@ -5,13 +5,12 @@ earns its place.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..files import FolderLock
+from ..files import Folder, command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
@@ -82,10 +81,8 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
                 f"--data {path} is not there: "
                 "name a journal, a folder of train or sample, or step preferences"
             )
-    if (args.out / "critic.json").is_file():
-        raise ConfigError(
-            f"--out {args.out} holds a finished critic: name another folder or remove it"
-        )
+    folder = Folder(args.out, "critic.json")
+    folder.check_free(fix="remove it")
     check_out(args.out)
     from ..runs.start import check_command, check_searches
 
@@ -114,7 +111,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
                 return EXIT_STOPPED
             records = read(args.out / JOURNAL)  # of a command that was stopped, too
             spent = sum(record["cost"]["sampled_tokens"] for record in records)
-        with FolderLock(args.out):
+        with folder.lock():
             data = args.data or [args.out]
             try:
                 critic, card = train_critic(kind, student, config, data, args.out, progress, stop)
@@ -124,8 +121,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
                     "the same command trains on the same trees"
                 )
                 return EXIT_STOPPED
-            command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-            card |= {"command": command, "sampled_tokens": spent}
+            card |= {"command": command_line(), "sampled_tokens": spent}
             card = save_critic(args.out, critic, card, student, config)
             write_report(args.out)
     if args.json:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
 from ..eval.names import METHOD_NAMES
+from ..files import command_line
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -21,7 +21,6 @@ from .base import (
     add_judge,
     add_model,
     add_reward,
-    check_out,
     load_guided,
     print_json,
     resolve,
@@ -111,14 +110,12 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         budget_tokens=args.budget_tokens or [config.answer_budget],
         **{name: getattr(args, name) for name in names},
     )
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    check_out(args.out)
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
             tell_loading(args, progress, config)
             table = execute(
-                work, config, args.path, None, args.out, args.resume, command, progress, stop
+                work, config, args.path, None, args.out, args.resume, command_line(), progress, stop
             )
     except StoppedError as error:
         progress.say(f"stopped; go on with the same command and --resume --out {error}")

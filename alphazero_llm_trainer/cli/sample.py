@@ -19,7 +19,6 @@ from .base import (
     add_reward,
     add_source,
     check_least,
-    check_out,
     print_json,
     resolve,
     tell_loading,
@@ -91,7 +90,6 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(
             "--address is a Ray cluster's, and --workers 1 needs none: give --workers 2 or more"
         )
-    check_out(args.out)
     from ..problems.load import tasks_of  # none of this needs torch
     from ..runs.sample import SampleJob, run_sample
     from ..runs.start import check_searches

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..files import FolderLock
+from ..files import Folder
 from ..live import Progress
 from ..policy.folders import from_scratch
 from .base import (
@@ -18,7 +18,6 @@ from .base import (
     add_model,
     add_source,
     check_least,
-    check_out,
     print_json,
     resolve,
     tell_loading,
@@ -77,8 +76,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
 
     check_command(config, "sft")
     scratch = args.path is None and from_scratch(config)
-    check_out(args.out)
-    with FolderLock(args.out), Progress(args.quiet) as progress:
+    with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..runs.sft import supervise
         from ..runs.start import check_memory

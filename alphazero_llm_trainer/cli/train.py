@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import flat, user_layers
+from ..config.load import user_layers
+from ..files import flat
 from ..learning.methods.registry import METHODS
 from ..live import Progress, Stop
 from .base import (
@@ -140,19 +141,19 @@ def run_train(args: argparse.Namespace) -> int:
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..learning.size import rank_and_size
-    from ..runs.folder import find_run
+    from ..runs.folder import RunFolder
     from ..runs.plan import plan
     from ..runs.start import check_start, prepare
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None
     if resume:
-        folder = find_run(directory, None if args.resume is True else Path(args.resume))
+        folder = RunFolder.find(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         if args.method is None and stored.train.method != config.train.method:
             # No method is named: the run's own.
             config = resolve(args, {"train": {"method": stored.train.method}}, load_run)
-        folder.check_same(config, named(args))
+        folder.check_named(config, named(args))
         config = stored
     from ..api.train import execute, finished
 

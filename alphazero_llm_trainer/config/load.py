@@ -21,6 +21,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import ConfigError, nearest
+from ..files import flat
 from .sections import (
     EngineConfig,
     ProblemsConfig,
@@ -112,15 +113,6 @@ def text_type(key: str) -> Any:
         else:
             return None
     return kind if kind in (str, str | None) else None
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, plain value) of nested mappings."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -115,12 +115,11 @@ class Evaluation(BaseModel):
         config: Config,
         path: Path | None,
         student: Student | None,
-        out: Path,
-        resume: bool,
+        folder: EvalFolder,
         progress: Progress,
         stop: Callable[[], bool],
     ) -> dict[str, Any]:
-        """Every cell that is missing in the folder `out`; returns what results.json holds. `path`
+        """Every cell that is missing in `folder`; returns what results.json holds. `path`
         is the student's folder.
 
         Raises:
@@ -132,7 +131,7 @@ class Evaluation(BaseModel):
         )
         if work.value is not None:
             config = with_discount(config, work.value)
-        return work.measured(config, path, student, out, resume, progress, stop)
+        return work.measured(config, path, student, folder, progress, stop)
 
     def with_own_value(
         self, config: Config, path: Path | None, student: Student | None, progress: Progress
@@ -162,8 +161,7 @@ class Evaluation(BaseModel):
         config: Config,
         path: Path | None,
         student: Student | None,
-        out: Path,
-        resume: bool,
+        folder: EvalFolder,
         progress: Progress,
         stop: Callable[[], bool],
     ) -> dict[str, Any]:
@@ -203,7 +201,7 @@ class Evaluation(BaseModel):
             }
             for name, benchmark in benchmarks.items()
         }
-        folder = EvalFolder(out, identity | {"weights": student.weights}, facts, resume)
+        folder.begin(identity | {"weights": student.weights}, facts)
         verifier = value = None
         if self.guide is not None:
             from ..policy.critic import load_value

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..config.load import flat
-from ..errors import ConfigError, DataError
-from ..files import read_object, write_json
+from ..errors import DataError
+from ..files import Folder, read_object, write_json
 from ..grading.graders import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -21,41 +19,25 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
-RESULTS = "results.json"
 
 
-class EvalFolder:
+class EvalFolder(Folder):
     """The output of `eval`: cells/*.json (finished work and what decided it), results.* (read off
-    the cells).
-
-    Args:
-        path: the folder, made where it is missing.
-        identity: what decides every cell's figures; that of a cell which is there is the same.
-        benchmarks: facts of each benchmark that decide its cells' figures, its rows' hash among
-            them.
-        resume: go on with what is there; one that isn't finished goes on without, too.
-
-    Raises ConfigError where another evaluation is there, or none to go on with.
+    the cells). One that isn't finished goes on without --resume, too.
     """
 
-    def __init__(
-        self, path: Path, identity: Mapping[str, Any], benchmarks: Mapping[str, Any], resume: bool
-    ) -> None:
-        self.cells, self.identity, self.benchmarks = path / "cells", identity, benchmarks
-        if (path / RESULTS).exists() and self.cells.exists() and not resume:
-            raise ConfigError(
-                f"--out {path} holds an evaluation already: "
-                "add --resume to go on with it, or name another folder"
-            )
-        if resume and not self.cells.exists():
-            raise ConfigError(
-                f"--resume found no evaluation in {path}: name it with --out, or leave --resume out"
-            )
+    kind, files = "eval", ("cells", "results.json")
+
+    def begin(self, identity: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> None:
+        """Take cells in. What decides every cell's figures is `identity`, and what decides a
+        benchmark's alone (the hash of its rows) is its part of `benchmarks`.
+        """
+        self.cells, self.identity, self.benchmarks = self.path / "cells", identity, benchmarks
         self.cells.mkdir(parents=True, exist_ok=True)
 
     def asked(self, benchmark: str) -> dict[str, Any]:
-        """What decides a cell, as JSON."""
-        return json.loads(json.dumps({**self.identity, **self.benchmarks[benchmark]}))
+        """What decides a cell."""
+        return {**self.identity, **self.benchmarks[benchmark]}
 
     def file(self, benchmark: str, method: str, budget: int) -> Path:
         name = re.sub(r"[^\w.-]+", "_", benchmark)  # a source may be an address
@@ -68,29 +50,18 @@ class EvalFolder:
             return None
         try:
             stored = read_object(file)
-            had = dict(flat(stored.pop("asked")))
+            had = dict(stored.pop("asked"))
             cell = Cell(**stored)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             fix = "remove it, and --resume measures it again"
             raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
-        for key, value in flat(self.asked(benchmark)):
-            if had.get(key) != value:
-                raise ConfigError(
-                    f"{key} is {value!r}, the evaluation in {file} has {had.get(key)!r}: use that"
-                    " value, or name another --out"
-                )
+        self.check_same(had, self.asked(benchmark))
         return cell
 
     def write(self, cell: Cell) -> None:
         """Keep a finished cell: whole, or not at all."""
         file = self.file(cell.benchmark, cell.method, cell.budget)
         write_json(file, {**asdict(cell), "asked": self.asked(cell.benchmark)})
-
-
-def folder_in(directory: Path, resume: bool) -> Path:
-    """The next of `eval-001`, `eval-002`, ... in `directory`; to resume the last one."""
-    numbers = [int(path.name[5:]) for path in directory.glob("eval-*") if path.name[5:].isdigit()]
-    return directory / f"eval-{max(numbers, default=0) + (not resume):03d}"
 
 
 # -- figures ---------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
-from ..files import read_lines, write_whole
+from ..files import flat, read_lines, write_whole
 from .charts import line_chart, number
 from .folder import METRICS, RUN, load
 from .page import figures, hero, page, paragraph, table

@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, its checkpoints, and how a run that was cut off is found again."""
+"""A run's folder: what is in it, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,39 +9,32 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, flat, validate
-from ..errors import CheckpointError, ConfigError
-from ..files import make_folder, read_lines, read_object, sync_all, write_json, write_whole
+from ..config.load import Config, validate
+from ..errors import CheckpointError
+from ..files import (
+    Folder,
+    flat,
+    numbered,
+    read_lines,
+    read_object,
+    sync_all,
+    write_json,
+    write_whole,
+)
 
 MANIFEST = "alphazero.json"  # a checkpoint's last file: a folder without it was never finished
 
 
-class RunFolder:
+class RunFolder(Folder):
     """Paths inside one run's folder; nothing is written elsewhere."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.card = path / "run.json"
+        super().__init__(path)
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.student = path / "student"  # the final student, as a plain Hugging Face folder
         self.adapter = path / "adapter"  # its LoRA adapter, where one was trained
         self.best = path / "best.safetensors"
-
-    def read_card(self) -> dict[str, Any]:
-        """run.json. Raises CheckpointError when it isn't a run's."""
-        try:
-            card = read_object(self.card)
-        except (OSError, ValueError):
-            card = {}
-        if "config" not in card:
-            raise CheckpointError(
-                f"run folder {self.path} has no readable run.json: name another with --resume"
-            )
-        return card
-
-    def write_card(self, card: dict[str, Any]) -> None:
-        write_json(self.card, card)
 
     def config(self) -> Config:
         """The configuration that the run was started with, without what has no key any more and
@@ -57,25 +50,13 @@ class RunFolder:
             pass  # what is wrong with it is said below
         return validate(config)
 
-    def check_same(self, asked: Config, named: Iterable[str]) -> None:
+    def check_named(self, asked: Config, named: Iterable[str]) -> None:
         """Raise ConfigError where `asked` has another value than the run for one of the keys that
         are `named`, or below one.
         """
-        stored, wanted = (
-            dict(flat(config.model_dump(mode="json"))) for config in (self.config(), asked)
-        )
+        had, wanted = (config.model_dump(mode="json") for config in (self.config(), asked))
         sections = tuple(f"{key}." for key in named)
-        changed = [
-            f"{key} is {stored.get(key)!r} there and {value!r} here"
-            for key, value in wanted.items()
-            if stored.get(key) != value and f"{key}.".startswith(sections)
-        ]
-        if changed:
-            raise ConfigError(
-                f"a run goes on with the configuration in its {self.card}, and "
-                f"{'; '.join(changed[:3])}: leave out what differs, "
-                "or train on from its student in another folder"
-            )
+        self.check_same(had, {k: v for k, v in flat(wanted) if f"{k}.".startswith(sections)})
 
     # -- figures -----------------------------------------------------------------------------------
 
@@ -105,7 +86,9 @@ class RunFolder:
         Newer ones that are broken (a disk's or a power cut's doing) are passed over, which `say`
         gets a line about.
         """
-        for folder in numbered(self.path, "checkpoint", MANIFEST):
+        for folder in numbered(self.path, "checkpoint"):
+            if not (folder / MANIFEST).exists():
+                continue
             try:
                 return folder, read_manifest(folder)
             except CheckpointError as error:
@@ -120,13 +103,6 @@ class RunFolder:
         at = folders.index(newest)
         for folder in [*folders[:at], *folders[at + count :]]:
             shutil.rmtree(folder)
-
-
-def numbered(parent: Path, name: str, file: str = "") -> list[Path]:
-    """The folders `NAME-<number>` of `parent` that hold `file`, the highest number first."""
-    folders = [path for path in parent.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
-    folders.sort(key=lambda path: -int(path.name[len(name) + 1 :]))
-    return [path for path in folders if (path / file).exists()]
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
@@ -164,28 +140,3 @@ def fingerprint(path: Path) -> dict[str, Any]:
             "bytes": path.stat().st_size,
             "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
         }
-
-
-def new_run(checkpoint_dir: Path) -> RunFolder:
-    """The next numbered folder `run-001`, `run-002`, ... of `checkpoint_dir`."""
-    taken = numbered(checkpoint_dir, "run")
-    folder = checkpoint_dir / f"run-{int(taken[0].name[4:]) + 1 if taken else 1:03d}"
-    try:
-        make_folder(folder, exist_ok=False)
-    except OSError as error:
-        raise ConfigError(
-            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): "
-            "name a writable folder"
-        ) from error
-    return RunFolder(folder)
-
-
-def find_run(checkpoint_dir: Path, named: Path | None) -> RunFolder:
-    """The run to resume: the named folder, or the newest of `checkpoint_dir`."""
-    for folder in numbered(checkpoint_dir, "run", "run.json") if named is None else [named]:
-        if (folder / "run.json").is_file():
-            return RunFolder(folder)
-    where = checkpoint_dir if named is None else named
-    raise CheckpointError(
-        f"--resume found no run.json in {where}: name a run's folder, or start one without --resume"
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, reason_of
-from ..files import FolderLock
+from ..files import Folder
 from ..live import Progress
 from ..types import Cost
 from .sample_folder import SampleFolder
@@ -69,7 +69,7 @@ def run_sample(
     if len(tasks) < len(job.tasks):
         raise DataError("two questions have the same id: sample needs one id a question")
     with ExitStack() as held:
-        held.enter_context(FolderLock(out))
+        held.enter_context(Folder(out).lock())
         folder = SampleFolder(out, identity(job), job.tasks, resume)
         workers = OnRay(job) if job.workers > 1 else InProcess(job, out)
         held.callback(workers.close)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import read_object, write_json
+from ..files import Folder
 from ..mcts.journal import JOURNAL, Journal
 from ..problems.load import rows_hash
 from ..types import Task
@@ -20,8 +18,8 @@ MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
 SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
 
-class SampleFolder:
-    """The output of `sample`. Its lock is the caller's.
+class SampleFolder(Folder):
+    """The output of `sample`.
 
     `begin` once the policy is known, `write` each record, `end`.
 
@@ -33,15 +31,17 @@ class SampleFolder:
 
     Raises:
         ConfigError: another run is there, or identity or rows differ.
-        DataError: the manifest is broken.
+        CheckpointError, DataError: the manifest is broken, or another version's.
     """
+
+    files = (MANIFEST,)
 
     def __init__(
         self, path: Path, identity: Mapping[str, Any], tasks: Sequence[Task], resume: bool
     ) -> None:
-        self.path = path
+        super().__init__(path)
         self.facts = {**identity, "questions": len(tasks), "rows": rows_hash(tasks)}
-        self.stored = self._read_manifest()
+        self.stored = self.read_card() if self.card.exists() else {}
         if not self.stored:
             # A session that ended before its first manifest has left files with nothing in them.
             written = [f for f in path.glob("[!.]*") if f.is_dir() or f.stat().st_size]
@@ -52,46 +52,21 @@ class SampleFolder:
                     " another folder, or remove it"
                 )
             return
+        if self.stored.get("format") != FORMAT:
+            raise DataError(f"{self.card} is not of format {FORMAT}: restore it, or name another")
         if not resume:
-            raise ConfigError(
-                f"--out {path} holds a run already: add --resume to go on with it, or name another"
-            )
+            self.check_free()
         had = self.stored["questions"]
         if had > len(tasks):
             raise ConfigError(
                 f"--num is {len(tasks)}, the run in {path} has {had}: ask for as many or more"
             )
-        self._compare(identity)
+        self.check_same(self.stored, identity)
         if self.stored["rows"] != rows_hash(tasks[:had]):
             raise ConfigError(
                 f"the first {had:,} rows have other questions or answers than the run in {path} was"
                 " sampled from: restore them, or name another --out"
             )
-
-    def _read_manifest(self) -> dict[str, Any]:
-        """What an earlier session has left; {} in a new folder."""
-        file = self.path / MANIFEST
-        if not file.exists():
-            return {}
-        try:
-            stored = read_object(file)
-            if stored["format"] == FORMAT:
-                return stored
-            raise ValueError(f"its format is {stored['format']}")
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"{file} is no manifest of format {FORMAT} ({error}): restore it, or name another"
-            ) from error
-
-    def _compare(self, asked: Mapping[str, Any]) -> None:
-        """Raise ConfigError for the first key of `asked` that the manifest has otherwise."""
-        had = dict(flat(self.stored))
-        for key, value in flat(json.loads(json.dumps(asked))):
-            if had.get(key) != value:
-                raise ConfigError(
-                    f"{key.removeprefix('config.')} is {value!r}, the run in {self.path} has"
-                    f" {had.get(key)!r}: use that value, or name another --out"
-                )
 
     def begin(self, policy: Mapping[str, Any]) -> None:
         """Open everything for writing with `policy` (name, fingerprint and version of the weights).
@@ -100,7 +75,7 @@ class SampleFolder:
         broken journal.
         """
         if self.stored:
-            self._compare({"policy": policy})
+            self.check_same(self.stored, {"policy": policy})
         self.facts["policy"] = policy
         self.journal, self.aside = Journal(self.path / JOURNAL), Journal(self.path / SET_ASIDE)
         self.write_manifest("running")
@@ -127,5 +102,4 @@ class SampleFolder:
     def write_manifest(self, status: str) -> None:
         """Readers see the manifest of before or this one, never half of it."""
         counts = {"trees": len(self.journal), "set_aside": len(self.aside)}
-        facts = {"format": FORMAT, "status": status, **self.facts, **counts}
-        write_json(self.path / MANIFEST, facts)
+        self.write_card({"format": FORMAT, "status": status, **self.facts, **counts})

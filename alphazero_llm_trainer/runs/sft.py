@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..config.sections import ModelShape
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..files import write_json
+from ..files import Folder, command_line, write_json
 from ..learning.methods.expert_iteration import Likelihood
 from ..learning.models import MemoryOptions, make_trainable
 from ..learning.rows import TrainRow
@@ -62,7 +61,8 @@ def supervise(
     The test split is read once otherwise, at the end. What was stopped goes on by the same
     arguments.
     """
-    check_free(out)
+    if not (out / KEPT).is_dir():
+        Folder(out, "config.json").check_free(fix="remove it")
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
     # A source whose words don't fit one says so first.
@@ -101,8 +101,8 @@ def supervise(
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
-    asked = [settings, student.spec, config.search]
-    same = [data, student.weights, config.seed, *(one.model_dump(mode="json") for one in asked)]
+    asked = (each.model_dump(mode="json") for each in (settings, student.spec, config.search))
+    same = [data, student.weights, config.seed, *asked]
     kept = Kept(out / KEPT, digest(same), progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
@@ -120,7 +120,7 @@ def supervise(
     )
     last = course.losses[-50:]
     manifest = {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "seed": config.seed,
         "settings": settings.optimizer.model_dump(),
         "rows": len(rows),
@@ -138,8 +138,13 @@ def supervise(
     write_json(out / "manifest.json", manifest)  # before it is measured, which may take long
     progress.wait("measuring")
     greedy = measure(test, "test problems, greedy")
-    doing = f"test problems, {SAMPLES} samples each"
-    samples = measure(test, doing, n=SAMPLES, temperature=1.0, seed=config.seed)
+    samples = measure(
+        test,
+        f"test problems, {SAMPLES} samples each",
+        n=SAMPLES,
+        temperature=1.0,
+        seed=config.seed,
+    )
     manifest |= {"test_greedy": share(greedy), "test_pass_at_8": share(samples)}
     if before:
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
@@ -151,12 +156,6 @@ def supervise(
 def digest(value: Any) -> str:
     """SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def check_free(out: Path) -> None:
-    """Raise ConfigError where a folder holds a finished model."""
-    if (out / "config.json").is_file() and not (out / KEPT).is_dir():
-        raise ConfigError(f"--out {out} holds a model: name another folder or remove it")
 
 
 def student_from_scratch(config: Config, tokenizer: Any) -> Student:

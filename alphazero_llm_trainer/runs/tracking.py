@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config.load import flat
 from ..errors import ConfigError
+from ..files import flat
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used

@@ -21,15 +21,13 @@ from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
-from alphazero_llm_trainer.files import FolderLock, write_whole
+from alphazero_llm_trainer.files import Folder, write_whole
 from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
 from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
 from alphazero_llm_trainer.runs import sample_folder as folder_module
 from alphazero_llm_trainer.runs.folder import (
     MANIFEST,
     RunFolder,
-    find_run,
-    new_run,
     read_manifest,
     write_manifest,
 )
@@ -90,20 +88,24 @@ def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path):
 
 def test_runs_are_numbered_and_found_again(tmp_path):
     with pytest.raises(CheckpointError, match=r"found no run\.json"):
-        find_run(tmp_path, None)
-    first, second, third = (new_run(tmp_path) for _ in range(3))
+        RunFolder.find(tmp_path, None)
+    runs = []
+    for _ in range(3):
+        runs.append(RunFolder.new(tmp_path))
+        runs[-1].path.mkdir()
+    first, second, third = runs
     assert third.path.name == "run-003"
     for name in ("run-999", "run-1000", "run-old"):
         (tmp_path / name).mkdir()
-    assert new_run(tmp_path).path.name == "run-1001"
+    assert RunFolder.new(tmp_path).path.name == "run-1001"
     config = grpo_config(["search.budget_tokens=77", "student=embedded"])
     for folder in (first, second):
         folder.write_card({"config": config.model_dump(mode="json")})
     # The others never began.
-    assert find_run(tmp_path, None).path == second.path and second.config() == config
-    assert find_run(tmp_path, first.path).path == first.path
+    assert RunFolder.find(tmp_path, None).path == second.path and second.config() == config
+    assert RunFolder.find(tmp_path, first.path).path == first.path
     with pytest.raises(CheckpointError):
-        find_run(tmp_path, third.path)
+        RunFolder.find(tmp_path, third.path)
     for text in ("{", "[]", '{"seed": 3}'):
         third.card.write_text(text)
         with pytest.raises(CheckpointError, match=r"run\.json"):
@@ -382,7 +384,9 @@ def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path, capsys):
         assert main([*TRAIN, str(out)]) == 1
     assert "--resume" in capsys.readouterr().err
     assert main(f"-q train --resume --out {out}".split()) == 0
-    one, other = (find_run(folder, None).student / "model.safetensors" for folder in (whole, out))
+    one, other = (
+        RunFolder.find(folder, None).student / "model.safetensors" for folder in (whole, out)
+    )
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -406,7 +410,7 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path):
 
 
 def test_one_process_writes_a_folder_until_it_dies(tmp_path):
-    holder = forked(lambda: (FolderLock(tmp_path / "run"), time.sleep(60)))
+    holder = forked(lambda: (Folder(tmp_path / "run").lock(), time.sleep(60)))
     try:
         wait_for(
             lambda: (
@@ -415,12 +419,13 @@ def test_one_process_writes_a_folder_until_it_dies(tmp_path):
             )
         )
         with pytest.raises(ConfigError, match=f"written by process {holder.pid}: wait for it"):
-            FolderLock(tmp_path / "run", "--resume")
+            Folder(tmp_path / "run").lock("--resume")
     finally:
         holder.kill()
         holder.join()
-    with FolderLock(tmp_path / "run"), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-        FolderLock(tmp_path / "run")
+    folder = Folder(tmp_path / "run")
+    with folder.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        Folder(folder.path).lock()
 
 
 def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> None:
@@ -446,6 +451,6 @@ def test_every_command_that_writes_a_folder_asks_for_it(command, tmp_path, capsy
             {"config": grpo_config().model_dump(mode="json"), "method": "grpo"}
         )
         words = ["--resume", str(tmp_path)]
-    with FolderLock(tmp_path):
+    with Folder(tmp_path).lock():
         assert main(["-q", command, *words]) == 2
     assert f"written by process {os.getpid()}" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.training import rewarded, validation, verdict
 from alphazero_llm_trainer.runs.evaluation import gain, summary
-from alphazero_llm_trainer.runs.folder import RunFolder, new_run
+from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.start import prepare
 from alphazero_llm_trainer.runs.train import Run
 
@@ -85,7 +85,8 @@ def runs(tmp_path_factory):
         )
         run = Run(prepare(config))
         run.load()
-        made = RunFolder(new_run(folder).path)
+        made = RunFolder(folder / f"run-{epochs:03d}")
+        made.path.mkdir()
         assert run.execute(made) is not None
         write_report(made.path)
         found.append(made.path)

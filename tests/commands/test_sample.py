@@ -13,7 +13,7 @@ from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_co
 from tables import read_json, read_jsonl
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.runs.sample import run_sample
 from alphazero_llm_trainer.runs.sample_folder import SampleFolder
 
@@ -43,7 +43,7 @@ def test_a_folder_holds_one_run(tmp_path):
     with pytest.raises(ConfigError, match=r"policy\.fingerprint"):
         folder.begin({**POLICY, "fingerprint": "bb"})
     (tmp_path / "manifest.json").write_text('{"half')
-    with pytest.raises(DataError, match=r"manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
         SampleFolder(tmp_path, IDENTITY, tasks, resume=True)
 
 

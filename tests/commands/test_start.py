@@ -75,11 +75,13 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere, capsys):
         said = capsys.readouterr().out
         assert said.startswith("goes_on_with: checkpoints/run-001") and "questions: 192" in said
     assert train_main("--resume --dry-run --num-examples 96".split()) == 2
-    assert "train.num_examples is 192 there and 96 here" in one_sentence(capsys.readouterr().err)
+    assert "train.num_examples is 96, the run in checkpoints/run-001 has 192" in one_sentence(
+        capsys.readouterr().err
+    )
     assert train_main("--resume --dry-run --seed 9".split()) == 2
     said = one_sentence(capsys.readouterr().err)
     # What wasn't asked for isn't named.
-    assert "and seed is 7 there and 9 here: leave out" in said and "train." not in said
+    assert "seed is 9, the run in checkpoints/run-001 has 7" in said and "train." not in said
 
 
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch, caplog):

@@ -17,7 +17,7 @@ from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.runs.folder import RunFolder, new_run
+from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.recorder import Recorder
 from alphazero_llm_trainer.runs.start import prepare
 from alphazero_llm_trainer.runs.train import Run
@@ -172,7 +172,8 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
     with server.running() as url:
         seen = []
         config = grpo_config(settings_at(url))
-        folder = new_run(tmp_path)
+        folder = RunFolder(tmp_path / "run-001")
+        folder.path.mkdir()
         training = Run(prepare(config), stop=lambda: len(seen) >= 3)
         training.load()
         with monkeypatch.context() as patch:

@@ -9,7 +9,8 @@ import pytest
 from alphazero_llm_trainer.cli import base
 from alphazero_llm_trainer.cli.base import flag_layers
 from alphazero_llm_trainer.cli.main import build_parser
-from alphazero_llm_trainer.config.load import flat, load_config, load_training
+from alphazero_llm_trainer.config.load import load_config, load_training
+from alphazero_llm_trainer.files import flat
 
 CLI = Path(base.__file__).parent
 # Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word

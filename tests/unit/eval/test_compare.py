@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.metrics import wilson
@@ -127,16 +127,20 @@ def test_what_came_of_it_is_said_in_a_sentence(cells, said):
 
 def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path):
     identity, rows = {"seed": 7, "search": {"max_tokens": 160}}, {"embedded": {"data_hash": "aa"}}
-    folder, kept = EvalFolder(tmp_path / "new", identity, rows, resume=False), cell("greedy", "01")
+    folder, kept = EvalFolder(tmp_path / "new"), cell("greedy", "01")
+    folder.begin(identity, rows)
     folder.write(kept)
-    EvalFolder(tmp_path / "new", identity, rows, resume=False)  # isn't finished, so it goes on
-    (tmp_path / "new" / "results.json").write_text("{}")
-    for resume in (False, True):  # what is there is gone on with, and nothing else is
-        with pytest.raises(ConfigError, match="--resume"):
-            EvalFolder(tmp_path / ("none" if resume else "new"), identity, rows, resume)
+    folder.check_free()  # isn't finished, so it goes on
+    folder.write_card({})
+    with pytest.raises(ConfigError, match="--resume"):
+        folder.check_free()
+    with pytest.raises(CheckpointError, match="--resume"):
+        EvalFolder.find(tmp_path, tmp_path / "none")
 
     def read(identity=identity, rows=rows):
-        return EvalFolder(tmp_path / "new", identity, rows, True).read("embedded", "greedy", 100)
+        folder = EvalFolder.find(tmp_path, tmp_path / "new")
+        folder.begin(identity, rows)
+        return folder.read("embedded", "greedy", 100)
 
     assert read() == kept and folder.read("embedded", "greedy", 200) is None
     with pytest.raises(ConfigError, match=r"search\.max_tokens is 99.*160"):
