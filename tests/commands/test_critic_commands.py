@@ -42,7 +42,7 @@ def test_the_command_searches_trains_and_reports(kind, tmp_path, capsys):
     ).keys()
     assert read_json(out / "critic.json")["kind"] == kind
     assert main([kind, "--out", str(out), *QUICK]) == 2
-    assert "holds a finished critic" in capsys.readouterr().err
+    assert "holds critic.json" in capsys.readouterr().err
     # The journal alone gives the same critic again, bit for bit.
     again = tmp_path / "again"
     assert main([*f"{kind} --data {out} --out {again}".split(), *QUICK[:2], *QUICK[4:]]) == 0
