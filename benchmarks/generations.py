@@ -291,7 +291,7 @@ def judge(
 
 def answer(args: argparse.Namespace) -> None:
     """A student's cells, each written to its file as it ends."""
-    base = [*args.set, f"seed={args.seed}", "problems.source={args.source}"]
+    base = [*args.set, f"seed={args.seed}", f"problems.source={args.source}"]
     config, place = carried_value(load_config(overrides=base), args.model)
     student = load_student(config, path=args.model, opening=opening(config))
     critic = None if place is None else load_value(place, student, config)
