@@ -1,5 +1,5 @@
-"""AlphaZero's loop on pancake sorting, generation by generation, and what each way of answering
-makes of its students.
+"""AlphaZero's loop on pancake sorting or the game of numbers, generation by generation, and what
+each way of answering makes of its students.
 
     uv run alphazero-llm-trainer sft --model small --source pancake --out checkpoints/pancake
     uv run python benchmarks/generations.py --model checkpoints/pancake
@@ -29,11 +29,12 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -51,14 +52,8 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_val
 from alphazero_llm_trainer.policy.folders import carried_value  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.verifiers import Product  # noqa: E402
+from alphazero_llm_trainer.problems import numbers, pancake  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
-from alphazero_llm_trainer.problems.pancake import (  # noqa: E402
-    exact_value,
-    flip,
-    in_order,
-    play,
-    read_question,
-)
 from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
 from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
@@ -115,7 +110,7 @@ def trained(seed: Seed, name: str, rate: float, questions: int) -> Path:
     if begun:
         words += ["--resume", str(run)]
     else:
-        words += ["--config", arm.method, "--model", str(args.model), "--source", "pancake"]
+        words += ["--config", arm.method, "--model", str(args.model), "--source", args.source]
         words += ["-n", str(args.rounds * questions), "--eval-size", "0"]
         settings = [*arm.settings.split(), f"train.validation_size={args.validation}"]
         settings += [f"train.optimizer.learning_rate={rate:g}", "train.keep_best=false"]
@@ -182,9 +177,9 @@ class Permuted(CriticVerifier):
     parent's children is kept, and of which child it says it is not.
     """
 
-    def __init__(self, critic: Critic, student: Student) -> None:
+    def __init__(self, critic: Critic, student: Student, game: Game) -> None:
         super().__init__(critic, "value")
-        self.tokenizer = student.tokenizer
+        self.tokenizer, self.game = student.tokenizer, game
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
@@ -193,44 +188,110 @@ class Permuted(CriticVerifier):
             return await super().__call__(problem, prompt_ids, steps)
         states = []
         for count in range(1, len(steps) + 1):
-            text = sibling(problem, [step.text for step in steps[:count]])
+            *before, last = [step.text for step in steps[:count]]
+            text = last.replace(last.strip(), self.sibling(problem, before, last.strip()))
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             states.append((*prompt_ids, *ids_of(steps[: count - 1]), *ids))
         values = tuple(await self.critic.values(states))
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
 
+    def sibling(self, problem: Problem, before: Sequence[str], step: str) -> str:
+        """The next one of the legal steps that don't end the game, in an order that the state
+        before it draws; the step itself where it is none of these.
+        """
+        state = self.game.state(problem, before)
+        others = [] if state is None else self.game.moves(problem, state)
+        if step not in others:
+            return step
+        Random(f"{problem.id} {state}").shuffle(others)
+        return others[(others.index(step) + 1) % len(others)]
 
-def sibling(problem: Problem, texts: Sequence[str]) -> str:
-    """The next sibling of the last step, among the flips that don't end the game, in an order that
-    the row before it draws; the step itself where it is none of these.
+
+class Game(NamedTuple):
+    """What a value that nothing learnt is made of: a state is a row, or the numbers left."""
+
+    state: Callable[[Problem, Sequence[str]], Any]  # after steps, None where one isn't legal
+    moves: Callable[[Problem, Any], list[str]]  # legal steps then, that don't end the game
+    exact: Callable[[Problem, Sequence[str], float], float]  # V after steps, under a discount
+
+
+def row_of(problem: Problem, steps: Sequence[str]) -> str | None:
+    return pancake.play(pancake.read_question(problem.question)[0], steps)
+
+
+def flips(problem: Problem, row: str) -> list[str]:
+    rows = [(count, pancake.flip(row, count)) for count in range(2, len(row) + 1)]
+    return [f"{count}:{after}" for count, after in rows if after != pancake.in_order(row)]
+
+
+def left_of(problem: Problem, steps: Sequence[str]) -> tuple[int, ...] | None:
+    lines = [step for step in steps if not step.startswith("####")]
+    left = numbers.play(numbers.read_question(problem.question)[0], lines)
+    return None if left is None else tuple(sorted(left.elements()))
+
+
+def legal(left: tuple[int, ...]) -> list[list[numbers.Move]]:
+    """The legal moves with each pair of the numbers left."""
+    pairs = [(max(pair), min(pair)) for pair in combinations(left, 2)]
+    tried = [[numbers.apply(a, op, b) for op in "+-*/"] for a, b in pairs]
+    return [[move for move in moves if move is not None] for moves in tried]
+
+
+def calculations(problem: Problem, left: tuple[int, ...]) -> list[str]:
+    target = numbers.read_question(problem.question)[1]
+    moves = [move for of_pair in legal(left) for move in of_pair]
+    lines = [numbers.write(left, [move]).split("\n")[0] for move in moves]
+    return [line for line in dict.fromkeys(lines) if not line.endswith(f", {target}")]
+
+
+@cache
+def chance(left: tuple[int, ...], target: int) -> float:
+    """The chance that random legal moves from the numbers `left` end at the target: the value of
+    the play that supervised training teaches.
     """
-    begun, step = read_question(problem.question)[0], texts[-1].strip()
-    row, after, goal = play(begun, texts[:-1]), play(begun, texts), in_order(begun)
-    if row is None or after in (None, goal):
-        return texts[-1]
-    others = [k for k in range(2, len(row) + 1) if flip(row, k) != goal]
-    Random(f"{problem.id} {row}").shuffle(others)
-    count = others[(others.index(int(step[0])) + 1) % len(others)]
-    return texts[-1].replace(step, f"{count}:{flip(row, count)}")
+    if len(left) == 1:
+        return float(left == (target,))
+    pairs, total = legal(left), 0.0
+    for moves in pairs:
+        for a, _, b, result in moves:
+            others = list(left)
+            others.remove(a)
+            others.remove(b)
+            total += chance(tuple(sorted([*others, result])), target) / len(moves)
+    return total / len(pairs)
 
 
-def judge(value: str, student: Student, critic: Critic | None, discount: float) -> Verifier:
+def chance_of(problem: Problem, steps: Sequence[str], _: float) -> float:
+    """`chance` after these steps: every game has as many, so that no discount is."""
+    left = left_of(problem, steps)
+    return 0.0 if left is None else chance(left, numbers.read_question(problem.question)[1])
+
+
+GAMES = {
+    "pancake": Game(row_of, flips, pancake.exact_value),
+    "numbers": Game(left_of, calculations, chance_of),
+}
+
+
+def judge(
+    value: str, student: Student, critic: Critic | None, game: Game, discount: float
+) -> Verifier:
     """The rule, and beside it a value ("": none)."""
     rule = Calculator()
     if value == "constant":
         return Product([rule, Told(lambda *_: 0.5)])
     if value == "exact":
-        return Product([rule, Told(lambda *state: exact_value(*state, discount))])
+        return Product([rule, Told(lambda *state: game.exact(*state, discount))])
     if critic is None:
         return rule
     if value == "permuted":
-        return Product([rule, Permuted(critic, student)])
+        return Product([rule, Permuted(critic, student, game)])
     return Product([rule, CriticVerifier(critic, "value")]) if value else rule
 
 
 def answer(args: argparse.Namespace) -> None:
     """A student's cells, each written to its file as it ends."""
-    base = [*args.set, f"seed={args.seed}", "problems.source=pancake"]
+    base = [*args.set, f"seed={args.seed}", f"problems.source={args.source}"]
     config, place = carried_value(load_config(overrides=base), args.model)
     student = load_student(config, path=args.model, opening=opening(config))
     critic = None if place is None else load_value(place, student, config)
@@ -239,7 +300,7 @@ def answer(args: argparse.Namespace) -> None:
         method, value, *settings = WAYS[way]
         own = [*base, *settings, f"search.temperature={temperature}"]
         own += [f"search.discount={config.search.discount}"]
-        verifier = judge(value, student, critic, config.search.discount)
+        verifier = judge(value, student, critic, GAMES[args.source], config.search.discount)
         context = MethodContext(student, verifier, load_config(overrides=own))
         cell = asyncio.run(run_cell(context, benchmark, method, budget, Progress(quiet=True)))
         write_json(Path(file), asdict(cell))
@@ -261,7 +322,7 @@ def answers(
     if left:
         out.mkdir(parents=True, exist_ok=True)
         words = ["answer", "--model", str(student), "--split", split, "--first", str(first)]
-        words += ["--num", str(num), "--cells", json.dumps(left)]
+        words += ["--num", str(num), "--source", seed.args.source, "--cells", json.dumps(left)]
         seed.stage(f"answers {label}", words, Path(left[-1][0]), script=Path(__file__).resolve())
     return [Cell(**read(file)) for file in files]
 
@@ -436,6 +497,7 @@ def main() -> None:
     parser.add_argument("--cells", help=argparse.SUPPRESS)
     options(parser, "generations", first=20_000, num=300)
     parser.add_argument("--model", type=Path, required=True, help="the student that all go on from")
+    parser.add_argument("--source", choices=tuple(GAMES), default="pancake")
     parser.add_argument("--split", default="test", help="of the problems that are answered")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
     parser.add_argument("--tokens", type=int, default=400_000, help="that an arm's run takes")
@@ -458,7 +520,7 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda job: final(*job, chosen[job[1]]), jobs))
         return
-    told_of = ("seeds", "split", "first", "num", "rounds", "tokens", "updates", "budgets")
+    told_of = ("source", "seeds", "split", "first", "num", "rounds", "tokens", "updates", "budgets")
     facts = {name: getattr(args, name) for name in told_of}
     provenance.write(args.out, facts | {"budget": BUDGET} | table(seeds, chosen))
 
