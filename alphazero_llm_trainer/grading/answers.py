@@ -92,10 +92,12 @@ _NO_SENTENCE = re.compile(
 )
 _VARIABLES = re.compile(r"[a-z\u0370-\u03ff]+")  # in the scripts that variables are written in
 _UNIT_MARK = re.compile(r"(?:\s*(?:%|¢|°(?:\s?[CFK]\b)?))?")
-_UNIT = re.compile(rf"(?:(?:\s\(|[\s,;:/)])*+{_WORD}(?:-{_WORD})*(?:\^\{{?[23]\}}?)?)*+[\s)]*")
+_UNIT = re.compile(
+    rf"(?>(?:(?>(?:\s\(|[\s,;:/)])*){_WORD}(?:-{_WORD})*(?:\^\{{?[23]\}}?)?)*)[\s)]*"
+)
 _LATEX_UNIT = re.compile(
-    r"(?:(?<=[0-9})])|(?<=\\pi))(?:\\?[ ,;~])*+"
-    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?:{_WORD}[ /.]*)++)(?:\^\{{?[23]\}}?)?[\s.]*\Z"
+    r"(?:(?<=[0-9})])|(?<=\\pi))(?>(?:\\?[ ,;~])*)"
+    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?>(?:{_WORD}[ /.]*)+))(?:\^\{{?[23]\}}?)?[\s.]*\Z"
 )
 _VARIABLE = r"(?:\\(?!not)[a-z]+|[a-z](?![a-z]))(?:_\{?\w+\}?)?"
 _NAME = r"[a-z]{3,}(?: [a-z]{2,}){0,9}"
@@ -175,8 +177,8 @@ _STARTS = re.compile(
 _PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
 # A name and nothing else (J. K. Rowling, J. van Dyck), or a species (E. coli).
 _NAME_ALONE = re.compile(
-    rf"(?:[a-z]{{3,}}|(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*+[^\W\d_a-z][\w'’-]+"
-    rf"(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*+)[*_\"'”)]*(?:[.,;!?]|\Z)"
+    rf"(?:[a-z]{{3,}}|(?>(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*)[^\W\d_a-z][\w'’-]+"
+    rf"(?>(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*))[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
 _ANSWER_TAG = re.compile(
     r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
@@ -252,10 +254,10 @@ _BARE_BOX = re.compile(
 )
 # Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
 _JOINT = re.compile(
-    r"(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*+"
+    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)"
     r"(?:(?:[,;&、，和或]|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
     r"|\b(?:and|or|und|oder|et|ou|y|o|или|и)\b)"
-    r"(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*+){1,2}"
+    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)){1,2}"
     r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
 )
 _CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"

@@ -155,3 +155,12 @@ def test_no_code_of_a_models_folder_is_trusted():
             auto = re.fullmatch(r"(Auto\w+|kind)\.from_pretrained", ast.unparse(call.func))
             expected = ("False",) if auto else ("False", None)
             assert said.get("trust_remote_code") in expected, (name, call.lineno)
+
+
+def test_no_pattern_repeats_a_group_possessively():
+    """Python 3.11.0 to 3.11.4 read `(?:ab?c)*+` wrongly; `(?>(?:ab?c)*)` is the same, and right."""
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            text = getattr(node, "value", None)
+            if isinstance(text, str):
+                assert not re.search(r"(?<!\\)\)[*+?]\+", text), (name, node.lineno)
