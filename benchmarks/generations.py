@@ -432,8 +432,12 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
         runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
         arms.append({"arm": name, **choice, "generations": by_generation(runs)})
         for way, budget in cells[name][0]:
-            of_seeds = [of[way, budget] for of in cells[name] if (way, budget) in of]
-            answering.append({"arm": name, "way": way, "budget": budget, **told(of_seeds)})
+            of_seeds = [of for of in cells[name] if (way, budget) in of]
+            found = [of[way, budget] for of in of_seeds]
+            answering.append({"arm": name, "way": way, "budget": budget, **told(found)})
+            if name == AZ and (PUCT, budget) in of_seeds[0]:
+                puct = [of[PUCT, budget] for of in of_seeds]
+                answering[-1]["puct_less_it"] = difference(puct, found)
             print(f"{name:20} {way:22} {budget:5} {answering[-1]['accuracy']}", flush=True)
 
     def at(name: str, way: str) -> list[Cell]:
@@ -455,6 +459,9 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
         compared["less_both"] = difference(at(AZ, PUCT), at(STEP, STEPWISE))
     if AZ in chosen:
         compared["learned_less_permuted"] = difference(at(AZ, PUCT), at(AZ, PERMUTED))
+        first = cells[AZ][0]
+        exact, constant = (first[f"puct, {value}", BUDGET] for value in ("exact", "constant"))
+        compared["exact_less_constant"] = difference([exact], [constant])
     print(compared, flush=True)
     begun = {way: told([cell]) for way, cell in zip(names, start, strict=True)}
     facts = {"distinct": start[0].distinct, "start": begun, **compared}
