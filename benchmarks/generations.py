@@ -435,7 +435,7 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
             of_seeds = [of for of in cells[name] if (way, budget) in of]
             found = [of[way, budget] for of in of_seeds]
             answering.append({"arm": name, "way": way, "budget": budget, **told(found)})
-            if name == AZ and (PUCT, budget) in of_seeds[0]:
+            if name == AZ and way != PUCT and (PUCT, budget) in of_seeds[0]:
                 puct = [of[PUCT, budget] for of in of_seeds]
                 answering[-1]["puct_less_it"] = difference(puct, found)
             print(f"{name:20} {way:22} {budget:5} {answering[-1]['accuracy']}", flush=True)
