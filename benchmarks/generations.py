@@ -189,22 +189,11 @@ class Permuted(CriticVerifier):
         states = []
         for count in range(1, len(steps) + 1):
             *before, last = [step.text for step in steps[:count]]
-            text = last.replace(last.strip(), self.sibling(problem, before, last.strip()))
+            text = last.replace(last.strip(), sibling(self.game, problem, before, last.strip()))
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             states.append((*prompt_ids, *ids_of(steps[: count - 1]), *ids))
         values = tuple(await self.critic.values(states))
         return Judgement(values, values[-1], frozenset(range(len(steps))), values)
-
-    def sibling(self, problem: Problem, before: Sequence[str], step: str) -> str:
-        """The next one of the legal steps that don't end the game, in an order that the state
-        before it draws; the step itself where it is none of these.
-        """
-        state = self.game.state(problem, before)
-        others = [] if state is None else self.game.moves(problem, state)
-        if step not in others:
-            return step
-        Random(f"{problem.id} {state}").shuffle(others)
-        return others[(others.index(step) + 1) % len(others)]
 
 
 class Game(NamedTuple):
@@ -213,6 +202,18 @@ class Game(NamedTuple):
     state: Callable[[Problem, Sequence[str]], Any]  # after steps, None where one isn't legal
     moves: Callable[[Problem, Any], list[str]]  # legal steps then, that don't end the game
     exact: Callable[[Problem, Sequence[str], float], float]  # V after steps, under a discount
+
+
+def sibling(game: Game, problem: Problem, before: Sequence[str], step: str) -> str:
+    """The next one of the legal steps that don't end the game, in an order that the state before it
+    draws; the step itself where it is none of these.
+    """
+    state = game.state(problem, before)
+    others = [] if state is None else game.moves(problem, state)
+    if step not in others:
+        return step
+    Random(f"{problem.id} {state}").shuffle(others)
+    return others[(others.index(step) + 1) % len(others)]
 
 
 def row_of(problem: Problem, steps: Sequence[str]) -> str | None:

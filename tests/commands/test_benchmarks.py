@@ -7,7 +7,7 @@ from support import tiny_llama
 
 from alphazero_llm_trainer.problems.pancake import flip
 from alphazero_llm_trainer.types import Problem
-from benchmarks.generations import sibling
+from benchmarks.generations import GAMES, sibling
 from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
@@ -58,15 +58,30 @@ def test_forwards_inside_generate_are_counted():
     assert watched.work.forwards == work.forwards
 
 
-def test_each_flip_has_one_other_flip_of_its_row_as_sibling():
-    row, before = "32145", "4:41235\n"
-    problem = Problem("one", f"8 flips: {flip('41235', 4)}", "pancake", 1)
-    after = {k: f"{k}:{flip('41235', k)}\n" for k in range(2, 6)}
-    others = {k: sibling(problem, [before, text]) for k, text in after.items()}
-    assert sorted(others.values()) == sorted(after.values())
-    assert all(others[k] != after[k] for k in after)
+def test_each_step_has_one_other_legal_step_as_sibling():
+    game = GAMES["pancake"]
+    problem = Problem("one", "8 flips: 32145", "pancake", 1)
+    flips = [f"{k}:{flip('41235', k)}" for k in range(2, 6)]
+    others = [sibling(game, problem, ["4:41235\n"], step) for step in flips]
+    assert sorted(others) == sorted(flips)
+    assert all(other != step for other, step in zip(others, flips, strict=True))
     # What isn't the flip that it says, and what ends the game, is its own.
-    assert sibling(problem, [before, "3:12345\n"]) == "3:12345\n"
-    ending = Problem("two", f"8 flips: {row}", "pancake", 1)
-    assert sibling(ending, ["3:12345\n"]) == "3:12345\n"
-    assert {sibling(ending, [f"{k}:{flip(row, k)}\n"])[0] for k in (2, 4, 5)} == set("245")
+    assert sibling(game, problem, ["4:41235\n"], "3:12345") == "3:12345"
+    assert sibling(game, problem, [], "3:12345") == "3:12345"
+    assert {sibling(game, problem, [], f"{k}:{flip('32145', k)}")[0] for k in (2, 4, 5)} == set(
+        "245"
+    )
+
+
+def test_numbers_have_siblings_and_the_chance_of_random_play():
+    game, problem = (
+        GAMES["numbers"],
+        Problem("one", "Use 2, 3 and 4 once each to make 20.", "numbers", 1),
+    )
+    steps = game.moves(problem, game.state(problem, []))
+    others = [sibling(game, problem, [], step) for step in steps]
+    assert sorted(others) == sorted(steps) and all(map(str.__ne__, others, steps))
+    after = [line for line in steps if line.startswith("3 + 2 = 5")]
+    # Of the moves with 5 and 4, multiplication alone ends at 20.
+    legal = game.moves(problem, game.state(problem, after))
+    assert game.exact(problem, after, 1.0) == pytest.approx(1 / (len(legal) + 1))
