@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import write_whole
 from ..report.runs import Comparison, compare_runs
 
 Runs = Sequence[str | Path] | str | Path
@@ -25,6 +24,5 @@ def compare(first: Runs, second: Runs, out: str | Path | None = None) -> Compari
     sides = [[side] if isinstance(side, str | Path) else side for side in (first, second)]
     result = compare_runs(*([Path(folder) for folder in side] for side in sides))
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        write_whole(Path(out) / "report.html", result.page())
+        result.write(Path(out))
     return result

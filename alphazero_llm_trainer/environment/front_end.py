@@ -101,16 +101,12 @@ def dispatch(argv: list[str]) -> int:
     at = argv.index("--") if "--" in argv else len(argv)
     flags, rest = Flags().parse_known_args(argv[:at])
     if flags.train:
-        strays = [
-            word
-            for word in rest
-            if word != ID_FLAG and not is_our_id(word.removeprefix(f"{ID_FLAG}="))
-        ]
-        if strays:
-            raise ConfigError(
-                f"{strays[0]} stands before `--`: "
-                f"write training options after it, as in {TRAIN_EXAMPLE}"
-            )
+        for word in rest:
+            if word != ID_FLAG and not is_our_id(word.removeprefix(f"{ID_FLAG}=")):
+                raise ConfigError(
+                    f"{word} stands before `--`: "
+                    f"write training options after it, as in {TRAIN_EXAMPLE}"
+                )
         from ..cli.train import train_main
 
         return train_main(["--help"] if flags.help else argv[at + 1 :])
@@ -121,11 +117,10 @@ def dispatch(argv: list[str]) -> int:
     if flags.help:
         print(USAGE, end="")
         return 0
-    rest += [] if flags.tier is None else ["--env.taskset.tier", flags.tier]
-    likely = flags.use_student_model
-    return evaluate(
-        [*rest, *([] if likely is None else ["--env.taskset.use-student-model", likely])]
-    )
+    for key, value in (("tier", flags.tier), ("use-student-model", flags.use_student_model)):
+        if value is not None:
+            rest += [f"--env.taskset.{key}", value]
+    return evaluate(rest)
 
 
 def verifiers_own(argv: list[str]) -> int:
@@ -182,14 +177,12 @@ def evaluate(argv: list[str]) -> int:
 
     config = parse(argv)
     fill(config)
-    for line in [*plan(config), *left_out(config)]:
+    about = left_out(config)
+    for line in [*plan(config), *about]:
         print(line, flush=True)
     # Of one command alone, so they are no part of a saved configuration.
-    once = [
-        f"--{name.replace('_', '-')}"
-        for name in ("dry_run", "clean", "resume")
-        if getattr(config, name)
-    ]
+    flags = ("dry_run", "clean", "resume")
+    once = [f"--{name.replace('_', '-')}" for name in flags if getattr(config, name)]
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "eval.json"
         file.write_text(config.model_dump_json(), encoding="utf-8")
@@ -209,7 +202,6 @@ def evaluate(argv: list[str]) -> int:
         return 0
     folder = config.output_dir / str(config.run.dir)
     summary = rollouts.summarise(folder)
-    about = left_out(config)
     if tier_of(config) != "none" and not about:
         about = [f"teachers took part: {summary.taught} steps"]
     print("\n".join(["", rollouts.text(summary, folder), *about]))

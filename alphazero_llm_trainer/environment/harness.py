@@ -22,6 +22,7 @@ from ..types import Problem
 from .argv import OUR_ID
 from .calls import NEEDS, ChatCalls, ChatSteps
 from .frozen import EMBEDDED_MODEL, frozen_student
+from .taskset_rules import messages
 
 FAILED = 1
 # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
@@ -90,45 +91,37 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         """Answer `data`'s prompt. A failed call gives a non-zero result, or the rollout would count
         as an answer.
         """
-        system, prompt = self.resolve_prompt(data)
-        messages: list[dict[str, Any]] = (
-            [] if system is None else [{"role": "system", "content": system}]
-        )
-        if isinstance(prompt, str):
-            messages.append({"role": "user", "content": prompt})
-        else:
-            messages += [message.model_dump(exclude_none=True) for message in prompt or []]
+        sent = [message.model_dump(exclude_none=True) for message in messages(data)]
         if ctx.model == EMBEDDED_MODEL and frozen_student().room(data.prompt_text) <= 0:
-            trace.info["skipped"] = (
-                TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
-            )
+            # An empty response: it scores 0 and is counted, as in every evaluation.
+            trace.info["skipped"] = TOO_LONG
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             chat = ChatCalls(session, endpoint, secret, ctx.model)
             try:
                 if self.config.search == "none" and ctx.model == EMBEDDED_MODEL:
-                    choice, _ = await chat(messages, temperature=0.0, return_token_ids=True)
+                    choice, _ = await chat(sent, temperature=0.0, return_token_ids=True)
                     # What is scored, as it was sampled.
                     trace.info["token_ids"] = choice["token_ids"]
                 elif self.config.search == "none":
-                    await chat(messages)
+                    await chat(sent)
                 elif ctx.client.type == "train":
                     raise EngineError(f"verifiers' training client closes every message; {NEEDS}")
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
-                    trace.info["mcts"] = record(await self._search(chat, messages, problem))
+                    trace.info["mcts"] = record(await self._search(chat, sent, problem))
             except AlphaZeroError as error:
                 return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def _search(
-        self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem
+        self, chat: ChatCalls, opening: list[dict[str, Any]], problem: Problem
     ) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         config, teachers = self._settings(chat.model)
         frozen = frozen_student() if chat.model == EMBEDDED_MODEL else None
-        policy = ChatSteps(chat, messages, config.search, frozen)
+        policy = ChatSteps(chat, opening, config.search, frozen)
         perplexity = None if frozen is None else frozen.perplexity
         search = answer_search(None, config, perplexity, policy=policy, advisor=teachers)
         return await search.run(problem, derive_seed(config.seed, problem.id))

@@ -4,6 +4,7 @@ verifiers wrote.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,50 +32,38 @@ class RolloutSummary:
 
 def summarise(folder: Path) -> RolloutSummary:
     """Read a run's `traces.jsonl` (one episode a line)."""
-    summary = RolloutSummary()
-    sums: dict[str, list[float]] = {}
+    summary, sums = RolloutSummary(), defaultdict[str, list[float]](list)
     for episode in read_lines(folder / TRACES):
         summary.total += 1
         traces = episode.get("traces", [])
         if not episode.get("ok"):
             summary.failed += 1
-            errors = [
-                *episode.get("errors", []),
-                *(error for trace in traces for error in trace.get("errors", [])),
-            ]
-            message = (
-                " ".join(errors[0].get("message", "").split())
-                if errors
-                else "no error was recorded"
-            )
-            summary.first_error = summary.first_error or message
+            errors = [error for part in (episode, *traces) for error in part.get("errors", [])]
+            said = errors[0].get("message", "") if errors else "no error was recorded"
+            summary.first_error = summary.first_error or " ".join(said.split())
             continue
         for trace in traces:
             info = trace.get("info", {})
             summary.skipped += "skipped" in info
             sources = info.get("mcts", {}).get("tree", {}).get("source", [])
             summary.taught += sum(source.startswith("teacher:") for source in sources)
-            rewards = {
-                name: part for name, part in trace.get("rewards", {}).items() if part is not None
-            }
-            parts = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
-            if len(rewards) > 1:  # one alone is the total
-                parts |= {name: part["score"] for name, part in rewards.items()}
-            parts |= {
-                name: value for name, value in trace.get("metrics", {}).items() if value is not None
-            }
-            for name, value in parts.items():
-                sums.setdefault(name, []).append(value)
+            total, parts = 0.0, dict(trace.get("metrics", {}))
+            rewards = [item for item in trace.get("rewards", {}).items() if item[1] is not None]
+            for name, part in rewards:
+                total += part["score"] * part["weight"]
+                if len(rewards) > 1:  # one alone is the total
+                    parts[name] = part["score"]
+            for name, value in {**parts, "reward": total}.items():
+                if value is not None:
+                    sums[name].append(value)
     summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
     return summary
 
 
 def text(summary: RolloutSummary, folder: Path) -> str:
     """The closing lines: rewards, failures, where the traces are."""
-    names = ["reward", *sorted(name for name in summary.means if name != "reward")]
-    rewards = "   ".join(
-        f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means
-    )
+    means = sorted(summary.means.items(), key=lambda item: (item[0] != "reward", item))
+    rewards = "   ".join(f"{name} {value:.3f}" for name, value in means)
     count = f"{summary.total} rollout{'' if summary.total == 1 else 's'}, {summary.failed} failed"
     if summary.skipped:
         count += f", {summary.skipped} too long for the context (scored 0)"

@@ -55,9 +55,8 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
         weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
-        return (
-            weights if self.custom is None else weights.model_copy(update={"custom": self.custom})
-        )
+        own = {} if self.custom is None else {"custom": self.custom}
+        return weights.model_copy(update=own)
 
 
 class AlphaZeroData(vf.TaskData):
@@ -279,35 +278,27 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         source = open_problems(problems)
         check_reads(problems, [source])
         task_config = scoring(chosen, config.rewards)
+        likely = task_config.use_student_model
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size
         if size is None:
             size = ENDLESS if source.endless else sys.maxsize
         for row in load_tasks(source, chosen.split, size, rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row, chosen.split), task_config)
-            yield (
-                task
-                if task_config.use_student_model is None
-                else task.with_student(task_config.use_student_model)
-            )
+            yield task if likely is None else task.with_student(likely)
 
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
     """The task's configuration: the taskset's switch and file, else what the task has of its own,
     else `rewards`.
     """
-    likely = (
-        chosen.task.use_student_model
-        if chosen.use_student_model is None
-        else chosen.use_student_model
-    )
+    likely, weights = chosen.use_student_model, chosen.task.weights
+    if likely is None:
+        likely = chosen.task.use_student_model
     if likely is None and not rewards.use_student_model:
         likely = False
-    weights = (
-        rewards
-        if chosen.config_file is not None or chosen.task.weights is None
-        else chosen.task.weights
-    )
+    if weights is None or chosen.config_file is not None:
+        weights = rewards
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 

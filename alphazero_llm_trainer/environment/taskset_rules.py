@@ -65,13 +65,13 @@ def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, f
     options: dict[str, Any] = {}
     declared = (0.0, 1.0)
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key == RANGE:
-            declared = declared_range(address, value)
-            continue
         setting: Any = value
         with suppress(json.JSONDecodeError):
             setting = json.loads(value)
-        options = merge(options, nested(key, setting))
+        if key == RANGE:
+            declared = declared_range(address, value)
+        else:
+            options = merge(options, nested(key, setting))
     return options, declared
 
 
@@ -112,9 +112,7 @@ def of_class(task: vf.Task) -> str | None:
         return "it watches or rewrites turns, and a problem here is one prompt with one reply"
     hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
     scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
-    if type(task).NEEDS_CONTAINER or any(
-        needs_runtime(function) for function in (*hooks, *scoring)
-    ):
+    if type(task).NEEDS_CONTAINER or any(map(needs_runtime, (*hooks, *scoring))):
         return (
             "it needs a container or a runtime to run commands in, and rewards run in this process"
         )
@@ -192,27 +190,22 @@ def turn(trace: vf.Trace, data: vf.TaskData, reply: str) -> None:
 
 def messages(data: vf.TaskData) -> Messages:
     """A task's prompt as a harness sends it: the system prompt, then the prompt."""
-    system: Messages = (
-        [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
-    )
-    prompt = (
-        [UserMessage(content=data.prompt)]
-        if isinstance(data.prompt, str)
-        else list(data.prompt or [])
-    )
-    return [*system, *prompt]
+    sent: Messages = []
+    if data.system_prompt is not None:
+        sent.append(SystemMessage(content=data.system_prompt))
+    if isinstance(data.prompt, str):
+        return [*sent, UserMessage(content=data.prompt)]
+    return [*sent, *(data.prompt or ())]
 
 
 def failure(trace: vf.Trace) -> str | None:
     """Why a scored trace has no reward, or None where it has one."""
     if trace.is_timeout:
         return "its rewards took too long"
+    if not trace.ok and trace.last_error:
+        return str(trace.last_error.message).partition("\n")[0]
     if not trace.ok:
-        return (
-            str(trace.last_error.message).partition("\n")[0]
-            if trace.last_error
-            else "its rewards failed"
-        )
+        return "its rewards failed"
     return None if math.isfinite(trace.reward) else f"its reward is {trace.reward}"
 
 

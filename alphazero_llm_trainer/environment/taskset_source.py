@@ -128,12 +128,10 @@ class VerifiersTaskset(Source):
         prompts = {prompt_of(item.data)[0] for items in read.values() for item in items}
         self.system_prompt = prompts.pop() if len(prompts) == 1 else None
         for origin, items in read.items():
-            for task in [self._keep(origin, item) for item in items]:
-                part = (
-                    split_of(task.problem.question, list(self._own))
-                    if origin == "train"
-                    else origin
-                )
+            for item in items:
+                task, part = self._keep(origin, item), origin
+                if origin == "train":
+                    part = split_of(task.problem.question, list(self._own))
                 self._tasks[part].append(task)
 
     def _checked(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
@@ -252,10 +250,8 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
     """A task's system prompt and question."""
-    said = [
-        content_text(message.content)
-        for message in messages(data)
-        if isinstance(message, SystemMessage)
-    ]
-    [question] = (m.content for m in messages(data) if isinstance(m, UserMessage))
-    return "\n\n".join(filter(None, said)) or None, content_text(question)
+    said: dict[type, list[str]] = {SystemMessage: [], UserMessage: []}
+    for message in messages(data):
+        said[type(message)].append(content_text(message.content))
+    [question] = said[UserMessage]
+    return "\n\n".join(filter(None, said[SystemMessage])) or None, question

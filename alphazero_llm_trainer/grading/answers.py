@@ -208,7 +208,6 @@ _NEXT_QUESTION = re.compile(
     re.IGNORECASE,
 )
 _OPERATORS = frozenset("+-*/×÷·^")
-_DIGITS_END = r"(?![0-9]|[.,'][0-9])"
 _GROUPS = re.compile(
     r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
     r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
@@ -403,11 +402,18 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
     text = spoken(text)
-    statements = (_lines(text), _boxes(text, strict), [] if strict else _sentences(text))
-    for boxed, stated in zip((False, True, False), statements, strict=True):
+    for boxed, stated in _stated(text, strict):
         if stated:
             return stated[-1] if words or boxed else _one_number(stated[-1])
     return None if strict or words else _last_number(text)
+
+
+def _stated(text: str, strict: bool) -> Iterator[tuple[bool, list[str]]]:
+    """What each of the rules 1 to 3 (1 and 2 where `strict`) finds, and whether in a box."""
+    yield False, _lines(text)
+    yield True, _boxes(text, strict)
+    if not strict:
+        yield False, _sentences(text)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -420,26 +426,21 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     not one number (`#### 5 or 6`) are answers that can't be read, and no number that merely stands
     in the text is taken for them. `strict` as in `extract`.
     """
-    text, unread = spoken(text), False
-    statements = (_lines(text), _boxes(text, strict), [] if strict else _sentences(text))
-    for boxed, stated in zip((False, True, False), statements, strict=True):
-        last = next(
-            (text for text in reversed(stated) if any(letter.isnumeric() for letter in text)), None
-        )
-        if last is None:
-            unread = unread or any(re.fullmatch(r"\S{2,}", normalize(word)) for word in stated[-1:])
-            continue
-        for reading in (last, _one_number(last), _numeric(last, boxed)):
-            if number(reading) is not None:
-                return reading
-        unread = True
-    stray = None if strict or unread else _last_number(_grouped(text))
-    if stray is None:
-        return None
-    # 0/0 is none
-    return next(
-        (reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None
-    )
+    text, unread = spoken(text), strict
+    for boxed, stated in _stated(text, strict):
+        numeric = [words for words in stated if any(map(str.isnumeric, words))]
+        if numeric:
+            last, unread = numeric[-1], True
+            for reading in (last, _one_number(last), _numeric(last, boxed)):
+                if number(reading) is not None:
+                    return reading
+        elif stated and re.fullmatch(r"\S{2,}", normalize(stated[-1])):
+            unread = True
+    stray = None if unread else _last_number(_grouped(text))
+    for reading in () if stray is None else (stray, _numeric(stray)):
+        if number(reading) is not None:  # 0/0 is none
+            return reading
+    return None
 
 
 def solution_answer(solution: str) -> str | None:
@@ -460,7 +461,7 @@ def after_mark(response: str) -> str | None:
     there is none."""
     response = spoken(response)
     marks = list(_HASHES.finditer(response))
-    return None if not marks else response[marks[-1].start(1) :].strip() or None
+    return response[marks[-1].start(1) :].strip() or None if marks else None
 
 
 def letter(statement: str) -> str | None:
@@ -541,13 +542,13 @@ def repeating(text: str) -> str:
 
 
 def _repeating_fraction(decimal: re.Match[str]) -> str:
-    whole, before = decimal["whole"] or "0", decimal["before"] or ""
-    again = decimal["line"] or decimal["digit"] or decimal["brackets"] or decimal["tripled"]
-    if decimal["first"]:
-        again = decimal["first"] + (decimal["middle"] or "") + (decimal["last"] or "")
-    again = again or decimal["doubled"]
-    nines = 10 ** len(again) - 1
-    value = Fraction(int(whole + before + again) - int(whole + before), nines * 10 ** len(before))
+    before = decimal["before"] or ""
+    # of the ways of writing what is repeated a text has one
+    ways = ("line", "digit", "brackets", "tripled", "first", "middle", "last", "doubled")
+    again = "".join(filter(None, decimal.group(*ways)))
+    once = (decimal["whole"] or "0") + before
+    nines = (10 ** len(again) - 1) * 10 ** len(before)
+    value = Fraction(int(once + again) - int(once), nines)
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
@@ -590,8 +591,9 @@ def _lines(text: str) -> list[str]:
 
 def _marks(text: str) -> Iterator[re.Match[str]]:
     """The lines with `####` that hold an answer."""
-    marks = _HASHES.finditer(text)
-    return (m for m in marks if normalize(_TAGS.sub("", m[1])) and not _HEADING.match(m[1]))
+    for mark in _HASHES.finditer(text):
+        if normalize(_TAGS.sub("", mark[1])) and not _HEADING.match(mark[1]):
+            yield mark
 
 
 def _boxes(text: str, strict: bool = False) -> list[str]:
@@ -606,14 +608,11 @@ def _boxes(text: str, strict: bool = False) -> list[str]:
 def _joined_boxes(text: str, strict: bool) -> list[str]:
     """What boxes hold, in order; joined ones as one list of what they say."""
     boxes = _complete_boxes(text)
-    if not strict:
-        for bare in _BARE_BOX.finditer(text):
-            content = bare[1].rstrip(" .,;")
-            boxes.append((bare.start(), bare.start(1) + len(content), content.strip()))
-        boxes.sort()
-    lists: list[dict[str, str]] = []  # by keys, so that what says the same is there once
-    last = 0
-    for start, end, content in boxes:
+    for bare in () if strict else _BARE_BOX.finditer(text):
+        content = bare[1].rstrip(" .,;")
+        boxes.append((bare.start(), bare.start(1) + len(content), content.strip()))
+    lists, last = list[dict[str, str]](), 0  # by keys, so that what says the same is there once
+    for start, end, content in sorted(boxes):
         if not lists or not _JOINT.fullmatch(text, last, start):
             lists.append({})
         lists[-1].setdefault(normalize(content), content)
@@ -677,10 +676,13 @@ def _one_number(statement: str) -> str:
     if len(numbers) != 1 or _value(plain) is not None:
         return statement
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
-    says = _LEAD.fullmatch(lead) and not any(
-        map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold()))
-    )
-    return numbers[0][0] if says and _is_unit(tail) else statement
+    return numbers[0][0] if _leads(lead) and _is_unit(tail) else statement
+
+
+def _leads(text: str) -> bool:
+    """Whether `text` may stand before the one number of a sentence and leave its value."""
+    words = re.findall(_WORD, text.casefold())
+    return bool(_LEAD.fullmatch(text)) and not any(map(_NO_SENTENCE.fullmatch, words))
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:
@@ -714,14 +716,10 @@ def _spelt_out(text: str) -> str:
 def _grouped(text: str) -> str:
     """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas
     as India sets them."""
-    text = re.sub(
-        r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])", _decimal_comma, text
-    )
+    european = r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])"
+    marks = str.maketrans(",", ".", ". ")
+    text = re.sub(european, lambda digits: digits[0].translate(marks), text)
     return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
-
-
-def _decimal_comma(digits: re.Match[str]) -> str:
-    return re.sub("[. ]", "", digits[0]).replace(",", ".")
 
 
 def _computed(left: str, right: str) -> bool:
@@ -729,12 +727,11 @@ def _computed(left: str, right: str) -> bool:
     operators or units, and names no variable there, or only says what has the value."""
     side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
     start = re.search(rf"[0-9(]|[{_MONEY}](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
-    lead = side if start is None else side[: start.start()]
-    words = re.findall(_WORD, lead.casefold())
-    if not _LEAD.fullmatch(lead) or any(map(_NO_SENTENCE.fullmatch, words)):
+    if not _leads(side if start is None else side[: start.start()]):
         return False
     if start is None:
-        return bool(words) and all(len(word) > 1 for word in words) and "-" not in lead
+        words = re.findall(_WORD, side)
+        return bool(words) and all(len(word) > 1 for word in words) and "-" not in side
     # The x of "3 x 6" is a sign.
     side = re.sub(r"(?<=[0-9)])\s*[xX]\s*(?=[0-9($])", "*", side[start.start() :])
     counts, before = False, ""
@@ -755,15 +752,16 @@ def _computed(left: str, right: str) -> bool:
 
 def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of the complete boxes without a box inside, in order."""
-    boxes: list[tuple[int, int, str]] = []
-    open_braces: list[tuple[int, int]] = []  # start of a box or -1, where its content begins
+    boxes = list[tuple[int, int, str]]()
+    opened = list[re.Match[str]]()
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
-            open_braces.append((brace.start() if brace[0] != "{" else -1, brace.end()))
-        elif open_braces:
-            start, inside = open_braces.pop()
-            if start >= 0 and (not boxes or start > boxes[-1][0]):
-                boxes.append((start, brace.end(), text[inside : brace.start()].strip()))
+            opened.append(brace)
+        elif opened:
+            start = opened.pop()
+            if start[0] != "{" and (not boxes or start.start() > boxes[-1][0]):
+                content = text[start.end() : brace.start()].strip()
+                boxes.append((start.start(), brace.end(), content))
     return boxes
 
 
@@ -777,15 +775,10 @@ def _plain(text: str) -> str:
     )
     if not text.isascii():
         text = _EMOJI.sub("", text)
-        text = re.sub(r"[^\W0-9a-zA-Z_]", _ascii_digit, text)
+        text = re.sub(r"(?![0-9])\d", lambda digit: str(int(digit[0])), text)
     for pattern, new in _PLAIN:
         text = pattern.sub(new, text)
     return text
-
-
-def _ascii_digit(letter: re.Match[str]) -> str:
-    """A digit of any script as an ASCII one."""
-    return str(unicodedata.decimal(letter[0])) if letter[0].isdecimal() else letter[0]
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -807,11 +800,8 @@ def _strip(text: str) -> str:
     text = text.lstrip(" \t\r\n*`'\"_,;:")
     kept = text.rstrip(f" \t\r\n*`'\"_.,;:!?{STOPS}")
     factorial = re.match(r"\s*(!+)", text[len(kept) :])
-    return (
-        kept + factorial[1]
-        if factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept[-2:])
-        else kept
-    )
+    counted = factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept[-2:])
+    return kept + factorial[1] if factorial and counted else kept
 
 
 def _value(text: str) -> Fraction | None:
@@ -830,29 +820,21 @@ def _value(text: str) -> Fraction | None:
     scale, unit = _scale(text[match.end() :])
     if not _is_unit(unit):
         return None
-    if match["whole"]:
-        top, bottom, whole = (
-            Fraction(match["top"]),
-            Fraction(match["bottom"]),
-            Fraction(match["whole"]),
-        )
-    else:
-        top, bottom = (
-            Fraction((match[part] or "1").replace(",", "")) for part in ("number", "divisor")
-        )
-        whole, scale = Fraction(0), scale * Fraction(10) ** int(match["exponent"] or 0)
+    top = Fraction((match["top"] or match["number"]).replace(",", ""))
+    bottom = Fraction((match["bottom"] or match["divisor"] or "1").replace(",", ""))
     if bottom == 0:
         return None
-    return (-1 if match["sign"] == "-" else 1) * (whole + top / bottom) * scale
+    value = (int(match["whole"] or 0) + top / bottom) * Fraction(10) ** int(match["exponent"] or 0)
+    return (-value if match["sign"] == "-" else value) * scale
 
 
 def _scale(rest: str) -> tuple[Fraction, str]:
     """The factor that a word such as "million" names, and the unit that follows."""
     if re.match(_CJK_SCALE, rest):
         return Fraction(CJK_SCALES[rest[0]]), rest[1:]
-    first, _, unit = rest.strip().partition(" ")
+    first, space, unit = rest.strip().partition(" ")
     factor = SCALES.get(first.casefold().removesuffix("s"))
-    return (Fraction(1), rest) if factor is None else (Fraction(factor), unit and f" {unit}")
+    return (Fraction(1), rest) if factor is None else (Fraction(factor), space + unit)
 
 
 def _is_unit(rest: str) -> bool:
@@ -869,9 +851,7 @@ def _is_unit(rest: str) -> bool:
         return True
     if _NO_UNIT_FIRST.fullmatch(words[0].casefold()) or words[-1] == "a":
         return False
-    return _is_unit_word(words[0], rest[0] == words[0][0]) and all(
-        _is_unit_word(word) for word in words[1:]
-    )
+    return _is_unit_word(words[0], rest[0] == words[0][0]) and all(map(_is_unit_word, words[1:]))
 
 
 def _is_unit_word(word: str, touches: bool = False) -> bool:

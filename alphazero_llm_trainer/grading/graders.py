@@ -53,10 +53,13 @@ _FORMULA = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_BASES = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
+BASES = {name: str(base) for base, name in enumerate(_BASES.split(), 2)}
 # 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
 _BASE = re.compile(
-    rf"([0-9A-F.]*?)(?:_(?:base)?|(?:in)?base)([0-9]+|{'|'.join(BASES)}|sixteen)", re.IGNORECASE
+    rf"([0-9A-F.]*?)(?:_(?:base)?|(?:in)?base)([0-9]+|{'|'.join(BASES)})", re.IGNORECASE
 )
 _NO_BASE = re.compile(
     r"\\(?:text|textbf|mathrm|mbox|operatorname)\b|\\left|\\right|\\[,;: !]|[\s{}()$*,]|\.\Z"
@@ -196,12 +199,8 @@ class MathGrader(Grader):
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
                 said = answers.spoken(response)
-                verdict = (
-                    Verdict.UNPARSED
-                    if strict or not said.strip() or len(gold) > LONGEST_ANSWER
-                    else None
-                )
-                text = said[-LONGEST_ANSWER:]
+                none = strict or not said.strip() or len(gold) > LONGEST_ANSWER
+                verdict, text = Verdict.UNPARSED if none else None, said[-LONGEST_ANSWER:]
             if verdict is None:
                 asked.append((i, Request(answers.without_unit(gold), text, answer is not None)))
             grades.append(Grade(verdict or Verdict.UNPARSED, answer))
@@ -283,13 +282,12 @@ class MixedGrader(Grader):
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
         """See `Grader.grade_many`."""
-        grades: dict[int, Grade] = {}
         kinds = [kind_of(gold) for _, gold in pairs]
+        graded = {}
         for kind in set(kinds):
-            places = [place for place, other in enumerate(kinds) if other == kind]
-            graded = GRADERS[kind].grade_many([pairs[place] for place in places], strict)
-            grades.update(zip(places, graded, strict=True))
-        return [grades[place] for place in range(len(pairs))]
+            own = [pair for pair, other in zip(pairs, kinds, strict=True) if other == kind]
+            graded[kind] = iter(GRADERS[kind].grade_many(own, strict))
+        return [next(graded[kind]) for kind in kinds]
 
 
 GRADERS: dict[str, Grader] = {
@@ -350,14 +348,13 @@ def normalize_words(text: str) -> str:
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
-    text = _MARKS.sub(
-        lambda mark: (
-            mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else ""
-        ),
-        text,
-    )
-    words = _ARTICLES.sub(" ", text).split()
-    return " ".join(words or text.split())
+    text = _MARKS.sub(_meant, text)
+    return " ".join(_ARTICLES.sub(" ", text).split() or text.split())
+
+
+def _meant(mark: re.Match[str]) -> str:
+    """The mark, or nothing where it changes nothing that is meant."""
+    return mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else ""
 
 
 def word_f1(answer: str, gold: str) -> float:
@@ -384,11 +381,9 @@ def _same_kind(answer: str, gold: str) -> tuple[str, str]:
 def _parts(latex: str) -> tuple[str, str]:
     """A choice's label in front of `latex`, "" where there is none, and what remains."""
     parts = _LABEL.fullmatch(latex.strip())
-    return (
-        ("", latex)
-        if parts is None
-        else (parts[1] or parts[3], f"{parts[2] or ''}{parts[4]}".strip().removesuffix("$"))
-    )
+    if parts is None:
+        return "", latex
+    return parts[1] or parts[3], f"{parts[2] or ''}{parts[4]}".strip().removesuffix("$")
 
 
 def _precision(gold: str) -> Fraction:
@@ -415,8 +410,7 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
     """The verdict where it needs no algebra, else None."""
     if len(answer) > LONGEST_ANSWER:
         return Verdict.UNPARSED
-    dates = [_DATE.fullmatch(text.strip(" $.")) for text in (answer, gold)]
-    if any(dates):
+    if any(_DATE.fullmatch(text.strip(" $.")) for text in (answer, gold)):
         return Verdict.CORRECT if answers.equal(answer, gold) else Verdict.WRONG
     number, wanted = answers.number(answer), answers.number(gold)
     if number is not None and wanted is not None:
@@ -424,7 +418,7 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
             return None  # x = 5 is not y = 5
         if number == wanted or _rounded(number, wanted) or _rounded(wanted, number):
             return Verdict.CORRECT
-        return None if _PERCENT.search(answer) or _PERCENT.search(gold) else Verdict.WRONG
+        return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
     if answers.equal(answer, gold):
         return Verdict.CORRECT
     based, wanted_base = _in_base(answer), _in_base(gold)
@@ -439,10 +433,9 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
     leading zeros."""
     if 10 ** (ROUNDED_DIGITS - 1) % decimal.denominator == 0:
         return False
-    places = next(
-        (n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0),
-        MOST_PLACES,
-    )
+    places = ROUNDED_DIGITS
+    while places < MOST_PLACES and 10**places % decimal.denominator:
+        places += 1
     off = abs(decimal - exact) * 10**places
     return abs(decimal) * 10**places >= 10 ** (ROUNDED_DIGITS - 1) and off <= Fraction(1, 2)
 
@@ -452,13 +445,8 @@ def _in_base(text: str) -> tuple[str, str] | None:
     number = _BASE.fullmatch(_NO_BASE.sub("", text))
     if number is None:
         return None
-    base = number[2].lower()
-    if base in BASES:
-        base = str(BASES.index(base) + 2)
-    base = "16" if base == "sixteen" else base
-    digits = number[1].upper().lstrip("0")
-    letters = [letter for letter in digits if letter.isalpha()]
-    if any(ord(letter) - ord("A") + 10 >= int(base) for letter in letters):
+    digits, base = number[1].upper().lstrip("0"), BASES.get(number[2].lower(), number[2])
+    if any(letter.isalpha() and int(letter, 36) >= int(base) for letter in digits):
         return None  # a_1 is a term
     return digits, base
 
@@ -470,7 +458,7 @@ def _brackets(text: str) -> str | None:
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("\\{", "{")
     text = text.replace("\\}", "}")
     names = _NAMES.match(text)
-    text = text[names.end() :] if names else text
+    text = text[names.end() if names else 0 :]
     depth, commas = 0, 0
     for place, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DataError
 from ..types import Problem, Task
@@ -34,107 +33,51 @@ BOYS = ("Ben", "Leo", "Max", "Sam", "Tom")
 THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "stamps")
 CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
 
-Operation = tuple[int, str, int]  # left operand, one of + - * /, right operand
-DrawnOperations = tuple[list[Operation], dict[str, int]]  # operations, and numbers of the text
-Draw = Callable[[Random, int], DrawnOperations | None]  # of the current number of things
+Operation = tuple[int, str, int, int]  # left operand, one of + - * /, right operand, result
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemKind:
-    """One kind of sentence: how many steps it adds, its phrasings, and what it does to the current
-    number of things.
+class ProblemKind(NamedTuple):
+    """One kind of sentence: its phrasings, the operations that it adds to the worked solution, and
+    the numbers that are drawn for it, each from a range.
 
-    `draw(rng, have)` gives the operations and the numbers of the text, or None where the kind
-    doesn't fit `have`.
+    In `operations` stand numbers, the drawn ones by name, `have` for the current number of things
+    and `it` for the result before. A subtrahend and a divisor that aren't drawn are chosen so that
+    they fit.
     """
 
-    steps: int
-    draw: Draw
     phrasings: tuple[str, ...]
+    operations: tuple[str, ...] = ()
+    drawn: Mapping[str, tuple[int, int]] = {}
 
 
-def _nothing(rng: Random, have: int) -> DrawnOperations:
-    return [], {}
-
-
-def _add(rng: Random, have: int) -> DrawnOperations:
-    n = rng.randint(2, 12)
-    return [(have, "+", n)], {"n": n}
-
-
-def _subtract(rng: Random, have: int) -> DrawnOperations | None:
-    if have < 4:
-        return None
-    n = rng.randint(2, min(12, have - 2))
-    return [(have, "-", n)], {"n": n}
-
-
-def _times(factor: int) -> Draw:
-    return lambda rng, have: ([(have, "*", factor)], {})
-
-
-def _half(rng: Random, have: int) -> DrawnOperations | None:
-    return ([(have, "/", 2)], {}) if have % 2 == 0 and have > 2 else None
-
-
-def _share(rng: Random, have: int) -> DrawnOperations | None:
-    divisors = [k for k in range(2, 7) if have % k == 0 and have > k]
-    if not divisors:
-        return None
-    k = _pick(rng, divisors)
-    return [(have, "/", k)], {"k": k}
-
-
-def _start(rng: Random, have: int) -> DrawnOperations:
-    return [], {"have": rng.randint(4, 30)}
-
-
-def _start_boxes(rng: Random, have: int) -> DrawnOperations:
-    k, m = rng.randint(2, 5), rng.randint(2, 8)
-    return [(k, "*", m)], {"k": k, "m": m}
-
-
-def _start_sum(rng: Random, have: int) -> DrawnOperations:
-    a, b = rng.randint(3, 25), rng.randint(2, 12)
-    return [(a, "+", b)], {"a": a, "b": b}
-
-
-def _start_compared(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> DrawnOperations | None:
-        a = rng.randint(4, 25)
-        drawn = then(rng, a)
-        return None if drawn is None else (drawn[0], {"a": a, **drawn[1]})
-
-    return draw
-
-
-def _boxes(op: str) -> Draw:
-    def draw(rng: Random, have: int) -> DrawnOperations:
-        k, m = rng.randint(2, 5), rng.randint(2, 6)
-        return [(k, "*", m), (have, op, k * m)], {"k": k, "m": m}
-
-    return draw
-
-
-def _together(then: Draw) -> Draw:
-    def draw(rng: Random, have: int) -> DrawnOperations | None:
-        drawn = then(rng, have)
-        if drawn is None:
+def operate(
+    kind: ProblemKind, rng: Random, have: int
+) -> tuple[list[Operation], dict[str, int]] | None:
+    """A kind's operations on `have` things, and the numbers of its text; None where it doesn't
+    fit them.
+    """
+    numbers = {"have": have}
+    for name, (low, high) in kind.drawn.items():
+        numbers[name] = rng.randint(low, high)
+    operations = list[Operation]()
+    for operation in kind.operations:
+        left, op, right = operation.split()
+        a = numbers[left]
+        if right.isdigit():
+            b = int(right)
+        elif right in numbers:
+            b = numbers[right]
+        elif op == "-" and a >= 4:
+            b = numbers[right] = rng.randint(2, min(12, a - 2))
+        elif op == "/" and (divisors := [k for k in range(2, 7) if a % k == 0 and a > k]):
+            b = numbers[right] = _pick(rng, divisors)
+        else:
             return None
-        return [drawn[0][0], (have, "+", apply(*drawn[0][0]))], drawn[1]
-
-    return draw
-
-
-def _price(rng: Random, have: int) -> DrawnOperations:
-    k = rng.randint(2, 5)
-    return [(have, "*", k)], {"k": k}
-
-
-def _price_then_spend(rng: Random, have: int) -> DrawnOperations | None:
-    k = rng.randint(2, 5)
-    spent = _subtract(rng, have * k)
-    return None if spent is None else ([(have, "*", k), spent[0][0]], {"k": k, **spent[1]})
+        if op == "/" and a <= b:
+            return None
+        numbers["it"] = apply(a, op, b)
+        operations.append((a, op, b, numbers["it"]))
+    return operations, numbers
 
 
 def apply(a: int, op: str, b: int) -> int:
@@ -146,137 +89,132 @@ def apply(a: int, op: str, b: int) -> int:
     return a + b if op == "+" else a - b if op == "-" else a * b
 
 
+N, K = {"n": (2, 12)}, {"k": (2, 5)}
+BOXES = K | {"m": (2, 6)}
 # Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U
-# other things, box/boxes a container, and the numbers that `draw` gives.
+# other things, box/boxes a container, and numbers.
 OPENINGS = (
     ProblemKind(
-        0,
-        _start,
         (
             "{A} has {have} {T}.",
             "{A} starts the day with {have} {T}.",
             "{A} owns {have} {T}.",
             "There are {have} {T} in the room of {A}.",
         ),
+        (),
+        {"have": (4, 30)},
     ),
     ProblemKind(
-        1,
-        _start_boxes,
         (
             "{A} has {k} {boxes} with {m} {T} in each.",
             "{A} fills {k} {boxes} with {m} {T} each.",
             "There are {m} {T} in each of the {k} {boxes} of {A}.",
         ),
+        ("k * m",),
+        {"k": (2, 5), "m": (2, 8)},
     ),
     ProblemKind(
-        1,
-        _start_sum,
         (
             "{A} has {a} red {T} and {b} blue {T}.",
             "{A} gets {a} {T} on Monday and {b} {T} on Tuesday.",
             "{A} finds {a} {T} in the morning and {b} more in the evening.",
         ),
+        ("a + b",),
+        {"a": (3, 25), "b": (2, 12)},
     ),
     ProblemKind(
-        1,
-        _start_compared(_add),
         (
             "{B} has {a} {T}. {A} has {n} more {T} than {B}.",
             "{B} owns {a} {T} and {A} owns {n} more than that.",
             "{A} has {n} more {T} than {B}, who has {a} {T}.",
         ),
+        ("a + n",),
+        {"a": (4, 25), "n": (2, 12)},
     ),
     ProblemKind(
-        1,
-        _start_compared(_subtract),
         (
             "{B} has {a} {T}. {A} has {n} fewer {T} than {B}.",
             "{B} owns {a} {T} and {A} owns {n} fewer than that.",
             "{A} has {n} fewer {T} than {B}, who has {a} {T}.",
         ),
+        ("a - n",),
+        {"a": (4, 25)},
     ),
 )
 EVENTS = (
     ProblemKind(
-        1,
-        _add,
         (
             "{S} buys {n} more {T}.",
             "{D} gives {o} {n} {T}.",
             "Then {s} finds {n} more {T}.",
             "On the way home {s} gets {n} {T}.",
         ),
+        ("have + n",),
+        N,
     ),
     ProblemKind(
-        1,
-        _subtract,
         (
             "{S} gives {n} {T} to {D}.",
             "Then {s} loses {n} {T}.",
             "{S} sells {n} of the {T}.",
             "{D} takes {n} {T} from {o}.",
         ),
+        ("have - n",),
     ),
     ProblemKind(
-        1,
-        _times(2),
         (
             "Then {s} doubles the number of {p} {T}.",
             "A week later {s} has twice as many {T}.",
             "{D} is kind and doubles the number of {p} {T}.",
         ),
+        ("have * 2",),
     ),
     ProblemKind(
-        1,
-        _times(3),
         (
             "Then {s} triples the number of {p} {T}.",
             "A week later {s} has three times as many {T}.",
             "{D} is kind and triples the number of {p} {T}.",
         ),
+        ("have * 3",),
     ),
     ProblemKind(
-        1,
-        _half,
         (
             "{S} gives half of {p} {T} to {D}.",
             "Then {s} loses half of the {T}.",
             "{S} sells half of the {T}.",
         ),
+        ("have / 2",),
     ),
     ProblemKind(
-        1,
-        _share,
         (
             "{S} splits the {T} equally into {k} {boxes} and keeps only one {box}.",
             "{S} puts the {T} equally into {k} {boxes} and loses all but one {box}.",
             "{S} shares the {T} equally with friends, so that each of the {k} people gets "
             "the same.",
         ),
+        ("have / k",),
     ),
     ProblemKind(
-        2,
-        _boxes("+"),
         (
             "{S} buys {k} {boxes} with {m} {T} in each.",
             "{D} gives {o} {k} {boxes} of {m} {T} each.",
             "Then {s} gets {m} more {T} from each of {k} friends.",
         ),
+        ("k * m", "have + it"),
+        BOXES,
     ),
     ProblemKind(
-        2,
-        _boxes("-"),
         (
             "{S} gives {m} {T} to each of {k} friends.",
             "Then {s} sells {k} {boxes} of {m} {T} each.",
             "{D} takes {k} {boxes} with {m} {T} in each from {o}.",
         ),
+        ("k * m", "have - it"),
+        BOXES,
     ),
 )
 CLOSINGS = (
     ProblemKind(
-        0,
-        _nothing,
         (
             "How many {T} does {A} have now?",
             "How many {T} does {A} have in the end?",
@@ -284,62 +222,57 @@ CLOSINGS = (
         ),
     ),
     ProblemKind(
-        1,
-        _share,
         (
             "{S} shares all the {T} equally among {k} friends. How many {T} does each friend get?",
             "{S} splits the {T} equally into {k} {boxes}. How many {T} are in each {box}?",
             "If {k} friends share the {T} equally, how many {T} does each friend get?",
         ),
+        ("have / k",),
     ),
     ProblemKind(
-        1,
-        _add,
         (
             "{C} has {n} more {T} than {A}. How many {T} does {C} have?",
             "How many {T} does {C} have if {C} has {n} more {T} than {A}?",
             "{C} has {n} {T}. How many {T} do {A} and {C} have together?",
         ),
+        ("have + n",),
+        N,
     ),
     ProblemKind(
-        1,
-        _subtract,
         (
             "{C} has {n} fewer {T} than {A}. How many {T} does {C} have?",
             "How many {T} does {C} have if {C} has {n} fewer {T} than {A}?",
             "{C} has {n} {T}. How many more {T} than {C} does {A} have?",
         ),
+        ("have - n",),
     ),
     ProblemKind(
-        2,
-        _together(_add),
         (
             "{C} has {n} more {T} than {A}. How many {T} do {A} and {C} have together?",
             "{C} has {n} more {T} than {A}. What is the number of {T} they have together?",
             "How many {T} do {A} and {C} have together if {C} has {n} more than {A}?",
         ),
+        ("have + n", "have + it"),
+        N,
     ),
     ProblemKind(
-        2,
-        _together(_times(2)),
         (
             "{C} has twice as many {T} as {A}. How many {T} do {A} and {C} have together?",
             "{C} has twice as many {T} as {A}. What is the number of {T} they have together?",
             "How many {T} do {A} and {C} have together if {C} has twice as many as {A}?",
         ),
+        ("have * 2", "have + it"),
     ),
     ProblemKind(
-        1,
-        _price,
         (
             "{S} sells the {T} for {k} dollars each. How many dollars does {A} get?",
             "How many dollars does {A} get if {s} sells all the {T} for {k} dollars each?",
             "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost together?",
         ),
+        ("have * k",),
+        K,
     ),
     ProblemKind(
-        2,
-        _price_then_spend,
         (
             "{S} sells the {T} for {k} dollars each and spends {n} dollars. "
             "How many dollars does {A} have left?",
@@ -348,6 +281,8 @@ CLOSINGS = (
             "{S} gets {k} dollars for each of the {T} and pays {n} dollars for lunch. How many "
             "dollars does {A} have now?",
         ),
+        ("have * k", "it - n"),
+        K,
     ),
 )
 DISTRACTORS = (
@@ -359,12 +294,7 @@ DISTRACTORS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    kinds: list[ProblemKind]
-    numbers: list[dict[str, int]]
-    solution: str
-    gold: int
+Story = list[tuple[ProblemKind, dict[str, int]]]  # kinds of sentences, and their numbers
 
 
 def build(split: str, index: int, level: int) -> Task:
@@ -372,11 +302,12 @@ def build(split: str, index: int, level: int) -> Task:
     same task: the first candidate of its own generator that belongs to the split.
     """
     rng = Random(f"{split}/{level}/{index}")
-    while (plan := _draw_plan(rng, level)) is None or split_of(plan.solution) != split:
+    while (drawn := _draw_story(rng, level)) is None or split_of(drawn[1]) != split:
         pass
-    question = _render(rng, plan)
+    story, solution = drawn
+    question = _render(rng, story)
     problem = Problem(f"{SOURCE}/{split}/{level}/{index}", question, SOURCE, level)
-    return Task(problem, str(plan.gold), plan.solution)
+    return Task(problem, solution.rpartition(" ")[2], solution)
 
 
 def from_id(task_id: str) -> Task:
@@ -415,41 +346,37 @@ def _pick(rng: Random, items: Any) -> Any:
     return items[int(rng.random() * len(items))]
 
 
-def _draw_plan(rng: Random, level: int) -> _Draft | None:
-    """Kinds, numbers and solution of one candidate, or None where the drawn kinds don't fit
-    together.
-    """
+def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
+    """One candidate and its worked solution, or None where the drawn kinds don't fit together."""
     opening, closing = _pick(rng, OPENINGS), _pick(rng, CLOSINGS)
-    left = _pick(rng, LEVELS[level]) - opening.steps - closing.steps
+    left = _pick(rng, LEVELS[level]) - len(opening.operations) - len(closing.operations)
     if left < 0:
         return None
     kinds = [opening]
     while left:
         event = _pick(rng, EVENTS)
         # The same kind twice in a row reads as a slip of the pen.
-        if event.steps <= left and event is not kinds[-1]:
+        if len(event.operations) <= left and event is not kinds[-1]:
             kinds.append(event)
-            left -= event.steps
+            left -= len(event.operations)
     kinds.append(closing)
 
-    have, lines, numbers = 0, [], []
+    have, lines, story = 0, list[str](), Story()
     for kind in kinds:
-        drawn = kind.draw(rng, have)
+        drawn = operate(kind, rng, have)
         if drawn is None:
             return None
-        operations, fields = drawn
-        numbers.append(fields)
-        have = fields.get("have", have)
-        for a, op, b in operations:
-            have = apply(a, op, b)
+        operations, numbers = drawn
+        story.append((kind, numbers))
+        have = numbers["have"]
+        for a, op, b, have in operations:
             if not 1 <= have <= MAX_RESULT:
                 return None
             lines.append(f"{a} {op} {b} = {have}")
-    lines.append(f"#### {have}")
-    return _Draft(kinds, numbers, "\n".join(lines), have)
+    return story, "\n".join([*lines, f"#### {have}"])
 
 
-def _render(rng: Random, plan: _Draft) -> str:
+def _render(rng: Random, story: Story) -> str:
     people = [rng.sample(GIRLS, 3), rng.sample(BOYS, 3)]
     # Everybody else is of the other sex, so that a pronoun always means the story's person.
     first = rng.random() < 0.5
@@ -457,10 +384,7 @@ def _render(rng: Random, plan: _Draft) -> str:
     names = [people[not first][0], *others]
     things, other_things = rng.sample(THINGS, 2)
     fields: dict[str, Any] = _fields(names, things, other_things, _pick(rng, CONTAINERS))
-    sentences = [
-        _pick(rng, kind.phrasings).format(**fields, **numbers)
-        for kind, numbers in zip(plan.kinds, plan.numbers, strict=True)
-    ]
+    sentences = [_pick(rng, kind.phrasings).format(**fields, **numbers) for kind, numbers in story]
     if rng.random() < DISTRACTOR_PROBABILITY:
         where = 1 + int(rng.random() * (len(sentences) - 1))
         sentences.insert(where, _pick(rng, DISTRACTORS).format(**fields, n=rng.randint(5, 40)))
@@ -470,18 +394,6 @@ def _render(rng: Random, plan: _Draft) -> str:
 def _fields(
     people: list[str], things: str, other_things: str, container: tuple[str, str]
 ) -> dict[str, Any]:
-    girl = people[0] in GIRLS
-    return {
-        "A": people[0],
-        "B": people[1],
-        "C": people[2],
-        "D": people[3],
-        "S": "She" if girl else "He",
-        "s": "she" if girl else "he",
-        "o": "her" if girl else "him",
-        "p": "her" if girl else "his",
-        "T": things,
-        "U": other_things,
-        "box": container[0],
-        "boxes": container[1],
-    }
+    pronouns = ("She", "she", "her", "her") if people[0] in GIRLS else ("He", "he", "him", "his")
+    words = (*people, *pronouns, things, other_things, *container)
+    return dict(zip((*"ABCDSsopTU", "box", "boxes"), words, strict=True))

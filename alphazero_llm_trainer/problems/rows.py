@@ -14,6 +14,7 @@ import hashlib
 import lzma
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -104,9 +105,7 @@ class Columns(NamedTuple):
         context = f" after `{self.context}`" if self.context else ""
         named = "`, `".join(self.lettered) or self.choices
         choices = f", choices are `{named}`" if named else ""
-        several = ""
-        if self.several is not None:
-            several = f", of several answers {COUNTS[self.several]}"
+        several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
 
@@ -136,10 +135,10 @@ def split_at(row: Row) -> str:
     """
     columns, where = row
     named = str(columns.get("split") or "").lower()
-    if named and named not in SPLIT_NAMES:
-        known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
-        raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
-    return SPLIT_NAMES.get(named, "")
+    if not named or named in SPLIT_NAMES:
+        return SPLIT_NAMES.get(named, "")
+    known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
+    raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
 
 
 def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
@@ -266,12 +265,18 @@ def unread(columns: Iterable[str], names: Columns) -> str:
 def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
     """The ids that rows of several files, or of several splits of a data set, have: they number the
     rows of one."""
-    places: dict[Any, set[str]] = {}
+    places = defaultdict[Any, set[str]](set)
     for columns, where in rows:
-        own = columns.get("id", columns.get("unique_id"))
-        if isinstance(own, str | int):
-            places.setdefault(own, set()).add(where.rsplit(" ", 2)[0])
+        own = own_id(columns)
+        if own is not None:
+            places[own].add(where.rsplit(" ", 2)[0])
     return {own for own, files in places.items() if len(files) > 1}
+
+
+def own_id(columns: Mapping[str, Any]) -> str | int | None:
+    """A row's own id, or None."""
+    own = columns.get("id", columns.get("unique_id"))
+    return own if isinstance(own, str | int) else None
 
 
 def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = ()) -> Task:
@@ -286,18 +291,16 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
         labels, texts = choices_of(choices, where)
-        question += "".join(
-            f"\n{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)
-        )
+        for letter, text in zip(LETTERS, texts, strict=False):
+            question += f"\n{letter}. {text}"
         golds = right_choice(row, names, golds, labels, texts)
     elif names.truth:
         golds += [TRUTH[gold.lower()] for gold in golds]
     gold = golds[0] if golds else ""
     if solution is not None and "####" not in solution:
         solution += f"\n#### {gold}"
-    row_id = columns.get("id", columns.get("unique_id"))
-    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
-    if not isinstance(row_id, str | int):
+    row_id, digest = own_id(columns), hashlib.sha256(question.encode()).hexdigest()[:12]
+    if row_id is None:
         row_id = digest
     elif row_id in repeated:
         row_id = f"{row_id}-{digest}"
@@ -339,22 +342,22 @@ def right_choice(
     value = value_at(columns, names.answer or "")
     index = isinstance(value, int) and not isinstance(value, bool)
     known = [normalize_words(text) for text in texts]
-    letters = dict[str, None]()
+    letters = []
     for gold in golds:
         what = f"{where} has {gold!r} as `{names.answer}`"
         if names.truth and normalize_words(gold) not in known:
             gold = TRUTH[gold.lower()]  # noqa: PLW2901 - yes and no are what true and false mean
         if names.first is not None:
-            letter = letter_of(str(int(gold) - names.first), [], texts, True, what)
+            letters.append(letter_of(str(int(gold) - names.first), [], texts, True, what))
         else:
-            letter = letter_of(gold, labels, texts, index, what)
-        letters[letter] = None
+            letters.append(letter_of(gold, labels, texts, index, what))
+    letters = list(dict.fromkeys(letters))
     if len(letters) > 1:
         raise DataError(
             f"{where} has the right choices {' and '.join(letters)}: "
             "one answer is graded, so ask for one"
         )
-    return list(letters)
+    return letters
 
 
 def has(row: Row, name: str) -> bool:
@@ -373,14 +376,13 @@ def golds_of(row: Row, name: str) -> list[str]:
         value = [value["value"], *(value.get("aliases") or ())]
     elif isinstance(value, Mapping):
         value = value.get("text", value.get("spans", value))
-    values = value if isinstance(value, list | tuple) and value else [value]
-    texts = dict[str, None]()
-    for one in values:
+    texts = []
+    for one in value if isinstance(value, list | tuple) and value else [value]:
         if isinstance(one, bool):
-            texts[str(one).lower()] = None
+            texts.append(str(one).lower())
         elif one != "":
-            texts[text_of(({name: one}, where), name)] = None
-    return list(texts)
+            texts.append(text_of(({name: one}, where), name))
+    return list(dict.fromkeys(texts))
 
 
 def passage_of(value: Any) -> str:
@@ -449,10 +451,9 @@ def question_of(row: Row, names: Columns) -> str:
 def text_of_parts(content: Any) -> Any:
     """A message's content: its text, where it is a list of parts that are texts."""
     if isinstance(content, list) and content:
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        texts = [text for text in parts if isinstance(text, str)]
-        if len(texts) == len(parts):
-            return "\n".join(texts)
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(map(str, texts))
     return content
 
 
@@ -466,16 +467,13 @@ def choices_at(columns: Mapping[str, Any], name: str) -> Any:
 def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]:
     """The columns of a pattern of `LETTERED` that hold something: by letter, else by number."""
     known = {column.lower(): column for column in columns}
+    there = dict[str, str]()
     for labels in (LETTERS, () if pattern == "{}" else map(str, range(len(LETTERS)))):
-        placed = {label: known.get(pattern.format(label.lower())) for label in labels}
-        there = {
-            label: name
-            for label, name in placed.items()
-            if name is not None and columns[name] not in (None, "")
-        }
-        if there:
-            return there
-    return {}
+        for label in labels if not there else ():
+            name = known.get(pattern.format(label.lower()))
+            if name is not None and columns[name] not in (None, ""):
+                there[label] = name
+    return there
 
 
 def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
@@ -500,11 +498,8 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
         )
     texts, labels = [str(text).strip() for text in texts], [str(label).upper() for label in labels]
     marked = [match for match in map(LABELLED.fullmatch, texts) if match is not None]
-    marks = [match[1].upper() for match in marked]
-    if len(texts) > 1 and marks in (
-        [*LETTERS[: len(texts)]],
-        [str(i + 1) for i in range(len(texts))],
-    ):
+    marks, numbers = [match[1].upper() for match in marked], [*map(str, range(1, len(texts) + 1))]
+    if len(texts) > 1 and marks in ([*LETTERS[: len(texts)]], numbers):
         labels, texts = labels or marks, [match[2] for match in marked]
     return labels, texts
 
@@ -515,29 +510,24 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
 
     Raises DataError, beginning with `what`, where it is none of the choices.
     """
-    letters = LETTERS[: len(texts)]
-    key = normalize_words(gold)
-    ways: list[tuple[list[str], str]] = [(labels, gold.upper())]
+    letters, key = LETTERS[: len(texts)], normalize_words(gold)
+    lettered = [f"{letter} {text}" for letter, text in zip(letters, texts, strict=True)]
+    ways: list[tuple[Iterable[str], str]] = [(labels, gold.upper())]
     if not index:
-        ways += [(texts, gold), ([normalize_words(text) for text in texts], key)]
+        ways += [(texts, gold), (map(normalize_words, texts), key)]
     ways += [
-        ([letter.lower() for letter in letters], key),
-        (
-            [
-                normalize_words(f"{letter} {text}")
-                for letter, text in zip(letters, texts, strict=True)
-            ],
-            key,
-        ),
-        ([str(number) for number in range(len(texts))], gold),
+        (letters.lower(), key),
+        (map(normalize_words, lettered), key),
+        (map(str, range(len(texts))), gold),
     ]
-    place = next((way.index(text) for way, text in ways if way.count(text) == 1), None)
-    if place is None:
-        raise DataError(
-            f"{what}, which is none of its {len(texts)} choices: write a letter from A to"
-            f" {letters[-1]}, a choice's text, or its number from 0 on"
-        )
-    return letters[place]
+    for way, text in ways:
+        places = [letter for letter, own in zip(letters, way, strict=False) if own == text]
+        if len(places) == 1:
+            return places[0]
+    raise DataError(
+        f"{what}, which is none of its {len(texts)} choices: write a letter from A to"
+        f" {letters[-1]}, a choice's text, or its number from 0 on"
+    )
 
 
 def stated_by(solution: str, where: str) -> str | None:

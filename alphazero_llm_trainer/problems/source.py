@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import importlib
 import inspect
 import logging
 import os
@@ -269,7 +268,7 @@ class TaskList(Source):
         name: the source's name.
         grader: one of `grading.GRADERS`; None takes the one that fits the gold answers.
         system_prompt: what a chat model reads first; None takes the rule's.
-        read: how its rows were read, in words, for the line that says which rule grades them.
+        read: how its rows were read, for the line that says which rule grades them.
     """
 
     def __init__(
@@ -302,8 +301,7 @@ class TaskList(Source):
             sizes = ", ".join(
                 f"{split} {len(tasks):,}" for split, tasks in self.tasks.items() if tasks
             )
-            columns = f"{read}; " if read else ""
-            log.warning("%s: %s; %sgraded as %s, since %s", name, sizes, columns, grader, why)
+            log.warning("%s: %s; %sgraded as %s, since %s", name, sizes, read, grader, why)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
@@ -316,9 +314,7 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
 
     Raises DataError where a question has two gold answers, ConfigError for an unknown split.
     """
-    kept: dict[str, list[Task]] = {
-        split: [] for split in ("test", "validation", "arena", "train", "")
-    }
+    kept: dict[str, list[Task]] = {split: [] for split in (*SHARES, "")}
     unknown = by_split.keys() - kept.keys()
     if unknown:
         raise ConfigError(
@@ -344,23 +340,16 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
 
 def renamed(task: Task, name: str) -> Task:
     """The task with this source's name in its problem."""
-    return (
-        task
-        if task.problem.source == name
-        else replace(task, problem=replace(task.problem, source=name))
-    )
+    return replace(task, problem=replace(task.problem, source=name))
 
 
 def check_golds(golds: Sequence[str], grader: str, name: str) -> None:
     """Raise DataError for a gold answer that the rule can't grade."""
-    readers = {"numbers": answers.gold_number, "choice": answers.letter}
-    if grader in readers:
-        wrong = next(
-            (gold for gold in golds if gold.strip() and readers[grader](gold) is None), None
-        )
-        if wrong is not None:
+    read = {"numbers": answers.gold_number, "choice": answers.letter}.get(grader)
+    for gold in golds:
+        if read is not None and gold.strip() and read(gold) is None:
             raise DataError(
-                f"problems.grade is {grader!r} and {name} has the gold answer {wrong[:SHOWN]!r},"
+                f"problems.grade is {grader!r} and {name} has the gold answer {gold[:SHOWN]!r},"
                 " which that rule can't read: mend it, or leave problems.grade out"
             )
 
@@ -406,7 +395,7 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
     for split, placed in rows:
         task = as_task(placed, columns, problems.source, repeated)
         tasks.setdefault(split, []).append(task)
-    read = str(columns) + unread(shown, columns)
+    read = f"{columns}{unread(shown, columns)}; "
     source = TaskList(tasks, problems.source, problems.grade, problems.system_prompt, read)
     source.reads = ROW_KEYS
     return source
@@ -419,10 +408,8 @@ class UnknownSourceError(ConfigError):
     """An address is of no form that is known."""
 
 
-_held: dict[str, Source] = {}  # sources that Python code made, by name
-_newest: dict[
-    str, Source
-] = {}  # the newest source of each name: what a problem's `source` refers to
+_held = dict[str, Source]()  # sources that Python code made, by name
+_newest = dict[str, Source]()  # of each name: what a problem's `source` refers to
 
 
 def open_source(config: Config) -> Source:
@@ -477,14 +464,14 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
     name, _, rest = address.partition(":")
     known = names()
     if name in known:
-        kind = load_class(name, known[name])
+        kind = load_class(known[name])
         if rest and not kind.opens:
             raise ConfigError(f"problems.source is {address!r}: write {name} alone")
         return kind.open(rest, problems)
     if name.endswith(".py") and rest:
         return from_object(load_object(name, rest, "problems.source"), problems)
     if row_format(address) or glob.has_magic(address) or Path(os.path.expanduser(address)).is_dir():
-        return load_class("file", known["file"]).open(address, problems)
+        return load_class(known["file"]).open(address, problems)
     usual = ", ".join(sorted(known.keys() - {"file", "hub"}))
     raise UnknownSourceError(
         f"problems.source is {address!r}: choose one of {usual}, a file or a folder of rows"
@@ -493,23 +480,22 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
     )
 
 
-def names() -> dict[str, str]:
-    """Every known name and its `module:Class`: the built-in ones, and those that packages
-    declare.
-    """
-    own_module = __name__.rpartition(".")[0]
-    built_in = {name: f"{own_module}.{place}" for name, place in BUILT_IN.items()}
-    return built_in | {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
+def names() -> dict[str, metadata.EntryPoint]:
+    """Every known name and its class: the built-in ones, and those that packages declare."""
+    here = __name__.rpartition(".")[0]
+    known = [
+        metadata.EntryPoint(name, f"{here}.{place}", GROUP) for name, place in BUILT_IN.items()
+    ]
+    return {entry.name: entry for entry in (*known, *metadata.entry_points(group=GROUP))}
 
 
-def load_class(name: str, place: str) -> type[Source]:
-    """The class at `module:Class` that a known name stands for."""
-    module, _, attribute = place.partition(":")
+def load_class(entry: metadata.EntryPoint) -> type[Source]:
+    """The class that a known name stands for."""
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return entry.load()
     except ImportError as error:
         raise ConfigError(
-            f"problems.source is {name!r}, which needs a package that is missing ({error})"
+            f"problems.source is {entry.name!r}, which needs a package that is missing ({error})"
         ) from error
 
 
@@ -548,12 +534,9 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
         source.reads = ("grade",)
         return source
     rows = []
-    for number, task in enumerate(tasks):
-        row = (
-            dict(zip(Columns._fields, task, strict=False))
-            if isinstance(task, tuple | list)
-            else task
-        )
+    for number, row in enumerate(tasks):
+        if isinstance(row, tuple | list):
+            row = dict(zip(Columns._fields, row, strict=False))  # noqa: PLW2901
         if not isinstance(row, Mapping):
             raise DataError(
                 f"source {address} has {repr(row)[:SHOWN]} as task {number}: give (question, "

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from io import StringIO
 from typing import Any
+
+from markupsafe import Markup
 
 from ..eval.metrics import Interval
 
 BLUE, ORANGE, PURPLE, GREY = "#0072B2", "#D55E00", "#8B5CF6", "#808890"
-MEANT = {"right": BLUE, "mixed": PURPLE, "wrong": ORANGE, "ideal": GREY}  # as in the viewer
+MEANT = {"right": BLUE, "mixed": PURPLE, "wrong": ORANGE}  # as in the viewer
 WIDTH, HEIGHT, ROW = 5.0, 2.9, 0.5  # inches of 72 px: a chart, and a row of one
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": GREY,
@@ -35,13 +36,13 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 Points = Sequence[tuple[float, Interval]]
 
 
-def chart(title: str, height: float, draw: Callable[[Any], None]) -> str:
+def chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup:
     """A `<figure>` with what `draw` puts on the axes."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        return f"<p>{escape(title)}: pip install matplotlib, and make the report again</p>"
+        return Markup("<p>{}: pip install matplotlib, and make the report again</p>").format(title)
 
     text = StringIO()
     with mpl.rc_context(STYLE):
@@ -52,7 +53,8 @@ def chart(title: str, height: float, draw: Callable[[Any], None]) -> str:
         axes.locator_params(axis="x", nbins=5)
         figure.savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
     elements = text.getvalue().partition("<svg ")[2]
-    return f'<figure><svg role="img" aria-label="{escape(title)}" {elements}</figure>'
+    named = Markup('<figure><svg role="img" aria-label="{}" {}</figure>')
+    return named.format(title, Markup(elements))  # noqa: S704
 
 
 def exact(value: float) -> Interval:
@@ -67,8 +69,8 @@ def errors(intervals: Sequence[Interval]) -> list[list[float]]:
 
 def line_chart(
     title: str, series: Mapping[str, Points], x_label: str, include: Sequence[float] = ()
-) -> str:
-    """Named lines of (x, y), numbers alone; "" without a point. The y axis takes in the numbers
+) -> Markup:
+    """Named lines of (x, y), numbers alone; empty without a point. The y axis takes in the numbers
     `include`.
     """
     shown = {
@@ -97,7 +99,7 @@ def line_chart(
         if len(shown) > 1:
             axes.legend(frameon=False)
 
-    return chart(title, HEIGHT, draw) if shown else ""
+    return chart(title, HEIGHT, draw) if shown else Markup()
 
 
 def row_chart(
@@ -106,7 +108,7 @@ def row_chart(
     label: str,
     reference: float | None = None,
     grey: str = "",
-) -> str:
+) -> Markup:
     """Values with their intervals, one below the other; a line at `reference`; `label` names the
     axis.
 

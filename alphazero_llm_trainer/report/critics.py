@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from ..eval.critic_figures import CHANCE
 from ..eval.metrics import Interval
 from .charts import exact, line_chart, row_chart
-from .page import figures, hero, paragraph
+from .page import render
 from .tables import columns
 
 CriticCard = Mapping[str, Any]
@@ -42,12 +44,12 @@ def critic_verdict(card: CriticCard) -> tuple[str, str]:
 def critic_text(card: CriticCard) -> str:
     """What the terminal shows: the verdict, then the test questions' figures."""
     questions, pairs = (card[name]["test"] for name in ("questions", "pairs"))
-    counts = f"held out: {questions:,} questions, {pairs:,} pairs of steps"
-    rows = [
-        ["figure", "value [95%]"],
-        *([name, str(value)] for name, value in intervals(card).items()),
+    rows = [("figure", "value [95%]"), *((name, f"{x}") for name, x in intervals(card).items())]
+    lines = [
+        critic_verdict(card)[0],
+        f"held out: {questions:,} questions, {pairs:,} pairs of steps; chance is {CHANCE}",
+        columns(rows),
     ]
-    lines = [critic_verdict(card)[0], f"{counts}; chance is {CHANCE}", columns(rows)]
     if card["kind"] == "value":
         weight = card["rollout_weight"]
         used = f"Q = {1 - weight:.2f}*value + {weight:.2f}*rollout (lambda {weight:.2f})"
@@ -55,28 +57,25 @@ def critic_text(card: CriticCard) -> str:
     return "\n".join(lines)
 
 
-def critic_parts(card: CriticCard, metrics: Sequence[CriticCard]) -> list[str]:
+def critic_page(card: CriticCard, metrics: Sequence[CriticCard]) -> Markup:
     """A critic's page: verdict, the order of states and of steps, and loss."""
     loss = {
         name: [(line["step"], exact(line[key])) for line in metrics]
         for name, key in (("training", "loss"), ("held out", "held_out_loss"))
     }
     title = f"Test questions; chance is {CHANCE}"
-    drawn = [
-        row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY),
-        line_chart("Loss (nats)", loss, "steps"),
-    ]
-    facts = [("kind", card["kind"])]
-    first = PAIRS
+    facts, first = [("kind", card["kind"])], PAIRS
     if card["kind"] == "value":
         facts.append(("weight of rollouts", f"{card['rollout_weight']:.2f}"))
         first = AUC
-    return [
-        hero(f"{card['test'][first][0]:.3f}", *critic_verdict(card), facts),
-        paragraph(
-            f"{AUC}: how often a state that ends right gets a higher number than one that ends "
-            f"wrong; {PAIRS}: how often the better of two next steps gets the higher number",
-            "soft",
-        ),
-        figures(drawn, "Grey: what needs no training."),
+    charts = [
+        row_chart(title, intervals(card), "[95%]", CHANCE, LIKELY),
+        line_chart("Loss (nats)", loss, "steps"),
     ]
+    return render(
+        "critic.html",
+        big=f"{card['test'][first][0]:.3f}",
+        verdict=critic_verdict(card),
+        facts=facts,
+        charts=charts,
+    )

@@ -1,29 +1,25 @@
-"""An evaluation: the best method in a sentence, sorted tables for terminal and Markdown, and the
-page.
-"""
+"""An evaluation: the best method in a sentence, sorted tables for the terminal, and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
+
+from markupsafe import Markup
 
 from ..eval.cells import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
 from ..mcts.extract import MUCH
 from .charts import row_chart
-from .page import figures, heading, hero, paragraph, table
+from .page import render
 from .tables import columns, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
 # For a terminal.
 SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
-NOTE = (
-    "A budget is sampled plus scored tokens a problem. "
-    "The best one's interval doesn't allow for its being picked."
-)
 
 
 def measure(row: Results) -> str:
@@ -33,20 +29,15 @@ def measure(row: Results) -> str:
     return "reward" if row.get("no_gold") and "reward" in row else "accuracy"
 
 
-def rows_of(results: Results, benchmark: str) -> list[Results]:
-    """A benchmark's rows by budget, the best first; the cheaper one where two are level. Those
-    whose answers were cut come last.
+def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
+    """A benchmark's rows by budget, each budget's best first; the cheaper one where two are level.
+    Those whose answers were cut come last.
     """
 
     def place(row: Results) -> tuple[Any, ...]:
         return row["budget"], row.get("cut", False), -row[measure(row)][0], tokens(row)
 
-    return sorted((row for row in results["rows"] if row["benchmark"] == benchmark), key=place)
-
-
-def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
-    """The same, each budget's apart."""
-    rows = rows_of(results, benchmark)
+    rows = sorted((row for row in results["rows"] if row["benchmark"] == benchmark), key=place)
     return {budget: list(group) for budget, group in groupby(rows, lambda row: row["budget"])}
 
 
@@ -71,35 +62,30 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     in words; and if so "good".
     """
     best, what = rows[0], measure(rows[0])
-    rows = [row for row in rows if not row.get("cut")]
-    level = [row["method"] for row in rows if row[what] == best[what]]
-    over, value = gains(results, best).get("over greedy"), Interval(*best[what])
-    sure = (
-        ""
-        if over is None
-        else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
-    )
-    split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
-    where = f"{best['benchmark']}{split} at {best['budget']:,} tokens"
-    if not rows:
+    split = results.get("split", "test")
+    where = best["benchmark"] if split == "test" else f"{best['benchmark']}, {split} problems,"
+    where += f" at {best['budget']:,} tokens"
+    if best.get("cut"):  # and so are the others
         return f"{where}: every method's answers were cut: raise --budget-tokens", ""
+    value = Interval(*best[what])
     if not value.value:
-        return (
-            f"{where}: "
-            f"{'every reward is 0' if what == 'reward' else 'no method has a right answer'}",
-            "",
-        )
+        none = "every reward is 0" if what == "reward" else "no method has a right answer"
+        return f"{where}: {none}", ""
+    level = [row["method"] for row in rows if not row.get("cut") and row[what] == best[what]]
     are = "is best" if len(level) == 1 else "are level"
-    said = f"{where}: {', '.join(level)} {are}, {what} {value}"
-    return (
-        f"{said}; {best['method']} took {tokens(best):.0f} tokens a problem{sure}",
-        "" if over is None else over.kind,
+    said = (
+        f"{where}: {', '.join(level)} {are}, {what} {value}; "
+        f"{best['method']} took {tokens(best):.0f} tokens a problem"
     )
+    over = gains(results, best).get("over greedy")
+    if over is None:
+        return said, ""
+    return f"{said}, {over:+} over greedy{'' if over.low > 0 else ': no clear gain'}", over.kind
 
 
 def cells(results: Results, row: Results) -> dict[str, str]:
     """A row's figures by column, as texts; what it doesn't have is left out."""
-    accuracy = "no gold answers" if row.get("no_gold") else str(Interval(*row["accuracy"]))
+    accuracy = "no gold answers" if row.get("no_gold") else f"{Interval(*row['accuracy'])}"
     if row.get("cut"):
         accuracy = f"{row['no answer']:,} of {row['problems']:,} answers were cut"
     shown = {"budget": f"{row['budget']:,}", "method": row["method"], "accuracy [95%]": accuracy}
@@ -118,25 +104,27 @@ def cells(results: Results, row: Results) -> dict[str, str]:
 
 def at_k(results: Results, benchmark: str) -> list[Block]:
     """pass@k."""
+    temperature = results["config"]["search"]["temperature"]
     tables = []
-    for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
-        ks = [k for k in KS if k <= row["samples"]]
-        shown = {f"k = {k}": str(Interval(*row[f"pass@{k}"])) for k in ks}
-        if row.get("no_gold"):
-            shown = dict.fromkeys(shown, "no gold answers")
-        lines = [{"": "pass@k"} | shown]
-        temperature = results["config"]["search"]["temperature"]
+    for row in results["at_k"]:
+        if row["benchmark"] != benchmark:
+            continue
+        shown = {"": "pass@k"}
+        for k in KS:
+            if k <= row["samples"]:
+                chance = Interval(*row[f"pass@{k}"])
+                shown[f"k = {k}"] = "no gold answers" if row.get("no_gold") else f"{chance}"
         said = (
             f"{row['samples']} samples at T = {temperature:g}, "
             f"{row['sampled_tokens']:.1f} tokens a problem"
         )
-        tables.append((said, table_of(lines)))
+        tables.append((said, table_of([shown])))
     return tables
 
 
 def remarks(results: Results, benchmark: str) -> list[str]:
     """Lines on answers that could not be judged, and on questions that don't fit."""
-    rows = rows_of(results, benchmark)
+    rows = list(chain(*by_budget(results, benchmark).values()))
     problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
     counts = [
         f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens"
@@ -190,43 +178,31 @@ def silent(results: Results) -> str | None:
     return f"of {total:,} answers {missing:,} were cut or stated no answer: raise {key}"
 
 
-def asked(facts: Results) -> list[str]:
-    """The system prompt of a benchmark, and the worked solutions before its questions; nothing
-    where there were none.
-    """
-    prompt, shots = facts.get("system_prompt"), facts.get("shots")
-    said = [] if prompt is None else [f"System prompt: {prompt}"]
-    return [*said, f"Worked solutions before each question: {shots}."] if shots else said
+def budget_chart(budget: int, rows: list[Results]) -> Markup:
+    """The methods of a budget in order."""
+    kept = [row for row in rows if not row.get("cut")]
+    values = {row["method"]: Interval(*row[measure(row)]) for row in kept or rows}
+    title = f"At most {budget:,} tokens a problem"
+    return row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy")
 
 
-def evaluation_parts(results: Results) -> list[str]:
-    """The page's sections: for each benchmark the methods in order at each budget, then every
-    figure.
-    """
-    parts = []
+def evaluation_page(results: Results) -> Markup:
+    """For each benchmark the methods in order at each budget, then every figure."""
+    benchmarks = []
     for name, facts in results["benchmarks"].items():
         budgets = by_budget(results, name)
-        drawn = []
-        for budget, rows in budgets.items():
-            kept = [row for row in rows if not row.get("cut")]
-            values = {row["method"]: Interval(*row[measure(row)]) for row in kept or rows}
-            title = f"At most {budget:,} tokens a problem"
-            drawn.append(row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy"))
         top = budgets[max(budgets)]
-        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
-        known = [
-            ("student", results["student"]),
-            ("verifier", results["verifier"]),
-            ("seed", f"{results['seed']}"),
-        ]
-        parts += [
-            heading(f"{name}: {facts['problems']:,} problems"),
-            hero(big, *headline(results, top), known),
-        ]
-        parts += [figures(drawn, NOTE), *map(paragraph, [*remarks(results, name), *asked(facts)])]
-        parts += [
-            part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))
-        ]
-        every = table_of([cells(results, row) for row in rows_of(results, name)])
-        parts += [heading(f"{name}: every figure"), table(every)]
-    return parts
+        every = table_of([cells(results, row) for row in chain(*budgets.values())])
+        benchmarks.append(
+            {
+                **facts,
+                "name": name,
+                "big": f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}",
+                "verdict": headline(results, top),
+                "charts": [budget_chart(budget, rows) for budget, rows in budgets.items()],
+                "remarks": remarks(results, name),
+                "at_k": at_k(results, name),
+                "every": every,
+            }
+        )
+    return render("evaluation.html", results=results, benchmarks=benchmarks)

@@ -6,22 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ..errors import DataError
-from ..files import read_lines, read_object, write_whole
+from ..files import make_folder, read_lines, write_whole
 from ..mcts.journal import JOURNAL
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
-from .critics import critic_parts
-from .evaluation import evaluation_parts
-from .page import link, page
-from .training import training_parts
-from .trees import TreeReader, records_of, title_of
+from .critics import critic_page
+from .evaluation import evaluation_page
+from .page import write_page
+from .training import training_page
+from .trees import TreeReader, load, records_of, title_of
 
 RUN, METRICS = "run.json", "metrics.jsonl"
-# What a folder's file says about it, and the sections it gives.
-KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
-    RUN: lambda card, folder: training_parts(card, read_lines(folder / METRICS)),
-    "results.json": lambda card, folder: evaluation_parts(card),
-    "critic.json": lambda card, folder: critic_parts(card, read_lines(folder / METRICS)),
+# What a folder's file says about it, and what a page says of that and the folder's metrics.
+KINDS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Markup]] = {
+    RUN: training_page,
+    "results.json": lambda card, metrics: evaluation_page(card),
+    "critic.json": critic_page,
 }
 
 
@@ -39,41 +41,30 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         raise DataError(
             f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    if (folder / JOURNAL).is_file():
-        journal = folder / JOURNAL
-        trees = map(TreeReader(journal), records_of(journal))
-        write_whole(out / RUN_PAGE, run_page(trees, title=title_of(journal), limit=MOST_TREES))
-        parts.insert(0, link(RUN_PAGE, "All questions and trees"))
-    write_whole(out / "report.html", page(folder.name, parts))
-    return out / "report.html"
+    journal, trees = folder / JOURNAL, ""
+    if journal.is_file():
+        make_folder(out)
+        records = map(TreeReader(journal), records_of(journal))
+        write_whole(out / RUN_PAGE, run_page(records, title=title_of(journal), limit=MOST_TREES))
+        trees = RUN_PAGE
+    return write_page(out, folder.name, parts, trees)
 
 
-def parts_of(folder: Path) -> list[str]:
-    """A folder's sections; none where nothing in it is known. Raises DataError for another file of
-    a known name.
+def parts_of(folder: Path) -> list[Markup]:
+    """What a page says of a folder; nothing where nothing in it is known. Raises DataError for
+    another file of a known name.
     """
-    parts: list[str] = []
-    for name, sections in KINDS.items():
+    parts = list[Markup]()
+    for name, part in KINDS.items():
         card = load(folder / name)
         # An evaluation's card.
         if card is None or (name == RUN and not {"method", "config"} <= card.keys()):
             continue
         try:
-            parts += sections(card, folder)
+            parts.append(part(card, read_lines(folder / METRICS)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(
                 f"{folder / name} is not what this version's commands write ({error!r}): name "
                 "another folder"
             ) from error
     return parts
-
-
-def load(path: Path) -> dict[str, Any] | None:
-    """A JSON mapping, or None where there is no such file. Raises DataError for anything else."""
-    try:
-        return read_object(path) if path.exists() else None
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} is not a readable JSON object: remove it, or name another folder"
-        ) from error

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import compress
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
-from ..files import flat, read_lines, write_whole
-from .charts import line_chart, number
-from .folder import METRICS, RUN, load
-from .page import figures, hero, page, paragraph, table
+from ..files import flat, read_lines
+from .charts import Points, line_chart, number
+from .folder import METRICS, RUN
+from .page import render, write_page
 from .tables import columns, table_of
-from .training import X, judged_by, owned, validation
+from .training import UNIT, WHEN, X, judged_by, owned, validation
+from .trees import load
 
 # Of a run's configuration, what decides none of its figures.
 ASIDE = ("checkpoint_dir", "log_interval", "keep_checkpoints", "track", "push_to_hub")
@@ -38,10 +38,13 @@ class FinishedRun:
         card = load(folder / RUN) or {}
         if not {"method", "config"} <= card.keys():
             raise DataError(f"{folder} is no run's folder: name one that `train` wrote")
-        if finished and not (card.get("after") or {}).get(measure(card)):
+        after = card.get("after") or {}
+        if finished and not after.get(measure(card)):
             raise DataError(
                 f"run {folder} has no held-out {measure(card)}: finish it, with an --eval-size"
             )
+        if finished and not {"groups", "rows"} <= after.keys():
+            raise DataError(f"an older version wrote {folder}: train it again")
         return cls(folder, card, read_lines(folder / METRICS))
 
     @property
@@ -65,11 +68,14 @@ class FinishedRun:
         """The run's row in a table."""
         kind = measure(self.card)
         row = {"setting": setting, "run": str(self.folder), "seed": str(self.card["seed"])}
-        if self.card.get("after"):
-            for when in ("before", "after"):
-                row[when] = f"{self.card[when][kind]['value']:.3f}"
-            gain = self.card.get(judged_by(self.card)[0][0])
-            row["gain [95%]"] = "" if gain is None else f"{Interval(**gain):+}"
+        for when in WHEN:
+            result = (self.card.get(when) or {}).get(kind)
+            if result is not None:
+                row[when] = f"{result['value']:.3f}"
+        gain = self.card.get(judged_by(self.card)[0][0])
+        if gain is not None:
+            row["gain [95%]"] = f"{Interval(**gain):+}"
+        if "search_cost" in self.card:
             row["tokens"] = number(self.tokens)
         return row
 
@@ -85,19 +91,26 @@ class Comparison:
     gain: Interval
 
     @property
+    def tokens(self) -> list[float]:
+        """Sampled tokens of a run, by setting."""
+        return [fmean(run.tokens for run in runs) for runs in self.settings]
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The gain and each run's results, as JSON."""
-        sides = zip(self.names, self.settings, strict=True)
-        return {
-            "gain": {"value": self.gain.value, "low": self.gain.low, "high": self.gain.high},
-            "settings": [
-                {"name": name, "tokens": fmean(run.tokens for run in runs), "runs": [
-                    {"folder": str(run.folder), "seed": run.card["seed"], "tokens": run.tokens,
-                     "results": run.results} for run in runs
-                ]}
-                for name, runs in sides
-            ],
-        }  # fmt: skip
+        settings = []
+        for name, tokens, runs in zip(self.names, self.tokens, self.settings, strict=True):
+            of_runs = [
+                {
+                    "folder": str(run.folder),
+                    "seed": run.card["seed"],
+                    "tokens": run.tokens,
+                    "results": run.results,
+                }
+                for run in runs
+            ]
+            settings.append({"name": name, "tokens": tokens, "runs": of_runs})
+        return {"gain": asdict(self.gain), "settings": settings}
 
     @property
     def said(self) -> str:
@@ -107,42 +120,32 @@ class Comparison:
         lines = [
             f"B over A: {self.gain:+} in {measure(card)} on the same "
             f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}",
-            *(f"{letter}: {name}" for letter, name in zip("AB", self.names, strict=True)),
+            f"A: {self.names[0]}",
+            f"B: {self.names[1]}",
         ]
         if min(seeds) == 1:
             lines.append("A setting of one seed: the interval says nothing about another seed.")
         elif min(seeds) < 5:
             lines.append(f"{seeds[0]} and {seeds[1]} seeds: so few make the interval too narrow.")
-        tokens = [fmean(run.tokens for run in runs) for runs in self.settings]
-        if abs(tokens[1] - tokens[0]) > LEVEL * min(tokens):
-            lines.append(
-                f"They are not at equal cost: {number(tokens[0])} and {number(tokens[1])} tokens."
-            )
+        less, more = sorted(self.tokens)
+        if more - less > LEVEL * less:
+            costs = " and ".join(map(number, self.tokens))
+            lines.append(f"They are not at equal cost: {costs} tokens.")
         return "\n".join(lines)
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        sides = zip("AB", self.settings, strict=True)
-        return [run.row(letter) for letter, runs in sides for run in runs]
+        first, second = self.settings
+        return [run.row("A") for run in first] + [run.row("B") for run in second]
 
     def __str__(self) -> str:
         return f"{self.said}\n{columns(table_of(self.rows), left=3)}"
 
-    def page(self) -> str:
-        """The whole page."""
-        result, *more = self.said.splitlines()
-        curves = {
-            letter: mean_curve(runs) for letter, runs in zip("AB", self.settings, strict=True)
-        }
+    def write(self, out: Path) -> Path:
+        """Write `report.html` into `out`."""
+        curves = {"A": mean_curve(self.settings[0]), "B": mean_curve(self.settings[1])}
         bars = "Means over the seeds; a bar goes from the lowest seed to the highest."
-        chart = line_chart("Validation", curves, X, (0.0, 1.0))
-        parts = [
-            hero(f"{self.gain.value:+.3f}", result, self.gain.kind, []),
-            *(paragraph(line) for line in more),
-            figures([chart] if chart else [], bars),
-            table(table_of(self.rows)),
-        ]
-        return page("B over A", parts)
+        return write_curves(out, "B over A", curves, bars, self.rows, self)
 
 
 def measure(card: dict[str, Any]) -> str:
@@ -168,15 +171,13 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     Raises DataError where they are not over the same held-out problems, a setting isn't one, or a
     run is there twice.
     """
-    sides = tuple(
+    sides = [
         [FinishedRun.read(folder, finished=True) for folder in side] for side in (first, second)
-    )
-    runs = [run for side in sides for run in side]
+    ]
+    runs = [*sides[0], *sides[1]]
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise DataError("a run is named twice: it would count as two seeds; name it once")
-    problems = [
-        (run.card["after"].get("rows", run.card["rows"]), measure(run.card)) for run in runs
-    ]
+    problems = [(run.card["after"]["rows"], measure(run.card)) for run in runs]
     for run, other in zip(runs, problems, strict=True):
         if other != problems[0]:
             raise DataError(
@@ -184,8 +185,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
                 "another measure: compare runs with one source, eval size and reward"
             )
     for side in sides:
-        seeds = [run.card["seed"] for run in side]
-        if len(set(seeds)) < len(seeds):
+        if len({run.card["seed"] for run in side}) < len(side):
             raise DataError(f"two runs beside {side[0].folder} have one seed: give each its own")
         keys = differing(side)
         if keys:
@@ -195,23 +195,15 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
             )
     keys = sorted(differing([side[0] for side in sides]), key=lambda key: key != "train.method")
     names = [", ".join(f"{key}={side[0].settings.get(key)}" for key in keys[:4]) for side in sides]
-    results = [[run.results for run in side] for side in sides]
     # A problem whose reward failed in one run is left out of all.
-    kept = [None not in column for column in zip(*results[0], *results[1], strict=True)]
-    before, after = ([list(compress(row, kept)) for row in rows] for rows in results)
-    gain = bootstrap_over_seeds(after, before, groups=list(compress(groups_of(runs[0]), kept)))
+    columns_of = zip(runs[0].card["after"]["groups"], *(run.results for run in runs), strict=True)
+    kept = [column for column in columns_of if None not in column]
+    if not kept:
+        raise DataError("no problem has a reward in every run: mend the reward, and train again")
+    groups, *results = zip(*kept, strict=True)
+    seeds = len(first)
+    gain = bootstrap_over_seeds(results[seeds:], results[:seeds], groups=groups)
     return Comparison((sides[0], sides[1]), (names[0], names[1]), gain)
-
-
-def groups_of(run: FinishedRun) -> list[int]:
-    """The group of each held-out problem (see `metrics.repeats`)."""
-    after = run.card["after"]
-    if "groups" not in after and after["distinct"] < after["problems"]:
-        raise DataError(
-            f"{run.folder} doesn't say which of its problems repeat each other: an older version "
-            "wrote it; train it again"
-        )
-    return after.get("groups", list(range(after["problems"])))
 
 
 def differing(runs: Sequence[FinishedRun]) -> list[str]:
@@ -229,8 +221,23 @@ def write_runs(folders: Sequence[Path], out: Path) -> Path:
     rows = [
         run.row(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3])) for run in runs
     ]
-    chart = line_chart("Validation", curves, X, (0.0, 1.0))
-    parts = [figures([chart] if chart else [], "Bars are 95% intervals."), table(table_of(rows))]
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "report.html", page(f"{len(runs)} runs", parts))
-    return out / "report.html"
+    return write_curves(out, f"{len(runs)} runs", curves, "Bars are 95% intervals.", rows)
+
+
+def write_curves(
+    out: Path,
+    title: str,
+    curves: Mapping[str, Points],
+    bars: str,
+    rows: Sequence[Mapping[str, str]],
+    comparison: Comparison | None = None,
+) -> Path:
+    """The page of validation curves and a table, below what a comparison says."""
+    part = render(
+        "runs.html",
+        comparison=comparison,
+        chart=line_chart("Validation", curves, X, UNIT),
+        bars=bars,
+        rows=table_of(rows),
+    )
+    return write_page(out, title, [part])

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import accumulate
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from ..eval.metrics import Interval, wilson
 from ..mcts.extract import shortfall
 from .charts import exact, line_chart, number
-from .page import figures, folded, heading, hero, paragraph, table
+from .page import render
 from .tables import columns, table_of
 
 X = "sampled tokens"
@@ -24,7 +24,6 @@ WHEN = ("before", "after")
 RunCard = Mapping[str, Any]
 Line = Mapping[str, Any]
 Points = list[tuple[float, Interval]]
-
 
 # -- in words --------------------------------------------------------------------------------------
 
@@ -55,16 +54,13 @@ def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
         return nothing, "bad"
-    gains = [
-        (what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None
-    ]
+    judged = judged_by(card)
+    gains = [(what, Interval(**card[key])) for key, what in judged if card.get(key) is not None]
     if not gains:
         return "This run was started without held-out problems: it has no test result", ""
     if card.get("kept_round") == 0:
-        return (
-            "No checkpoint did better on validation: the student that training began with is kept",
-            "",
-        )
+        kept = "the student that training began with is kept"
+        return f"No checkpoint did better on validation: {kept}", ""
     (what, gain), *beside = gains
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     problems = f"on the same {card['after']['problems']:,} held-out problems"
@@ -98,11 +94,12 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
             continue
         for when in WHEN:
             part = card[when]
-            failed = (
+            more = (
                 f" ({part['failed_rewards']:,} failed)" if name and part["failed_rewards"] else ""
             )
-            tokens = "" if name else f" at {part['tokens'] / part['problems']:.1f} tokens"
-            lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{tokens}{failed}"))
+            if not name:
+                more = f" at {part['tokens'] / part['problems']:.1f} tokens"
+            lines.append((f"{name}{when} [95%]", f"{Interval(**part[kind])}{more}"))
         lines.append((f"{name}gain, paired", f"{Interval(**card[key]):+}"))
     asked = "questions" if card.get("seconds") else "questions planned"
     lines.append((asked, f"{card['questions']:,}"))
@@ -115,10 +112,9 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
             ("training", f"{minutes:.1f} min"),
             ("kept", card["kept"]),
         ]
-        if card["after"]["too_long"]:
-            lines.append(
-                ("too long for the context, counted as wrong", f"{card['after']['too_long']:,}")
-            )
+        too_long = card["after"]["too_long"]
+        if too_long:
+            lines.append(("too long for the context, counted as wrong", f"{too_long:,}"))
     return lines
 
 
@@ -136,64 +132,79 @@ def rewarded(part: RunCard) -> bool:
 
 # -- the page --------------------------------------------------------------------------------------
 
+UNIT, FROM_0 = (0.0, 1.0), (0.0,)
+SOLVED = "Solved trees"
+# A chart's title, numbers that its y axis takes in, and its lines by name: keys of metrics.jsonl.
+CURVES: tuple[tuple[str, Sequence[float], dict[str, str]], ...] = (
+    ("Mean reward of sampled responses", UNIT, {"reward": "mean_reward"}),
+    # A policy gradient learns from mixed questions alone, expert iteration from all but the wrong.
+    (
+        "Outcomes of the questions",
+        UNIT,
+        {"right": "all_right", "mixed": "mixed", "wrong": "all_wrong"},
+    ),
+    # AlphaZero's: a tree is solved where it has a right response. The value is judged on trees
+    # before it learns from them; its error is how far its mean is above their outcomes'.
+    (SOLVED, UNIT, {"solved": "solved"}),
+    ("Value on new trees", UNIT, {"AUC": "value_auc", "error": "value_error"}),
+    ("KL to the teacher (nats a token)", FROM_0, {"KL": "teacher_kl"}),
+    ("Entropy (nats)", FROM_0, {"entropy": "entropy"}),
+    ("KL to the reference (nats)", FROM_0, {"KL": "kl"}),
+    (
+        "Loss",
+        (),
+        {"loss": "loss", "policy": "policy_loss", "value": "value_loss", "critic": "critic_loss"},
+    ),
+)
+SHARES = ("all_right", "mixed", "all_wrong", "solved")  # counts of a round's questions
 
-def training_parts(card: RunCard, metrics: Sequence[Line]) -> list[str]:
-    """The sections of a run's page; a run that isn't finished has those that there is material
-    for.
-    """
-    done = len(rounds_of(metrics))
-    rounds = f"{done:,} round" + "s" * (done != 1)
-    under = f"{card['method']} on {card['student']}, seed {card['seed']}, {rounds}"
+
+def training_page(card: RunCard, metrics: Sequence[Line]) -> Markup:
+    """A run's page; one that isn't finished has the parts that there is material for."""
+    rounds = rounds_of(metrics)
     big = "finished" if card.get("seconds") else "training"
-    for key, _ in judged_by(card):
+    for key, _ in reversed(judged_by(card)):
         if card.get(key) is not None:
             part = "accuracy" if key == "gain" else "reward"
             big = " → ".join(f"{card[when][part]['value']:.3f}" for when in WHEN)
-            break
-    parts = [
-        paragraph(under, "soft"),
-        hero(big, *verdict(card, metrics), facts(card)),
-        *curves(card, metrics),
-    ]
-    parts += costs(card, rounds_of(metrics))
-    shown = {
-        key: value
-        for key, value in card["config"].items()
-        if key not in ("models", "teacher_tiers")
-    }
-    text = escape(yaml.safe_dump(shown, sort_keys=False))
-    return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
+    left_out = ("models", "teacher_tiers")
+    shown = {key: value for key, value in card["config"].items() if key not in left_out}
+    return render(
+        "training.html",
+        card=card,
+        rounds=len(rounds),
+        big=big,
+        verdict=verdict(card, metrics),
+        facts=facts(card),
+        curves=curves(card, metrics),
+        costs=table_of(costs(card, rounds)),
+        configuration=yaml.safe_dump(shown, sort_keys=False),
+    )
 
 
 def rounds_of(metrics: Iterable[Line]) -> list[Line]:
     return [line for line in metrics if "mean_reward" in line]
 
 
-def seen(metrics: Iterable[Line]) -> dict[int, int]:
-    """Tokens that training had sampled at the end of each round: what runs are compared at."""
-    rounds = rounds_of(metrics)
-    tokens = accumulate(line["cost"]["sampled_tokens"] for line in rounds)
-    return dict(zip((line["round"] for line in rounds), tokens, strict=True))
-
-
-def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
-    """A figure of the rounds over sampled tokens, as a share of each round's questions where it
-    counts them.
+def over(metrics: Sequence[Line], name: str) -> Points:
+    """A figure over the tokens that training had sampled at the end of its round: what runs are
+    compared at. Counts of questions are shares of the round's.
     """
-    after = seen(metrics)
-    return [
-        (after[line["round"]], exact(line[name] / (line["questions"] if share else 1)))
-        for line in metrics
-        if line.get(name) is not None and line.get("round") in after
-    ]
+    rounds, points = rounds_of(metrics), Points()
+    tokens = accumulate(line["cost"]["sampled_tokens"] for line in rounds)
+    after = dict(zip((line["round"] for line in rounds), tokens, strict=True))
+    for line in metrics:
+        if line.get(name) is not None and line.get("round") in after:
+            whole = line["questions"] if name in SHARES else 1
+            points.append((after[line["round"]], exact(line[name] / whole)))
+    return points
 
 
 def validation(card: RunCard, metrics: Sequence[Line]) -> Points:
     """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a
     reward of the user's own.
     """
-    wanted, before = card["config"]["train"]["validation_size"], card.get("validation_before")
-    problems = card.get("validation_problems", wanted)  # a source may have fewer
+    problems, before = card["validation_problems"], card.get("validation_before")
     points: Points = [] if before is None else [(0, exact(before))]
     points += over(metrics, "validation_accuracy")
     if not problems:
@@ -203,78 +214,33 @@ def validation(card: RunCard, metrics: Sequence[Line]) -> Points:
     return [(x, wilson(round(share.value * problems), problems)) for x, share in points]
 
 
-def curves(card: RunCard, metrics: Sequence[Line]) -> list[str]:
+def curves(card: RunCard, metrics: Sequence[Line]) -> list[Markup]:
     """What was learnt, and what the updates and the searches did, over sampled tokens."""
-    if not rounds_of(metrics):
-        return []
-
-    def chart(
-        title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str
-    ) -> str:
-        return line_chart(
-            title, {name: over(metrics, key, share) for name, key in names.items()}, X, include
-        )
-
     scale = "answers' mean outcome" if owned(card) else "accuracy"
-    valued = bool(over(metrics, "value_auc"))
-    drawn = [
-        line_chart(
-            f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)
-        ),
-        chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
-        # A policy gradient learns from mixed questions alone, expert iteration from all but the
-        # wrong ones.
-        chart(
-            "Outcomes of the questions",
-            (0.0, 1.0),
-            True,
-            right="all_right",
-            mixed="mixed",
-            wrong="all_wrong",
-        ),
-        # AlphaZero's: a tree is solved where it has a right response. The value is judged on trees
-        # before it learns from them; its error is how far its mean is above their outcomes'.
-        chart("Solved trees", (0.0, 1.0), True, solved="solved") if valued else "",
-        chart("Value on new trees", (0.0, 1.0), AUC="value_auc", error="value_error"),
-        chart("KL to the teacher (nats a token)", KL="teacher_kl"),
-        chart(
-            "Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)",
-            entropy="entropy",
-            KL="kl",
-        ),
-        chart(
-            "Loss",
-            (),
-            loss="loss",
-            policy="policy_loss",
-            value="value_loss",
-            critic="critic_loss",
-        ),
-    ]
-    # Trees end early, and chains are drawn again, by what they find.
-    below = (
-        "A hard question has more responses than an easy one, "
-        "so that their mean reward may lie below the accuracy."
-    )
-    return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
+    points = validation(card, metrics)
+    drawn = [line_chart(f"Greedy {scale}, validation", {scale: points}, X, UNIT)]
+    for title, include, names in CURVES:
+        lines = {name: over(metrics, key) for name, key in names.items()}
+        if title != SOLVED or over(metrics, "value_auc"):
+            drawn.append(line_chart(title, lines, X, include))
+    return drawn
 
 
-def costs(card: RunCard, rounds: Sequence[Line]) -> list[str]:
+def costs(card: RunCard, rounds: Sequence[Line]) -> list[dict[str, str]]:
     """Tokens and dollars of the search, and of each teacher with its calls and failures."""
     spent = Counter[str]()
     for line in rounds:
         spent.update(line["cost"])
     failed = sum(line.get("failed", 0) for line in rounds)
-    failures = f"{failed:,} questions" if failed else "none"
-    rows = [{"": "search", "failures": failures, **texts(spent)}] if rounds else []
+    rows = []
+    if rounds:
+        failures = f"{failed:,} questions" if failed else "none"
+        rows.append({"": "search", "failures": failures, **texts(spent)})
     for name, teacher in (card.get("teachers") or {}).items():
-        failures = (
-            ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items())
-            or "none"
-        )
+        failures = ", ".join(f"{n} {kind}" for kind, n in teacher.get("failures", {}).items())
         figures = {**teacher.get("cost", {}), "calls": teacher.get("calls", 0)}
-        rows.append({"": name, "failures": failures, **texts(figures)})
-    return [heading("Cost"), table(table_of(rows))] if rows else []
+        rows.append({"": name, "failures": failures or "none", **texts(figures)})
+    return rows
 
 
 def texts(cost: Mapping[str, float]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import SearchConfig
 from ..errors import DataError
 from ..files import read_object
-from ..mcts.choose import Decode, choose, most_visited
+from ..mcts.choose import choose, most_visited
 from ..mcts.journal import JOURNAL, read
 from ..mcts.select import constant
 from ..mcts.tree import Tree
@@ -28,25 +28,20 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
 
     A half-written last line is left out.
     """
-    if path.suffix == ".json":
-        yield _one_search(path)
-    else:
+    if path.suffix != ".json":
         yield from read(path)
+        return
+    try:
+        yield {"key": path.stem, **read_object(path)}
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} is no tree ({error}): write it with `search --json > {path.name}`"
+        ) from error
 
 
 def title_of(path: Path) -> str:
     """What the page of a journal, or of a search's JSON, is called."""
     return f"{path.resolve().parent.name}: trees" if path.name == JOURNAL else path.name
-
-
-def _one_search(path: Path) -> dict[str, Any]:
-    """What `search --json` printed, as a record."""
-    try:
-        return {"key": path.stem, **read_object(path)}
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} is no tree ({error}): write it with `search --json > {path.name}`"
-        ) from error
 
 
 class TreeReader:
@@ -58,17 +53,25 @@ class TreeReader:
     """
 
     def __init__(self, path: Path) -> None:
-        card = _card(path.parent)
-        config = card.get("config") or {}
-        self.settings = _search_settings(config.get("search") or {}, path.parent)
-        self.judged = (config.get("train") or {}).get("groups") == "verified"
-        self.tokenizer = _tokenizer(path.parent, config, card)
+        home = path.parent
+        card = load(home / "run.json") or load(home / "manifest.json") or {}
+        config = card.get("config", {})
+        stored, fields = config.get("search", {}), SearchConfig.model_fields
+        known = {name: value for name, value in stored.items() if name in fields}
+        try:
+            self.settings = SearchConfig.model_validate(known) if known else None
+        except ValueError as error:
+            raise DataError(
+                f"the configuration in {home} is not this version's: copy the journal elsewhere"
+            ) from error
+        self.judged = config.get("train", {}).get("groups") == "verified"
+        self.tokenizer = _tokenizer(home, config, card)
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with what it lacks."""
         tree = Tree.from_dict(record.get("tree"))
-        settings, tokenizer = self.settings, self.tokenizer
+        settings, tokenizer, text = self.settings, self.tokenizer, None
         more: dict[str, Any] = {}
         if settings is not None:
             selector = settings.selector(self.judged)
@@ -76,11 +79,13 @@ class TreeReader:
             more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
             if self.judged:
                 more["search"]["verifier"] = Calculator().name
+        if tokenizer is not None:
+            decode = partial(tokenizer.decode, skip_special_tokens=False)
+            more["pieces"] = pieces(record, decode, self._pieces)
+            if tree.rollouts:
+                text = partial(tokenizer.decode, skip_special_tokens=True)
         if not choice_of(record).keys() & {"chosen", "response"}:
             rule = "vote" if settings is None else settings.votes
-            text: Decode | None = None
-            if tokenizer is not None and tree.rollouts:
-                text = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
             choice = choose(tree, rule, most_visited(tree), text)
             if choice is not None:
                 more |= {
@@ -89,34 +94,16 @@ class TreeReader:
                     "why": choice.why,
                     "response": choice.response,
                 }
-        if tokenizer is not None:
-            more["pieces"] = pieces(
-                record, partial(tokenizer.decode, skip_special_tokens=False), self._pieces
-            )
         return {**more, **record}
 
 
-def _card(home: Path) -> dict[str, Any]:
-    """What a run's folder says about itself; {} where it is no run's."""
-    file = next(
-        (home / name for name in ("run.json", "manifest.json") if (home / name).is_file()), None
-    )
+def load(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is no such file. Raises DataError for anything else."""
     try:
-        return {} if file is None else read_object(file)
+        return read_object(path) if path.exists() else None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{file} is not a run's card ({error}): restore it, or copy the journal elsewhere"
-        ) from error
-
-
-def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | None:
-    """`search.*` of a card as far as this version knows it; None where there is none."""
-    known = {name: value for name, value in stored.items() if name in SearchConfig.model_fields}
-    try:
-        return SearchConfig.model_validate(known) if known else None
-    except ValueError as error:
-        raise DataError(
-            f"the configuration in {home} is not this version's: copy the journal elsewhere"
+            f"{path} is not a readable JSON object: remove it, or name another folder"
         ) from error
 
 
@@ -124,7 +111,7 @@ def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any]) -
     """The student's tokenizer where a file of it is at hand: in the run's folder, in the one that
     it started from, or the embedded student's.
     """
-    student = (config.get("train") or {}).get("student") or config.get("student")
+    student = config.get("train", {}).get("student") or config.get("student")
     places = [home / "student", *([Path(student)] if isinstance(student, str) else [])]
     if "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name")):
         places.append(EMBEDDED)

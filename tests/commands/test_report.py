@@ -217,6 +217,7 @@ def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path, capsys):
         assert cli.main(["compare", *words]) == 2
         assert field in capsys.readouterr().err
     assert cli.main(["report", one, two]) == 2
+    assert cli.main(["report", one, unfinished, "--out", str(tmp_path / "page")]) == 0
 
 
 def critic_card(earned, gain, kind="prm"):

@@ -53,7 +53,7 @@ def apple(source):
 
 def test_it_is_found_by_the_entry_point():
     place = "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
-    assert names()["verifiers"] == place
+    assert names()["verifiers"].value == place
 
 
 def test_a_taskset_without_splits_is_cut_by_hash():

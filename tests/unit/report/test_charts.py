@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.report.charts import MEANT, exact, line_chart, row_chart
-from alphazero_llm_trainer.report.page import table
+from alphazero_llm_trainer.report.page import TEMPLATES
 from alphazero_llm_trainer.report.tables import columns
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,6 +52,7 @@ def test_lines_leave_out_what_is_no_number():
 def test_tables_are_aligned():
     rows = [["method", "accuracy"], ["greedy", "0.5"], ["mcts", "0.75"]]
     assert columns(rows) == "method  accuracy\ngreedy       0.5\nmcts        0.75"
+    table = TEMPLATES.get_template("pieces.html").module.table
     cells = table([["method", "gain"], [NAME, "+0.040 [-0.060, +0.140]"], ["mcts", ""]])
     assert re.findall(r'<td class="(\w*)">', cells) == ["left", "", "left", ""]
     assert NAME not in cells and "&lt;b&gt;" in cells
