@@ -12,9 +12,10 @@ from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from ..learning.prepared import Prepared
 from ..policy.folders import cached
+from ..problems.load import opening
 from ..problems.source import open_source
-from .memory import GIB
-from .start import LESS, fit_of, start_of
+from .memory import GIB, Counts
+from .start import LESS, find_shape, fit_of, start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
@@ -22,16 +23,10 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
     run.
     """
     config, size = prepared.config, prepared.size
-    name, train = resolve_name(config), config.train
-    spec = config.models[name]
-    lora = (train.adapter or spec.adapter) == "lora"
+    train, spec = config.train, config.models[resolve_name(config)]
     return {
         "goes_on_with": None if folder is None else str(folder),
-        "student": {
-            "name": name,
-            "path": train.student or spec.path,
-            "trained": f"LoRA adapters of rank {spec.lora.rank}" if lora else "all weights",
-        },
+        "student": student_facts(config),
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
@@ -97,13 +92,33 @@ def teachers(config: Config) -> dict[str, Any] | str:
         return f"{config.train.teacher} scores what the student draws"
     if settings.tier == "none":
         return "none; the student alone"
-    tier = config.teacher_tiers[settings.tier]
-    key = tier.key_variable
-    is_set = "set" if key and os.environ.get(key) else "not set"
+    tier = tier_facts(config.teacher_tiers[settings.tier])
+    return {"tier": settings.tier, **tier, "budget": settings.budget.model_dump()}
+
+
+def student_facts(config: Config) -> dict[str, Any]:
+    """The student's name, where its weights come from, how many they are, in what numbers, which
+    are trained, and what it is told first.
+    """
+    name = resolve_name(config)
+    spec = config.models[name]
+    shape = find_shape(config, spec)
     return {
-        "tier": settings.tier,
-        "place": tier.base_url or "in this process",
-        "models": [teacher.model for teacher in tier.teachers],
-        "key": "none needed" if key is None else f"{key} is {is_set}",
-        "budget": settings.budget.model_dump(),
+        "name": name,
+        "path": config.train.student or spec.path,
+        "parameters": None if shape is None else Counts.of(shape, spec.lora).whole,
+        "numbers": spec.dtype,
+        "quantization": spec.quantization,
+        "trained": config.train.adapter or spec.adapter,
+        "system prompt": opening(config).system_prompt,
+    }
+
+
+def tier_facts(spec: Any) -> dict[str, Any]:
+    """Where a tier of teachers answers, which variable holds its key, and whether that is set."""
+    return {
+        "place": "in this process" if spec.base_url is None else spec.base_url,
+        "key": spec.key_variable,
+        "set": spec.key_variable is not None and bool(os.environ.get(spec.key_variable)),
+        "models": [teacher.model for teacher in spec.teachers],
     }
