@@ -177,12 +177,7 @@ def find(
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     if config.search.value is None and config.engine.backend != "openai":
-        if student is None:
-            config, own = carried_value(config, folder)
-        else:
-            from ..policy.critic import own_value
-
-            config, own = own_value(config, student)
+        config, own = carried_value(config, folder, student)
         if own is not None:
             guided = {"value": str(own)} | {
                 key: choice

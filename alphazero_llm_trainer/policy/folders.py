@@ -281,14 +281,20 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
             )
 
 
-def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | None]:
+def carried_value(
+    config: Config, folder: Path | None, student: Any = None
+) -> tuple[Config, Path | None]:
     """The configuration for a search under the value that a student's own folder carries (see
-    `with_discount`), and the value's folder, None where there is none.
-    `folder` is where the weights are from, None for the named student's.
+    `with_discount`), and the value's folder, None where there is none, or where the weights of a
+    `student` that is loaded have changed since. `folder` is where the weights are from, None for
+    the named student's.
     """
+    folder = folder if student is None else student.folder
     place = (Path(config.models[resolve_name(config)].path) if folder is None else folder) / VALUE
     card = read_note(place, "critic.json")
     if not card:
+        return config, None
+    if student is not None and card.get("base") != student.weights:
         return config, None
     if config.engine.backend != "inprocess":
         log.warning("%s is left out: the in-process engine alone reads it", place)

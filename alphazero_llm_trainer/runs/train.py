@@ -30,7 +30,7 @@ from ..learning.rows import Minibatches, RowBuilder, TrainRow
 from ..learning.stats import RoundStats
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
-from ..policy.critic import own_value
+from ..policy.folders import carried_value
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
@@ -75,7 +75,8 @@ class Run:
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
-        self.carried = own_value(config, self.student)[1] if self.method.guided else None
+        guided = self.method.guided
+        self.carried = carried_value(config, None, self.student)[1] if guided else None
         asked = [task.problem.question for task in self.prepared.questions]
         if (long := check_prompts(self.student, config, asked)) is not None:
             self.progress.say(long)
