@@ -226,7 +226,7 @@ def execute(
             held.enter_context(folder.lock("--resume" if resume else "--out"))
         run = Run(prepared, stop, progress, ranks)
         progress.wait(f"loading {resolve_name(config)}")
-        ranks.everywhere(run.load)
+        run.load()
         progress.meter = lambda: run.student.engine.cost.sampled_tokens
         if ranks.first:
             progress.say(run.opening())

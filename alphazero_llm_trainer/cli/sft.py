@@ -79,10 +79,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..runs.sft import supervise
-        from ..runs.start import check_memory
 
-        if not scratch:
-            check_memory(config, args.path)
         manifest = supervise(config, args.path, args.out, scratch, progress)
     if args.json:
         print_json(manifest)

@@ -196,6 +196,16 @@ def mirrored(path: str, mirror: str) -> str:
     return mirror
 
 
+def stored_bytes(source: str) -> int:
+    """What the weights in a folder, or of a hub model in the hub's cache, take on disk; 0 where there
+    are none.
+    """
+    folder = PACKAGED if source == "package" else Path(source)
+    if not folder.is_dir() and (config := cached(source)) is not None:
+        folder = config.parent
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def cached(repository: str) -> Path | None:
     """The config.json of a hub model that is in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache

@@ -11,11 +11,10 @@ from typing import Any
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from ..learning.prepared import Prepared
-from ..policy.folders import cached
+from ..policy.folders import cached, stored_bytes
 from ..problems.load import opening
 from ..problems.source import open_source
-from .memory import GIB, Counts
-from .start import LESS, find_shape, fit_of, start_of
+from .start import start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
@@ -40,7 +39,6 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "download": download(start_of(config, spec), spec),
         "engine": engine(config),
         "teachers": teachers(config),
-        "memory": memory(config),
     }
 
 
@@ -53,28 +51,14 @@ def context(config: Config) -> str:
     return said
 
 
-def memory(config: Config) -> dict[str, Any] | str:
-    """What search and updates take in GiB, whether it fits, and what to do where it doesn't."""
-    fit = fit_of(config)
-    if fit is None:
-        return "not known, for this student has no shape"
-    made, device, free = fit
-    sizes = {**made._asdict(), "peak": made.peak, "free": free}
-    return {
-        "device": device,
-        "verdict": "fits" if made.peak <= free else f"does NOT fit: {LESS}",
-        "GiB": {name: round(size / GIB, 3) for name, size in sizes.items()},
-    }
-
-
 def download(source: str, spec: StudentModel) -> str:
     """What would be fetched from the hub for weights from `source`."""
     if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
     if cached(source) is not None:
         return f"{source} is in the hub's cache"
-    known = spec.shape is not None and spec.shape.download_gb
-    return f"{source}, {f'about {known:g} GB' if known else 'size not known'}"
+    size = "size not known" if spec.download_gb is None else f"about {spec.download_gb:g} GB"
+    return f"{source}, {size}"
 
 
 def engine(config: Config) -> str:
@@ -97,16 +81,15 @@ def teachers(config: Config) -> dict[str, Any] | str:
 
 
 def student_facts(config: Config) -> dict[str, Any]:
-    """The student's name, where its weights come from, how many they are, in what numbers, which
-    are trained, and what it is told first.
+    """The student's name, where its weights come from, the bytes of their files (0 where they aren't
+    here), in what numbers they are, which are trained, and what it is told first.
     """
     name = resolve_name(config)
     spec = config.models[name]
-    shape = find_shape(config, spec)
     return {
         "name": name,
         "path": config.train.student or spec.path,
-        "parameters": None if shape is None else Counts.of(shape, spec.lora).whole,
+        "bytes": stored_bytes(start_of(config, spec)),
         "numbers": spec.dtype,
         "quantization": spec.quantization,
         "trained": config.train.adapter or spec.adapter,

@@ -27,9 +27,7 @@ from alphazero_llm_trainer.runs.sft import (
     supervise,
 )
 
-TINY = ModelShape(
-    layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64, vocabulary=169
-)
+TINY = ModelShape(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64)
 
 
 def settings(steps=6, **given):

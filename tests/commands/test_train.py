@@ -262,7 +262,7 @@ def begun_from(student, config):
     train = config.train.model_copy(update={"student": str(student)})
     run = Run(prepare(config.model_copy(update={"train": train})))
     run.load()
-    return run.make_objective().value.weight[0]
+    return run.objective.value.weight[0]
 
 
 @pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
@@ -440,7 +440,6 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch):
     run = Run(prepare(grpo_config(["student=embedded"])))
     run.load()
-    run.objective = run.make_objective()
     recorder, scores = run.recorder(RunFolder(tmp_path)), iter([0.5, 0.5, 0.75, 0.75, 0.25])
     monkeypatch.setattr(recorder, "evaluate", lambda tasks: None)
     monkeypatch.setattr(recorder, "score", lambda answers: next(scores))
