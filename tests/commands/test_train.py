@@ -473,7 +473,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     before = (run / "run.json").read_bytes()
     (run / "report.html").unlink()  # as where a crash came between the results and their page
     assert train_main(["--resume", str(run)]) == 0
-    assert "this run is finished" in capsys.readouterr().out
+    assert "this run is finished" in capsys.readouterr().err
     assert (run / "run.json").read_bytes() == before
     assert (run / "report.html").stat().st_size > 10_000
 
