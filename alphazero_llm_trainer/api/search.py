@@ -184,7 +184,7 @@ def find(
                 for key, choice in GUIDED["search"].items()
                 if getattr(config.search, key) == getattr(config.plain.search, key)
             }
-            config = config.model_copy(update={"search": config.search.model_copy(update=guided)})
+            config = config.changed(search=guided)
             if progress is not None:
                 progress.say("this student carries a value, which guides the search")
     alone = config.search.value is None

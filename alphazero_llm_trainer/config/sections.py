@@ -5,7 +5,7 @@ training.yaml has the values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -65,6 +65,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     place: ClassVar[str | None] = None
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values in these fields, not validated. A mapping changes fields of the
+        section that it names.
+        """
+        for name, value in fields.items():
+            section = getattr(self, name)
+            if isinstance(section, Section) and isinstance(value, Mapping):
+                fields[name] = section.changed(**value)
+        return self.model_copy(update=fields)
 
     @model_validator(mode="before")
     @classmethod

@@ -55,9 +55,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
         weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
-        return (
-            weights if self.custom is None else weights.model_copy(update={"custom": self.custom})
-        )
+        return weights if self.custom is None else weights.changed(custom=self.custom)
 
 
 class AlphaZeroData(vf.TaskData):

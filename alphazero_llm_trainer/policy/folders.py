@@ -165,7 +165,7 @@ def trained_with(student: Any, source: str) -> StudentModel:
     return (
         student.spec
         if prompt is None
-        else student.spec.model_copy(update={"prompts": student.spec.prompts | {source: prompt}})
+        else student.spec.changed(prompts=student.spec.prompts | {source: prompt})
     )
 
 
@@ -316,10 +316,10 @@ def with_discount(config: Config, value: Path) -> Config:
     """`config` with the discount that the value in this folder was learnt under, where
     `search.discount` is 1.
     """
-    search, card = config.search, read_note(value, "critic.json")
-    if search.discount == 1.0:
-        search = search.model_copy(update={"discount": card.get("discount", 1.0)})
-    return config.model_copy(update={"search": search})
+    if config.search.discount != 1.0:
+        return config
+    card = read_note(value, "critic.json")
+    return config.changed(search={"discount": card.get("discount", 1.0)})
 
 
 def check_folder(folder: Path) -> None:

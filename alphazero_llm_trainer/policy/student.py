@@ -150,7 +150,7 @@ def load_student(
     # have no such file.
     base = {} if adapter is None else read_note(adapter, BASE)
     if "quantization" in base:
-        spec = spec.model_copy(update={"quantization": base["quantization"]})
+        spec = spec.changed(quantization=base["quantization"])
     if folder is None and spec.path == "package":
         folder = PACKAGED
     if folder is None and spec.path == "scratch":
@@ -167,10 +167,10 @@ def load_student(
     wide = trained and not (inference or bare) and widens(config, spec)
     model: Any = load_model(source, spec, name, wide)
     if getattr(model, "is_loaded_in_4bit", False):  # as the folder has it, whatever the entry says
-        spec = spec.model_copy(update={"quantization": "nf4"})
+        spec = spec.changed(quantization="nf4")
     tokenizer = own_tokenizer(source, adapter)
     if adapter is None and not inference:
-        spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
+        spec = spec.changed(lora=fit_lora(model, spec.lora, name))
     if adapter is not None:
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
@@ -180,7 +180,7 @@ def load_student(
         if not bare:
             load_adapter(model, adapter, POLICY)
             activate(model, POLICY)
-            spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
+            spec = spec.changed(lora=shape_of(model, spec.lora))
     student = make_student(name, model, tokenizer, spec, config, opening, source)
     student.adapter, student.folder = adapter, path
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
@@ -309,7 +309,7 @@ def without_cuda(spec: StudentModel) -> StudentModel:
     attention = spec.attn_implementation or ""
     if torch.cuda.is_available() or not attention.startswith(("flash", "flex")):
         return spec
-    return spec.model_copy(update={"attn_implementation": None})
+    return spec.changed(attn_implementation=None)
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:

@@ -125,8 +125,8 @@ def planned(train: TrainConfig, groups: int, rate: float) -> TrainConfig:
     if steps is None:
         steps = math.ceil(optimizer.epochs * groups / optimizer.batch_size)
     if optimizer.learning_rate is None:
-        optimizer = optimizer.model_copy(update={"learning_rate": rate})
-    return train.model_copy(update={"sft_steps": steps, "optimizer": optimizer})
+        optimizer = optimizer.changed(learning_rate=rate)
+    return train.changed(sft_steps=steps, optimizer=optimizer)
 
 
 def fit(

@@ -182,7 +182,7 @@ def load_run(
             for key in ("eval_size", "validation_size")
             if key not in given
         }
-        return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
+        return config.changed(train=sizes)
     source, train = open_source(config), config.train
     if source.endless:
         return config
@@ -190,7 +190,7 @@ def load_run(
     there = len(asked(source, "train", train.num_examples, first))
     if not there:  # which `prepare` explains
         return config
-    return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
+    return config.changed(train={"num_examples": there})
 
 
 def start_of(config: Config, spec: StudentModel) -> str:

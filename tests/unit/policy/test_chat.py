@@ -87,7 +87,7 @@ def student():
 
 def with_template(student, template, opening=NOTHING, **spec):
     student.tokenizer.chat_template = template
-    student.opening, student.spec = opening, student.spec.model_copy(update=spec)
+    student.opening, student.spec = opening, student.spec.changed(**spec)
     return student
 
 
