@@ -315,7 +315,7 @@ class Collector(Earned):
                     task.cancel()
 
     def _search(self, evaluate: Any, simulations: int) -> Search:
-        settings = self.config.search.model_copy(update={"simulations": simulations})
+        settings = self.config.search.changed(simulations=simulations)
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":
             parts |= {
@@ -326,7 +326,7 @@ class Collector(Earned):
             parts = {"verifier": self.rule, "generating": True}
             if self.method.guided and not self.rule.guides:
                 # Until the value has learnt: chains from the root, until one is right.
-                settings = settings.model_copy(update={"select": "restart"})
+                settings = settings.changed(select="restart")
         policy = policy_of(self.student, settings)
         return Search(
             policy,

@@ -11,7 +11,7 @@ A random model of Llama 3.2 3B's shape is made on the device. Parts, each of whi
   of the bandwidth that reading the weights once a step takes; of vLLM also memory that sleep gives
   back, and seconds to wake;
 - `trees`: ten token-level PUCT trees side by side;
-- `grpo`: a round in 4 bits with LoRA, its peak of memory beside the forecast.
+- `grpo`: a round in 4 bits with LoRA, its peak of memory.
 
 Without CUDA everything runs at a tiny size, vLLM left out: that shows that the script is whole, and
 no figure means anything.
@@ -37,14 +37,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.protocol import Engine, GenerateRequest
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import answer_search
 from alphazero_llm_trainer.runs.folder import RunFolder
-from alphazero_llm_trainer.runs.start import fit_of
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -232,7 +230,7 @@ def parity(problem: az.Problem, response: str, task: az.Task) -> float:
 
 
 def grpo(folder: Path, out: Path) -> dict[str, Any]:
-    """A round of GRPO: 4 bits and LoRA on CUDA, its peak of memory beside the forecast."""
+    """A round of GRPO: 4 bits and LoRA on CUDA, its peak of memory."""
     config = {
         **entry(folder, "nf4" if CUDA or find_spec("bitsandbytes") else "none"),
         "engine.backend": "inprocess",
@@ -259,16 +257,10 @@ def grpo(folder: Path, out: Path) -> dict[str, Any]:
         progress=False,
     )
     seconds = time.perf_counter() - began
-    fit = fit_of(
-        load_config(
-            overrides=[entry(folder, str(StudentModel(**config["models"]["random"]).quantization))]
-        )
-    )
     return {
         "seconds": seconds,
         "rounds": RunFolder(run.folder).read_metrics(),
         "peak_gb": torch.cuda.max_memory_allocated() / GB if CUDA else None,
-        "forecast_gb": None if fit is None else fit[0].peak / GB,
     }
 
 

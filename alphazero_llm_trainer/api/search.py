@@ -177,19 +177,14 @@ def find(
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     if config.search.value is None and config.engine.backend != "openai":
-        if student is None:
-            config, own = carried_value(config, folder)
-        else:
-            from ..policy.critic import own_value
-
-            config, own = own_value(config, student)
+        config, own = carried_value(config, folder, student)
         if own is not None:
             guided = {"value": str(own)} | {
                 key: choice
                 for key, choice in GUIDED["search"].items()
                 if getattr(config.search, key) == getattr(config.plain.search, key)
             }
-            config = config.model_copy(update={"search": config.search.model_copy(update=guided)})
+            config = config.changed(search=guided)
             if progress is not None:
                 progress.say("this student carries a value, which guides the search")
     alone = config.search.value is None

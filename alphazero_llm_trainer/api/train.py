@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from ..config.load import Config, nested, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import flat
-from ..learning.prepared import Prepared
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
@@ -160,20 +159,27 @@ def train(
     def call() -> TrainingRun:
         config, folder = resolved, None if named is None else RunFolder(named)
         if resume:
-            folder = RunFolder.find(Path(resolved.train.checkpoint_dir), named)
-            config = folder.config()
-            check_session(config, folder.path)
-            folder.check_named(resolved, [key for key, value in asked.items() if value is not None])
-            if (over := finished(folder)) is not None:
-                return over
+            keys = [key for key, value in asked.items() if value is not None]
+            folder, config = resumed(resolved, named, keys)
         elif folder is not None:
             folder.check_free("out", "add resume=True to go on with it")
-        prepared = prepare(config)
-        check_start(prepared.config)
         with progress_of(progress) as shown, Stop(shown) as stop:
-            return execute(prepared, folder, resume, shown, stop)
+            return execute(config, folder, resume, shown, stop)
 
     return outside_loops(call)
+
+
+def resumed(asked: Config, out: Path | None, named: Iterable[str]) -> tuple[RunFolder, Config]:
+    """The run to go on with, `out` or the newest one, and the configuration that it began with.
+
+    Raises AlphaZeroError where there is none, or `asked` has another value of a key that is
+    `named`.
+    """
+    folder = RunFolder.find(Path(asked.train.checkpoint_dir), out)
+    config = folder.config()
+    check_session(config, folder.path)
+    folder.check_named(asked, named)
+    return folder, config
 
 
 def check_session(config: Config, folder: Path) -> None:
@@ -193,32 +199,30 @@ def check_session(config: Config, folder: Path) -> None:
         )
 
 
-def finished(folder: RunFolder) -> TrainingRun | None:
-    """The run in a folder, where there is nothing left of it to do."""
-    card = folder.read_card()
-    if "after" not in card:
-        return None
-    from ..report.folder import write_report
-
-    write_report(folder.path)  # a crash after the last weights may have left none
-    return TrainingRun(folder.path, card)
-
-
 def execute(
-    prepared: Prepared,
+    config: Config,
     folder: RunFolder | None,
     resume: bool,
     progress: Progress,
     stop: Callable[[], bool],
+    loading: Callable[[], None] = lambda: None,
 ) -> TrainingRun:
-    """`train` of what is prepared: load, then run in `folder` (None: the next of
-    `train.checkpoint_dir`).
+    """`train` with a whole configuration: check it, load, then run in `folder` (None: the next of
+    `train.checkpoint_dir`). A finished run that is resumed is left as it is. `loading` is called
+    before PyTorch is loaded.
     """
-    from ..learning.ranks import open_ranks
     from ..report.folder import write_report
+
+    if folder is not None and resume and "after" in (over := folder.read_card()):
+        write_report(folder.path)  # a crash after the last weights may have left none
+        progress.say(f"this run is finished: {folder.path}")
+        return TrainingRun(folder.path, over)
+    prepared = prepare(config)
+    config = prepared.config
+    check_start(config, loading)
+    from ..learning.ranks import open_ranks
     from ..runs.train import Run
 
-    config = prepared.config
     ranks = open_ranks(config, prepared.method)
     with ExitStack() as held:
         # Before anything is loaded: another process may be at it.
@@ -226,7 +230,7 @@ def execute(
             held.enter_context(folder.lock("--resume" if resume else "--out"))
         run = Run(prepared, stop, progress, ranks)
         progress.wait(f"loading {resolve_name(config)}")
-        ranks.everywhere(run.load)
+        run.load()
         progress.meter = lambda: run.student.engine.cost.sampled_tokens
         if ranks.first:
             progress.say(run.opening())

@@ -95,7 +95,7 @@ def build_teachers(
             )
         stops = config.search.step == "line"
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
-        wanted = wanted.model_copy(update={"wrong": 0})
+        wanted = wanted.changed(wrong=0)
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.ledgers)
 
 

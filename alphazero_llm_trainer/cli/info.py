@@ -13,12 +13,11 @@ from typing import Any
 from huggingface_hub import constants
 
 from .. import __version__
-from ..config.load import Config, cuda_here, load_training, resolve_name
+from ..config.load import Config, cuda_here, load_training
 from ..config.shipped import named_file, shipped
 from ..config.train import recipe_of
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
-from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_facts, resolve
 from .train import add_method
 
@@ -67,6 +66,8 @@ def run_info(args: argparse.Namespace) -> int:
 
 def gather(config: Config) -> dict[str, Any]:
     """The facts by name."""
+    from ..runs.plan import student_facts, tier_facts
+
     installed = {each.name: each.version for each in metadata.distributions()}
     return {
         "version": __version__,
@@ -94,35 +95,4 @@ def gather(config: Config) -> dict[str, Any]:
             "hub cache": constants.HF_HUB_CACHE,
         },
         "libraries": {name: installed[name] for name in LIBRARIES if name in installed},
-    }
-
-
-def student_facts(config: Config) -> dict[str, Any]:
-    """The student's name, where its weights come from, how many they are, in what numbers, which
-    are trained, and what it is told first.
-    """
-    from ..runs.memory import Counts
-    from ..runs.start import find_shape
-
-    name = resolve_name(config)
-    spec = config.models[name]
-    shape = find_shape(config, spec)
-    return {
-        "name": name,
-        "path": config.train.student or spec.path,
-        "parameters": None if shape is None else Counts.of(shape, spec.lora).whole,
-        "numbers": spec.dtype,
-        "quantization": spec.quantization,
-        "trained": config.train.adapter or spec.adapter,
-        "system prompt": opening(config).system_prompt,
-    }
-
-
-def tier_facts(spec: Any) -> dict[str, Any]:
-    """Where a tier of teachers answers, which variable holds its key, and whether that is set."""
-    return {
-        "place": "in this process" if spec.base_url is None else spec.base_url,
-        "key": spec.key_variable,
-        "set": spec.key_variable is not None and bool(os.environ.get(spec.key_variable)),
-        "models": [teacher.model for teacher in spec.teachers],
     }

@@ -79,24 +79,19 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..runs.sft import supervise
-        from ..runs.start import check_memory
 
-        if not scratch:
-            check_memory(config, args.path)
         manifest = supervise(config, args.path, args.out, scratch, progress)
     if args.json:
         print_json(manifest)
         return 0
+    from ..api.train import interval_of
+
     if not scratch:
-        before, gain = manifest["test_before"], manifest["gain"]
-        print(
-            f"before {before['value']:.3f} [{before['low']:.3f}, {before['high']:.3f}], paired gain"
-            f" {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-        )
+        before, gain = interval_of(manifest["test_before"]), interval_of(manifest["gain"])
+        print(f"before {before}, paired gain {gain:+}")
     test = manifest["test_greedy"]
     print(
-        f"greedy accuracy on {test['problems']:,} test problems: {test['value']:.3f}"
-        f" [{test['low']:.3f}, {test['high']:.3f}], pass@8 "
+        f"greedy accuracy on {test['problems']:,} test problems: {interval_of(test)}, pass@8 "
         f"{manifest['test_pass_at_8']['value']:.3f};"
         f" {manifest['seconds']:.0f} s of training; student in {args.out}"
     )

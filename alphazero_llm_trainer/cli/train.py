@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import user_layers
-from ..files import flat
+from ..config.load import Config, user_layers
+from ..files import Folder, flat
 from ..learning.methods.registry import METHODS
 from ..live import Progress, Stop
 from .base import (
@@ -140,57 +140,54 @@ def run_train(args: argparse.Namespace) -> int:
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
+    from ..api.train import execute, resumed
     from ..learning.size import rank_and_size
-    from ..runs.folder import RunFolder
+
+    folder = None
+    if args.resume is not None:
+        run = None if args.resume is True else Path(args.resume)
+        folder, config = resumed(config, run, named(args))
+    follows = rank_and_size()[0] > 0  # another process says what there is to say
+    with Progress(args.quiet or follows) as progress, Stop(progress) as stop:
+        if args.dry_run:
+            return dry_run(args, config, folder, progress)
+        done = execute(
+            config,
+            folder,
+            folder is not None,
+            progress,
+            stop,
+            lambda: tell_loading(args, progress, config),
+        )
+        if follows:
+            return 0 if done.finished else EXIT_STOPPED
+        if not done.finished:
+            progress.say(f"stopped; go on with: --resume {done.folder}")
+            return EXIT_STOPPED
+    if args.json:
+        print_json({**done.card, "folder": str(done.folder)})
+        return 0
+    print(f"{done}\nstudent, metrics and report.html are in {done.folder}")
+    if done.card.get("uploaded") is not None:
+        print(f"uploaded to {done.card['uploaded']}")
+    return 0
+
+
+def dry_run(
+    args: argparse.Namespace, config: Config, folder: Folder | None, progress: Progress
+) -> int:
+    """Print what a run would do, or what is left of the one in `folder`, and what keeps it from
+    starting.
+    """
     from ..runs.plan import plan
     from ..runs.start import check_start, prepare
 
-    directory = Path(config.train.checkpoint_dir)
-    resume = args.resume is not None
-    if resume:
-        folder = RunFolder.find(directory, None if args.resume is True else Path(args.resume))
-        stored = folder.config()
-        if args.method is None and stored.train.method != config.train.method:
-            # No method is named: the run's own.
-            config = resolve(args, {"train": {"method": stored.train.method}}, load_run)
-        folder.check_named(config, named(args))
-        config = stored
-    from ..api.train import execute, finished
-
-    over = finished(folder) if resume else None
-    follows = rank_and_size()[0] > 0  # another process says what there is to say
-    with Progress(args.quiet or follows) as progress, Stop(progress) as stop:
-        if over is not None:
-            run = over
-        else:
-            prepared = prepare(config)
-            if args.dry_run:
-                tell_loading(args, progress)
-                print_facts(plan(prepared, folder.path if resume else None), args.json)
-                check_start(prepared.config)
-                if not args.json:
-                    print(
-                        "# dry run: nothing was written and no model loaded; "
-                        "leave out --dry-run to train"
-                    )
-                return 0
-            check_start(prepared.config, lambda: tell_loading(args, progress, prepared.config))
-            run = execute(prepared, folder if resume else None, resume, progress, stop)
-        if follows:
-            return 0 if run.finished else EXIT_STOPPED
-        if not run.finished:
-            progress.say(f"stopped; go on with: --resume {run.folder}")
-            return EXIT_STOPPED
-    if args.json:
-        print_json({**run.card, "folder": str(run.folder)})
-        return 0
-    print(run)
-    if over is not None:
-        print(f"this run is finished: {run.folder}")
-        return 0
-    print(f"student, metrics and report.html are in {run.folder}")
-    if run.card.get("uploaded") is not None:
-        print(f"uploaded to {run.card['uploaded']}")
+    prepared = prepare(config)
+    tell_loading(args, progress)
+    print_facts(plan(prepared, None if folder is None else folder.path), args.json)
+    check_start(prepared.config)
+    if not args.json:
+        print("# dry run: nothing was written and no model loaded; leave out --dry-run to train")
     return 0
 
 

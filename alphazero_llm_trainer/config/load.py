@@ -325,13 +325,10 @@ def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
     own = {key: getattr(entry, key) for key in OWN}
     own["max_tokens"] += thinking
     own["max_depth"] += thinking // THINKING_STEP
-    update = {key: value for key, value in own.items() if asked.get(key) is None}
+    update: dict[str, Any] = {key: value for key, value in own.items() if asked.get(key) is None}
     if asked.get("verify", {}).get("reserve") is None:
-        update["verify"] = config.search.verify.model_copy(
-            update={"reserve": entry.reserve + thinking}
-        )
-    search = config.search.model_copy(update=update)
-    return config.model_copy(update={"search": search})
+        update["verify"] = {"reserve": entry.reserve + thinking}
+    return config.changed(search=update)
 
 
 def with_tier(config: Config) -> Config:
@@ -343,7 +340,7 @@ def with_tier(config: Config) -> Config:
     proposes = config.search.mode == "step" and config.train.groups != "verified"
     alone = os.environ.get("WORLD_SIZE", "1") == "1"  # teachers have one budget, of one process
     tier = "free" if proposes and alone and missing_key(config, "free") is None else "none"
-    return config.model_copy(update={"teachers": config.teachers.model_copy(update={"tier": tier})})
+    return config.changed(teachers={"tier": tier})
 
 
 def with_backend(config: Config) -> Config:
@@ -353,8 +350,7 @@ def with_backend(config: Config) -> Config:
     if config.engine.backend != "auto":
         return config
     fits = wants_vllm(config) and vllm_here()
-    engine = config.engine.model_copy(update={"backend": "vllm" if fits else "inprocess"})
-    return config.model_copy(update={"engine": engine})
+    return config.changed(engine={"backend": "vllm" if fits else "inprocess"})
 
 
 def wants_vllm(config: Config) -> bool:
@@ -372,8 +368,7 @@ def with_source(config: Config) -> Config:
         return config
     small = config.models[resolve_name(config)].path in SMALL
     source = "gsm8k" if cuda_here() and not small else "embedded"
-    problems = config.problems.model_copy(update={"source": source})
-    return config.model_copy(update={"problems": problems})
+    return config.changed(problems={"source": source})
 
 
 def vllm_here() -> bool:

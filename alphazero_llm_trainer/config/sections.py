@@ -5,7 +5,7 @@ training.yaml has the values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -65,6 +65,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     place: ClassVar[str | None] = None
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values in these fields, not validated. A mapping changes fields of the
+        section that it names.
+        """
+        for name, value in fields.items():
+            section = getattr(self, name)
+            if isinstance(section, Section) and isinstance(value, Mapping):
+                fields[name] = section.changed(**value)
+        return self.model_copy(update=fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -290,9 +300,7 @@ class LoraConfig(Section):
 
 
 class ModelShape(Section):
-    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells one
-    that the engine's kernels compute from weights of their own.
-    """
+    """The shape in which `sft` makes a student from scratch."""
 
     layers: Positive
     hidden: Positive
@@ -300,10 +308,6 @@ class ModelShape(Section):
     kv_heads: Positive
     head_dim: Positive
     intermediate: Positive
-    vocabulary: Positive
-    tied: bool = False
-    plain: bool = True
-    download_gb: NonNegativeFloat = 0.0
 
 
 class StudentModel(Section):
@@ -313,7 +317,7 @@ class StudentModel(Section):
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
     without CUDA. `attn_implementation` is `from_pretrained`'s. `max_tokens`, `max_depth`, `step`,
     `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape`
-    is also of a student from scratch. `system_prompt` takes the place of every source's; `prompts`
+    is a student's from scratch, `download_gb` what the hub has. `system_prompt` takes the place of every source's; `prompts`
     are those that it was trained with, by source.
     """
 
@@ -327,6 +331,7 @@ class StudentModel(Section):
     attn_implementation: str | None = None
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
+    download_gb: NonNegativeFloat | None = None
     max_tokens: Positive = 400
     max_depth: Positive = 40
     step: StepRule = "thought"

@@ -5,10 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
+
+GIB = 1 << 30
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +43,30 @@ def device_memory() -> tuple[str, int, int]:
         )
     except (OSError, StopIteration):
         return "cpu", total, total
+
+
+@contextmanager
+def within_memory(what: str, fix: str) -> Iterator[None]:
+    """Raise ConfigError, one sentence with the `fix`, where `what` is computed in here takes more
+    memory than is free. On a CPU an allocation beyond that fails in here; elsewhere the system would
+    end the process for it.
+    """
+    device, free, _ = device_memory()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if device == "cpu" and limits[0] == resource.RLIM_INFINITY and sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + free
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"{what} takes more memory than {device} has free ({free / GIB:.1f} GiB): {fix}"
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def multiplies(dtype: str) -> bool:

@@ -113,7 +113,7 @@ def serve(frozen: FrozenStudent) -> Served:
     from ..serve.server import listen, start
     from ..serve.service import Service
 
-    settings = frozen.config.serve.model_copy(update={"queue": WAITING})
+    settings = frozen.config.serve.changed(queue=WAITING)
     models = Models(EMBEDDED_MODEL, judged=False)
     service = Service(Answerer(frozen.student, frozen.config), models, settings)
     bound = listen("127.0.0.1", 0)

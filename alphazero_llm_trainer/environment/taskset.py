@@ -55,8 +55,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
         weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
-        own = {} if self.custom is None else {"custom": self.custom}
-        return weights.model_copy(update=own)
+        return weights if self.custom is None else weights.changed(custom=self.custom)
 
 
 class AlphaZeroData(vf.TaskData):

@@ -141,12 +141,7 @@ class Evaluation(BaseModel):
         """
         if self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED):
             return config, self
-        if student is None:
-            config, carried = carried_value(config, path)
-        else:
-            from ..policy.critic import own_value
-
-            config, carried = own_value(config, student)
+        config, carried = carried_value(config, path, student)
         if carried is None:
             return config, self
         progress.say(

@@ -48,7 +48,7 @@ async def answered(
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
     """One response of the likeliest tokens, whatever `search.verify.first_temperature` says."""
-    attempt.verify = attempt.verify.model_copy(update={"first_temperature": 0.0})
+    attempt.verify = attempt.verify.changed(first_temperature=0.0)
     chain = await attempt.draw(greedy=True, judged=False)
     return chain.text if attempt.usable(chain) else None, "finished"
 
@@ -224,7 +224,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
     search = answer_search(
         context.student,
-        context.config.model_copy(update={"search": settings.model_copy(update=changes)}),
+        context.config.changed(search=settings.changed(**changes)),
         context.perplexity,
         value=context.value,
         policy=context.policy if settings.mode == "step" else None,

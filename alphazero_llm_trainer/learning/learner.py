@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
-from ..config.train import OptimizerConfig
+from ..config.train import LARGE, OptimizerConfig
+from ..engine.device import release_cache, within_memory
 from ..errors import StorageError, TrainingError, first_line
 from .losses import Figures
 from .methods.base import Objective
@@ -35,6 +36,10 @@ from .scoring import Scorer, Scores, packing, score
 
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
+LESS = (
+    "set train.micro_batch=1, train.gradient_checkpointing=on or train.adapter=lora, lower "
+    "search.max_tokens, or use a smaller student"
+)
 # Torch's and safetensors' words for a full disk.
 REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
@@ -81,6 +86,7 @@ class Learner:
         )
         self.device = self.accelerator.device
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
+        objective.autocast = self.autocast
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
         self.updates, self.first_update, self.gap = 0, 0, 0.0
         rows = memory.rows(settings.batch_size // ranks.size)
@@ -159,6 +165,38 @@ class Learner:
         for i, part in enumerate(parts):
             with nullcontext() if i == self.count - 1 else self.accelerator.no_sync(self.scorer):
                 yield part
+
+    def compute(self, minibatch: Sequence[TrainRow]) -> None:
+        """Add up a minibatch's gradients, as `loop.train` does."""
+        for part in self.parts(minibatch):
+            scores = self.score(part)
+            loss, figures = self.objective.loss(part, scores, self.totals)
+            self.backward(loss, scores, figures)
+
+    def probe(self, minibatch: Sequence[TrainRow]) -> None:
+        """Compute the gradients of the last rows of a minibatch beside the optimiser's states, and
+        leave everything as it was: what doesn't fit into memory shows before a run begins. On a CPU
+        for large models alone.
+
+        Raises ConfigError where it doesn't fit.
+        """
+        cuda = self.device.type == "cuda"
+        if not cuda and sum(p.numel() for p in self.whole.parameters()) < LARGE:
+            return
+        rows = minibatch[-2 * self.rows_of_a_forward * self.ranks.size :]  # gradients add up
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        with (
+            within_memory(f"an update of {self.rows_of_a_forward} rows at once", LESS),
+            torch.random.fork_rng([self.device] if cuda else []),
+            self.accelerator.no_sync(self.scorer),
+        ):
+            # AdamW's two moments; those in 8 bits are paged out.
+            moments = [] if self.memory.eight_bit else [torch.empty_like(p) for p in trained * 2]
+            self.compute(rows)
+        del moments
+        self.optimizer.zero_grad()
+        self.scorer.eval()
+        release_cache()
 
     def parts_of(self, rows: Sequence[TrainRow]) -> list[Sequence[TrainRow]]:
         """Rows by forward."""

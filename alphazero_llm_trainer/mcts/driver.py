@@ -122,7 +122,7 @@ class Search:
         check_settings(settings, value is not None or guided)
         if settings.rollout is None:
             rollout = "none" if guided else "sample"
-            self.settings = settings = settings.model_copy(update={"rollout": rollout})
+            self.settings = settings = settings.changed(rollout=rollout)
         if rules.open is None and verifier is not None and not guided:
             raise ConfigError(
                 f"search.select is {selector}, which goes by the value of each state under a rule: "

@@ -244,9 +244,7 @@ def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
         if POLICY in getattr(module, "lora_A", ())
     }
     rank = max(adapter.r, *adapter.rank_pattern.values()) if adapter.rank_pattern else adapter.r
-    return lora.model_copy(
-        update={"rank": rank, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))}
-    )
+    return lora.changed(rank=rank, alpha=adapter.lora_alpha, targets=tuple(sorted(targets)))
 
 
 def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
@@ -274,7 +272,7 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
             f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear "
             f"layers are called {', '.join(sorted(linear))}: name some of these"
         )
-    return lora.model_copy(update={"targets": tuple(sorted(linear))})
+    return lora.changed(targets=tuple(sorted(linear)))
 
 
 def fingerprint(model: Any, adapter: str | None = POLICY) -> str:

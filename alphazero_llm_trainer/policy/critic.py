@@ -32,7 +32,6 @@ from ..errors import CheckpointError, EngineError
 from ..files import read_object
 from ..types import Problem, Step
 from .adapters import AdapterView, fingerprint, load_adapter
-from .folders import carried_value
 from .public_prm import load_public
 from .student import Student, engine_over
 from .weights import load_weights
@@ -108,16 +107,6 @@ class CriticVerifier:
         if self.checks:
             return Judgement(scores, min(scores))
         return Judgement(scores, scores[-1], frozenset(range(len(scores))), scores)
-
-
-def own_value(config: Config, student: Student) -> tuple[Config, Path | None]:
-    """`folders.carried_value` of a student that is loaded: None where its weights have changed
-    since.
-    """
-    valued, place = carried_value(config, student.folder)
-    if place is None or read_card(place, "value")["base"] != fingerprint(student.model):
-        return config, None
-    return valued, place
 
 
 def load_value(folder: Path, student: Student, config: Config) -> Critic:

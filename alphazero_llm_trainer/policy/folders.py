@@ -165,7 +165,7 @@ def trained_with(student: Any, source: str) -> StudentModel:
     return (
         student.spec
         if prompt is None
-        else student.spec.model_copy(update={"prompts": student.spec.prompts | {source: prompt}})
+        else student.spec.changed(prompts=student.spec.prompts | {source: prompt})
     )
 
 
@@ -194,6 +194,16 @@ def mirrored(path: str, mirror: str) -> str:
     """`mirror`, said once."""
     log.warning("%s is gated and HF_TOKEN isn't set: %s takes its place", path, mirror)
     return mirror
+
+
+def stored_bytes(source: str) -> int:
+    """What the weights in a folder, or of a hub model in the hub's cache, take on disk; 0 where there
+    are none.
+    """
+    folder = PACKAGED if source == "package" else Path(source)
+    if not folder.is_dir() and (config := cached(source)) is not None:
+        folder = config.parent
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def cached(repository: str) -> Path | None:
@@ -281,14 +291,20 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
             )
 
 
-def carried_value(config: Config, folder: Path | None) -> tuple[Config, Path | None]:
+def carried_value(
+    config: Config, folder: Path | None, student: Any = None
+) -> tuple[Config, Path | None]:
     """The configuration for a search under the value that a student's own folder carries (see
-    `with_discount`), and the value's folder, None where there is none.
-    `folder` is where the weights are from, None for the named student's.
+    `with_discount`), and the value's folder, None where there is none, or where the weights of a
+    `student` that is loaded have changed since. `folder` is where the weights are from, None for
+    the named student's.
     """
+    folder = folder if student is None else student.folder
     place = (Path(config.models[resolve_name(config)].path) if folder is None else folder) / VALUE
     card = read_note(place, "critic.json")
     if not card:
+        return config, None
+    if student is not None and card.get("base") != student.weights:
         return config, None
     if config.engine.backend != "inprocess":
         log.warning("%s is left out: the in-process engine alone reads it", place)
@@ -300,10 +316,10 @@ def with_discount(config: Config, value: Path) -> Config:
     """`config` with the discount that the value in this folder was learnt under, where
     `search.discount` is 1.
     """
-    search, card = config.search, read_note(value, "critic.json")
-    if search.discount == 1.0:
-        search = search.model_copy(update={"discount": card.get("discount", 1.0)})
-    return config.model_copy(update={"search": search})
+    if config.search.discount != 1.0:
+        return config
+    card = read_note(value, "critic.json")
+    return config.changed(search={"discount": card.get("discount", 1.0)})
 
 
 def check_folder(folder: Path) -> None:

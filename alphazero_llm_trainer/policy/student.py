@@ -18,6 +18,7 @@ from ..config.hub import ask_hub_or_cache
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
+from ..engine.device import GIB, device_memory, within_memory
 from ..engine.inprocess import InProcessEngine
 from ..engine.masks import FLEX
 from ..engine.protocol import Engine
@@ -47,6 +48,7 @@ from .folders import (
     both,
     check_folder,
     read_note,
+    stored_bytes,
     weights_of,
     why_not_loaded,
     widens,
@@ -138,7 +140,7 @@ def load_student(
             "or hub id with --model, without --base-url"
         )
     spec = config.models[name]
-    if spec.path in SMALL and (path is None or file_bytes(path) < SMALL_BYTES):
+    if spec.path in SMALL and (path is None or stored_bytes(str(path)) < SMALL_BYTES):
         limit_threads()
     if path is not None:
         check_folder(path)
@@ -148,7 +150,7 @@ def load_student(
     # have no such file.
     base = {} if adapter is None else read_note(adapter, BASE)
     if "quantization" in base:
-        spec = spec.model_copy(update={"quantization": base["quantization"]})
+        spec = spec.changed(quantization=base["quantization"])
     if folder is None and spec.path == "package":
         folder = PACKAGED
     if folder is None and spec.path == "scratch":
@@ -165,10 +167,10 @@ def load_student(
     wide = trained and not (inference or bare) and widens(config, spec)
     model: Any = load_model(source, spec, name, wide)
     if getattr(model, "is_loaded_in_4bit", False):  # as the folder has it, whatever the entry says
-        spec = spec.model_copy(update={"quantization": "nf4"})
+        spec = spec.changed(quantization="nf4")
     tokenizer = own_tokenizer(source, adapter)
     if adapter is None and not inference:
-        spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
+        spec = spec.changed(lora=fit_lora(model, spec.lora, name))
     if adapter is not None:
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
@@ -178,7 +180,7 @@ def load_student(
         if not bare:
             load_adapter(model, adapter, POLICY)
             activate(model, POLICY)
-            spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
+            spec = spec.changed(lora=shape_of(model, spec.lora))
     student = make_student(name, model, tokenizer, spec, config, opening, source)
     student.adapter, student.folder = adapter, path
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
@@ -307,34 +309,32 @@ def without_cuda(spec: StudentModel) -> StudentModel:
     attention = spec.attn_implementation or ""
     if torch.cuda.is_available() or not attention.startswith(("flash", "flex")):
         return spec
-    return spec.model_copy(update={"attn_implementation": None})
+    return spec.changed(attn_implementation=None)
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
     """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA
-    device, and for kernels that aren't here.
+    device, for weights beyond the CPU's memory, and for kernels that aren't here.
     """
     if spec.attn_implementation == FLEX and not torch.cuda.is_available():
         raise ConfigError(
             f"models.{name}.attn_implementation needs a CUDA device to train and there is none "
             "here: set it to null"
         )
-    if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
+    if torch.cuda.is_available():
         return
-    if source == "package":
-        return
-    size = file_bytes(Path(source))
-    if not size or size > CPU_BYTES:
+    size, free = stored_bytes(source), device_memory()[1]
+    if size > free:  # there the system would end the process without a word
+        raise ConfigError(
+            f"student {name} ({source}) has {size / GIB:.1f} GiB of weights and {free / GIB:.1f} GiB "
+            "are free: use a smaller student, or free memory"
+        )
+    if spec.quantization != "none" and not spec.cpu and not 0 < size <= CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is "
             "none here: use --model embedded, "
             f"or take the CPU's slowness with --set models.{name}.cpu=true"
         )
-
-
-def file_bytes(folder: Path) -> int:
-    """What the weights in a folder take on disk; 0 where there are none, or no folder."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
@@ -478,7 +478,10 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
             ) from error
         raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
     if not getattr(model, "is_quantized", False):
-        model.to(torch.device(device))  # type: ignore[arg-type]
+        with within_memory(
+            f"student {source}", "use a smaller one, or models.NAME.quantization=nf4"
+        ):
+            model.to(torch.device(device))  # type: ignore[arg-type]
     if wide:
         widen(model)
     # Its attention makes a plan for each shape, 0.15 s on an H100, and here shapes seldom recur.

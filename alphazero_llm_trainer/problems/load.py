@@ -144,8 +144,7 @@ def with_context(config: Config, *sources: Source, question: str = "") -> Config
     sources = sources or (open_source(config),)
     prompts = [source.prompt_tokens for source in sources] + [guess_tokens(question)]
     tokens = max(prompts) * (1 + config.problems.shots) + config.search.max_tokens
-    engine = config.engine.model_copy(update={"max_context": max(tokens, config.engine.context)})
-    return config.model_copy(update={"engine": engine})
+    return config.changed(engine={"max_context": max(tokens, config.engine.context)})
 
 
 def rows_hash(tasks: Iterable[Task]) -> str:

@@ -424,7 +424,7 @@ def open_source(config: Config) -> Source:
 
 def open_one_of(config: Config, address: str) -> Source:
     """One of several sources: what it doesn't read of the configuration is for the others."""
-    return open_problems(config.problems.model_copy(update={"source": address}))
+    return open_problems(config.problems.changed(source=address))
 
 
 def open_problems(problems: ProblemsConfig) -> Source:

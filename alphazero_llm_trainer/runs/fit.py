@@ -125,8 +125,8 @@ def planned(train: TrainConfig, groups: int, rate: float) -> TrainConfig:
     if steps is None:
         steps = math.ceil(optimizer.epochs * groups / optimizer.batch_size)
     if optimizer.learning_rate is None:
-        optimizer = optimizer.model_copy(update={"learning_rate": rate})
-    return train.model_copy(update={"sft_steps": steps, "optimizer": optimizer})
+        optimizer = optimizer.changed(learning_rate=rate)
+    return train.changed(sft_steps=steps, optimizer=optimizer)
 
 
 def fit(
@@ -157,6 +157,7 @@ def fit(
 
     Raises:
         StoppedError: the user asked to stop.
+        ConfigError: an update of the longest rows doesn't fit into memory.
         TrainingError: a loss or a gradient isn't finite.
     """
     shown = progress if progress is not None else Progress(quiet=True)
@@ -165,16 +166,15 @@ def fit(
     warmup = min(optimizer.warmup, steps // 4)
     schedule = RateSchedule(optimizer.learning_rate, warmup, steps, FINAL_RATE)
     learner = Learner(model, objective, memory, schedule, optimizer)
+    longest = sorted(groups, key=tokens)[-optimizer.batch_size :]
+    learner.probe([row for group in longest for row in group])
     course, best = (Course(), {}) if kept is None else kept.restore(learner)
     held = "after the step in hand"
     shown.start(steps, len(course.losses), unit="step", doing="training", held=held)
     drawn = islice(minibatches(groups, optimizer.batch_size, seed), len(course.losses), steps)
     for step, minibatch in enumerate(drawn, len(course.losses) + 1):
         began = time.perf_counter()
-        for part in learner.parts(minibatch):
-            scores = learner.score(part)
-            loss, figures = objective.loss(part, scores, learner.totals)
-            learner.backward(loss, scores, figures)
+        learner.compute(minibatch)
         course.losses.append(learner.clip()["loss"])
         learner.step()
         course.seconds += time.perf_counter() - began

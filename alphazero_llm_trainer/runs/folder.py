@@ -46,6 +46,8 @@ class RunFolder(Folder):
             for entry in config["models"].values():
                 if entry.get("use_liger_kernel") is False:
                     del entry["use_liger_kernel"]
+                for name in ("vocabulary", "tied", "plain", "download_gb"):  # of a forecast
+                    (entry.get("shape") or {}).pop(name, None)
         except (AttributeError, KeyError, TypeError):
             pass  # what is wrong with it is said below
         return validate(config)

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import __version__
 from ..errors import CheckpointError, ConfigError, reason_of
+from ..eval.metrics import Interval
 from ..policy.folders import VALUE
 
 TAGS = ("alphazero-llm-trainer", "tree-search", "mcts", "llm", "reinforcement-learning")
@@ -113,10 +114,7 @@ def results(run: Mapping[str, Any]) -> str:
         return "none were evaluated"
     shares = {name: run[name][measured] for name in ("before", "after")}
     shares["paired gain"] = run[gain]
-    shown = [
-        f"{name} {share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
-        for name, share in shares.items()
-    ]
+    shown = [f"{name} {Interval(**share)}" for name, share in shares.items()]
     what = "greedy accuracy" if measured == "accuracy" else "mean reward of greedy answers"
     failed = run["after"]["failed_rewards"] if measured == "reward" else 0
     left_out = f" ({failed:,} rewards failed)" if failed else ""

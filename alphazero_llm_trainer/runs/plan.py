@@ -11,10 +11,10 @@ from typing import Any
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from ..learning.prepared import Prepared
-from ..policy.folders import cached
+from ..policy.folders import cached, stored_bytes
+from ..problems.load import opening
 from ..problems.source import open_source
-from .memory import GIB
-from .start import LESS, fit_of, start_of
+from .start import start_of
 
 
 def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
@@ -22,16 +22,10 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
     run.
     """
     config, size = prepared.config, prepared.size
-    name, train = resolve_name(config), config.train
-    spec = config.models[name]
-    lora = (train.adapter or spec.adapter) == "lora"
+    train, spec = config.train, config.models[resolve_name(config)]
     return {
         "goes_on_with": None if folder is None else str(folder),
-        "student": {
-            "name": name,
-            "path": train.student or spec.path,
-            "trained": f"LoRA adapters of rank {spec.lora.rank}" if lora else "all weights",
-        },
+        "student": student_facts(config),
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
@@ -45,7 +39,6 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "download": download(start_of(config, spec), spec),
         "engine": engine(config),
         "teachers": teachers(config),
-        "memory": memory(config),
     }
 
 
@@ -58,28 +51,14 @@ def context(config: Config) -> str:
     return said
 
 
-def memory(config: Config) -> dict[str, Any] | str:
-    """What search and updates take in GiB, whether it fits, and what to do where it doesn't."""
-    fit = fit_of(config)
-    if fit is None:
-        return "not known, for this student has no shape"
-    made, device, free = fit
-    sizes = {**made._asdict(), "peak": made.peak, "free": free}
-    return {
-        "device": device,
-        "verdict": "fits" if made.peak <= free else f"does NOT fit: {LESS}",
-        "GiB": {name: round(size / GIB, 3) for name, size in sizes.items()},
-    }
-
-
 def download(source: str, spec: StudentModel) -> str:
     """What would be fetched from the hub for weights from `source`."""
     if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
     if cached(source) is not None:
         return f"{source} is in the hub's cache"
-    known = spec.shape is not None and spec.shape.download_gb
-    return f"{source}, {f'about {known:g} GB' if known else 'size not known'}"
+    size = "size not known" if spec.download_gb is None else f"about {spec.download_gb:g} GB"
+    return f"{source}, {size}"
 
 
 def engine(config: Config) -> str:
@@ -97,13 +76,32 @@ def teachers(config: Config) -> dict[str, Any] | str:
         return f"{config.train.teacher} scores what the student draws"
     if settings.tier == "none":
         return "none; the student alone"
-    tier = config.teacher_tiers[settings.tier]
-    key = tier.key_variable
-    is_set = "set" if key and os.environ.get(key) else "not set"
+    tier = tier_facts(config.teacher_tiers[settings.tier])
+    return {"tier": settings.tier, **tier, "budget": settings.budget.model_dump()}
+
+
+def student_facts(config: Config) -> dict[str, Any]:
+    """The student's name, where its weights come from, the bytes of their files (0 where they aren't
+    here), in what numbers they are, which are trained, and what it is told first.
+    """
+    name = resolve_name(config)
+    spec = config.models[name]
     return {
-        "tier": settings.tier,
-        "place": tier.base_url or "in this process",
-        "models": [teacher.model for teacher in tier.teachers],
-        "key": "none needed" if key is None else f"{key} is {is_set}",
-        "budget": settings.budget.model_dump(),
+        "name": name,
+        "path": config.train.student or spec.path,
+        "bytes": stored_bytes(start_of(config, spec)),
+        "numbers": spec.dtype,
+        "quantization": spec.quantization,
+        "trained": config.train.adapter or spec.adapter,
+        "system prompt": opening(config).system_prompt,
+    }
+
+
+def tier_facts(spec: Any) -> dict[str, Any]:
+    """Where a tier of teachers answers, which variable holds its key, and whether that is set."""
+    return {
+        "place": "in this process" if spec.base_url is None else spec.base_url,
+        "key": spec.key_variable,
+        "set": spec.key_variable is not None and bool(os.environ.get(spec.key_variable)),
+        "models": [teacher.model for teacher in spec.teachers],
     }

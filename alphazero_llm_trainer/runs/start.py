@@ -2,54 +2,36 @@
 loaded.
 
 `train`, `train --dry-run` and `az.train` call `prepare` (rows, reward, folders, settings) and then
-`check_start` (keys, libraries, device, token, memory), each once, so that what passes the one
-passes the others.
+`check_start` (keys, libraries, device, token), each once, so that what passes the one passes the
+others.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..chat.teachers import checker_model, is_remote, open_remote
 from ..config.load import Config, load_training, resolve_name, user_layers
-from ..config.sections import ModelShape, StudentModel
-from ..engine.device import device_memory
-from ..engine.precision import uncovered
+from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from ..files import read_object
 from ..learning.methods.registry import METHODS, method_of
 from ..learning.prepared import Prepared
 from ..learning.size import RunSize, replayed
 from ..policy.folders import (
     ADAPTER_CONFIG,
-    PACKAGED,
-    cached,
     check_critic,
     check_folder,
     read_note,
     weights_of,
-    widens,
 )
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.source import open_source
 from ..rewards.custom import JUDGE, open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from .hub import check_hub
-from .memory import GIB, Forecast, forecast
-
-log = logging.getLogger(__name__)
-
-# What a run takes less memory with, the gentlest first.
-LESS = (
-    "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, "
-    "train.adapter=lora and a smaller search.max_tokens make it less (--dry-run says how much); or "
-    "use a smaller student"
-)
 
 
 def prepare(config: Config) -> Prepared:
@@ -200,7 +182,7 @@ def load_run(
             for key in ("eval_size", "validation_size")
             if key not in given
         }
-        return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
+        return config.changed(train=sizes)
     source, train = open_source(config), config.train
     if source.endless:
         return config
@@ -208,31 +190,7 @@ def load_run(
     there = len(asked(source, "train", train.num_examples, first))
     if not there:  # which `prepare` explains
         return config
-    return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
-
-
-# -- the student's shape ---------------------------------------------------------------------------
-
-
-def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape in what a model's config.json says; None where it says none: some families name its
-    numbers otherwise.
-    """
-    try:
-        heads = config["num_attention_heads"]
-        return ModelShape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
-            vocabulary=config["vocab_size"],
-            tied=config.get("tie_word_embeddings", False),
-            plain=uncovered(config) is None,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        return None
+    return config.changed(train={"num_examples": there})
 
 
 def start_of(config: Config, spec: StudentModel) -> str:
@@ -250,68 +208,13 @@ def start_of(config: Config, spec: StudentModel) -> str:
     return str(started)
 
 
-def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
-    """The student's shape, of the config.json in its folder or in the hub's cache, or of
-    models.yaml; None where none of them says it.
-    """
-    source = start_of(config, spec)
-    for path in (
-        (PACKAGED if source == "package" else Path(source)) / "config.json",
-        cached(source),
-    ):
-        with suppress(OSError, ValueError):
-            if path is not None:
-                return read_shape(read_object(path)) or spec.shape
-    return spec.shape
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def fit_of(config: Config, path: Path | None = None) -> tuple[Forecast, str, int] | None:
-    """What a training takes, and of this device the name and the free bytes; None where the
-    student's shape isn't known. `path` is the student's folder where it is not `train.student`.
-    """
-    if path is not None:
-        config = config.model_copy(
-            update={"train": config.train.model_copy(update={"student": str(path)})}
-        )
-    spec = config.models[resolve_name(config)]
-    shape = find_shape(config, spec)
-    if shape is None:
-        return None
-    device, free, total = device_memory()
-    prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    wide, method = widens(config, spec), method_of(config.train.method)
-    made = forecast(config, method, spec, shape, device == "cuda", prompt, total, wide)
-    return made, device, free
-
-
-def check_memory(config: Config, path: Path | None = None) -> None:
-    """Warn on standard error where a training will outgrow its device's memory (see `fit_of`).
-    Raises ConfigError where the weights alone do.
-    """
-    fit = fit_of(config, path)
-    if fit is None:
-        return
-    made, device, free = fit
-    if made.weights > free:
-        raise ConfigError(
-            f"student {resolve_name(config)} has {made.weights / GIB:.1f} GiB of weights and "
-            f"{device} {free / GIB:.1f} GiB free: use a smaller student, or free memory"
-        )
-    if made.peak > free:
-        said = "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s"
-        log.warning(said, made.peak / GIB, device, free / GIB, LESS)
-
-
 # -- the machine -----------------------------------------------------------------------------------
 
 
 def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> None:
     """Raise ConfigError where `train` can't start: no key of the teachers, a library that isn't
-    there, no device for the student, no memory for the weights alone. A run that will outgrow its
-    memory is warned of on standard error. `loading` is called before PyTorch is loaded.
+    there, no device for the student, no memory for its weights. `loading` is called before PyTorch
+    is loaded.
     """
     check_libraries(config)
     loading()
@@ -320,7 +223,6 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
     name = resolve_name(config)
     spec = config.models[name]
     check_device(name, start_of(config, spec), spec)
-    check_memory(config)
 
 
 def check_libraries(config: Config) -> None:

@@ -18,6 +18,7 @@ from transformers import set_seed
 from ..chat.teachers import is_remote
 from ..config.load import SMALL, resolve_name
 from ..engine.background import freeze_loaded
+from ..engine.device import text_config
 from ..errors import CheckpointError, ConfigError
 from ..learning import loop
 from ..learning.learner import Learner, RateSchedule
@@ -30,7 +31,7 @@ from ..learning.rows import Minibatches, RowBuilder, TrainRow
 from ..learning.stats import RoundStats
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
-from ..policy.critic import own_value
+from ..policy.folders import carried_value
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
@@ -69,13 +70,26 @@ class Run:
     # -- what it needs -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Load the models; what is wrong with them shows before a folder is made."""
+        """Load the models, make them trainable and try an update; what is wrong with them, and what
+        doesn't fit, shows before a folder is made.
+        """
+        quiet_libraries()
+        self.ranks.everywhere(self.load_models)
+        try:
+            self.ranks.everywhere(self.make_trained)
+        except BaseException:
+            self.student.engine.close()
+            raise
+
+    def load_models(self) -> None:
+        """The student, and what searches and rows take beside it."""
         config = self.config
         start = config.train.student
         self.student = load_student(
             config, path=None if start is None else Path(start), opening=opening(config)
         )
-        self.carried = own_value(config, self.student)[1] if self.method.guided else None
+        guided = self.method.guided
+        self.carried = carried_value(config, None, self.student)[1] if guided else None
         asked = [task.problem.question for task in self.prepared.questions]
         if (long := check_prompts(self.student, config, asked)) is not None:
             self.progress.say(long)
@@ -98,6 +112,31 @@ class Run:
         # The first process makes the rows.
         self.scorer = self.method.load(self.student, config) if self.ranks.first else None
         freeze_loaded()
+
+    def make_trained(self) -> None:
+        """What is trained, and its learner, of which an update of the longest rows is tried."""
+        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the
+        # same.
+        set_seed(self.config.seed)
+        make_trainable(self.student.model, self.student.spec, self.adapter)
+        self.objective = self.make_objective()
+        self.learner = self.make_learner()
+        self.student.engine.sleep()  # as it does during updates
+        self.learner.probe(self.longest_rows())
+
+    def longest_rows(self) -> list[TrainRow]:
+        """A minibatch of the longest question's prompt with the longest response to it. The rows
+        differ in their first token, so that packing shares nothing.
+        """
+        question = max((task.problem.question for task in self.prepared.questions), key=len)
+        context = self.student.engine.capabilities.max_context
+        prompt = self.student.prompt_ids(question)[1 : context - 1]
+        ones = (1.0,) * min(self.config.search.max_tokens, context - 1 - len(prompt))
+        ids, words = (0,) * len(ones), text_config(self.student.model).vocab_size
+        return [
+            TrainRow((i % words, *prompt), ids, ones, ones, targets=ones, value_weights=ones)
+            for i in range(self.config.train.optimizer.batch_size)
+        ]
 
     def make_objective(self) -> Objective:
         """What the method minimises. A value goes on from the one that the student carries."""
@@ -161,12 +200,7 @@ class Run:
         """Train and report in `folder`. Returns the run card, or None when the user stopped it
         first, or beside rank 0.
         """
-        quiet_libraries()
-        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the
-        # same.
-        set_seed(self.config.seed)
-        make_trainable(self.student.model, self.student.spec, self.adapter)
-        self.objective = self.make_objective()
+        set_seed(self.config.seed)  # whatever the pre-flight drew, which a resumed run hasn't
         recorder = self.recorder(folder)
         try:
             self.run_rounds(recorder, resume)
@@ -209,7 +243,7 @@ class Run:
         builder: RowBuilder = self.method.rows(
             self.prepared, self.student, self.collector, self.scorer
         )
-        learner = self.make_learner()
+        learner = self.learner
         if self.method.supervised:
             for number in range(start):
                 builder.remember(rounds.restored(number))

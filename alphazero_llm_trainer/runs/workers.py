@@ -69,9 +69,8 @@ class OnRay:
 
         # Each keeps ledgers of its own, of its share of the teachers' budget; a new process begins
         # anew.
-        teachers = job.config.teachers
-        teachers = teachers.model_copy(update={"budget": teachers.budget.share(job.workers)})
-        config = job.config.model_copy(update={"teachers": teachers})
+        budget = job.config.teachers.budget.share(job.workers)
+        config = job.config.changed(teachers={"budget": budget})
         gpus = min(ray.cluster_resources().get("GPU", 0) / job.workers, 1)
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=1)(Worker)
         job = replace(job, config=config, tasks=())

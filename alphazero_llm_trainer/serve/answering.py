@@ -276,8 +276,7 @@ class Answerer:
             "temperature": wanted.body.temperature,
         }
         changes = {name: value for name, value in asked.items() if value is not None}
-        search = self.config.search.model_copy(update=changes)
-        config = self.config.model_copy(update={"search": search})
+        config = self.config.changed(search=changes)
         remote = isinstance(self.student, RemoteStudent)
         student: Any = (
             replace(self.student, messages=wanted.messages)
@@ -285,7 +284,7 @@ class Answerer:
             else Conversation(self.student, wanted.prompt)
         )
         own = config.rewards.use_student_model and self.verifier is None and not remote
-        perplexity = Perplexity(student, search.max_tokens, own=True) if own else None
+        perplexity = Perplexity(student, config.search.max_tokens, own=True) if own else None
         return MethodContext(student, self.verifier, config, perplexity, self.value)
 
 

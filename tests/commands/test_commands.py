@@ -120,7 +120,7 @@ def test_info_as_json_is_json_alone(capsys, monkeypatch):
     assert main("info --json --model embedded".split()) == 0
     out = capsys.readouterr().out
     facts = json.loads(out)
-    assert facts["student"]["name"] == "embedded" and facts["student"]["parameters"] > 100_000
+    assert facts["student"]["name"] == "embedded" and facts["student"]["bytes"] > 400_000
     assert facts["tiers"]["free"] | {"models": []} == {
         "place": "https://openrouter.ai/api/v1", "key": "OPENROUTER_API_KEY", "set": True, "models": []
     }  # fmt: skip

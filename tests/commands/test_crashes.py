@@ -434,6 +434,7 @@ def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> N
     card["config"]["train"]["critic"]["head"] = False
     for entry in card["config"]["models"].values():
         entry["use_liger_kernel"] = False
+    card["config"]["models"]["small"]["shape"] |= {"vocabulary": 169, "tied": True}
     folder.write_card(card)
     assert folder.config() == config
     card["config"]["models"]["small"]["use_liger_kernel"] = True  # it was trained with them

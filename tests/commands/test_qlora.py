@@ -358,7 +358,7 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch):
     spec = load_config().models["llama-3.2-3b"]
     with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --model embedded.*cpu=true"):
         check_device("llama-3.2-3b", spec.path, spec)
-    check_device("llama-3.2-3b", spec.path, spec.model_copy(update={"cpu": True}))
+    check_device("llama-3.2-3b", spec.path, spec.changed(cpu=True))
     check_device("embedded", str(PACKAGED), spec)
 
 

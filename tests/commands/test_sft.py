@@ -27,9 +27,7 @@ from alphazero_llm_trainer.runs.sft import (
     supervise,
 )
 
-TINY = ModelShape(
-    layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64, vocabulary=169
-)
+TINY = ModelShape(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64)
 
 
 def settings(steps=6, **given):
@@ -134,7 +132,7 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student, rows
         seen.append(trained_state(model))
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
-    train = settings(steps=8).model_copy(update={"keep_best": keep_best})
+    train = settings(steps=8).changed(keep_best=keep_best)
     course = train_student(model, rows, train, 0, measure=measured(evaluate))
     assert [line["step"] for line in course.lines] == [3, 6, 8]
     assert course.line is course.lines[1 if keep_best else 2]

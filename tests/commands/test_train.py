@@ -259,10 +259,9 @@ def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole_run, tmp_path,
 
 def begun_from(student, config):
     """What a run's value begins with where it trains the student of this folder on."""
-    train = config.train.model_copy(update={"student": str(student)})
-    run = Run(prepare(config.model_copy(update={"train": train})))
+    run = Run(prepare(config.changed(train={"student": str(student)})))
     run.load()
-    return run.make_objective().value.weight[0]
+    return run.objective.value.weight[0]
 
 
 @pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
@@ -294,8 +293,7 @@ def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path, caps
     config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
     _, answerer = load_models(config, "mcts", path, None, None, None)
     assert answerer.verifier.name == "calculator+value"
-    elsewhere = config.engine.model_copy(update={"backend": "vllm"})
-    assert carried_value(config.model_copy(update={"engine": elsewhere}), student)[1] is None
+    assert carried_value(config.changed(engine={"backend": "vllm"}), student)[1] is None
     for kind in SUFFIXES:
         assert export(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
 
@@ -328,13 +326,7 @@ def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsy
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     words = [word for word in [*SMALL, *ROWS] if "=" in word]
     config = grpo_config(["student=embedded", "teachers.tier=embedded", *words])
-    config = config.model_copy(
-        update={
-            "train": config.train.model_copy(
-                update={"num_examples": 16, "eval_size": 4, "save_every": 8}
-            )
-        }
-    )
+    config = config.changed(train={"num_examples": 16, "eval_size": 4, "save_every": 8})
     folder = RunFolder(tmp_path / "run-001")
     folder.path.mkdir()
     before_the_first_round = Run(prepare(config), lambda: True)
@@ -359,8 +351,7 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     ledger = TeacherLedger(calls=1000, used=1000)  # of the processes before
     write_json(folder.path / LEDGERS, {"scripted": asdict(ledger)})
     stored = folder.config()
-    limited = stored.train.model_copy(update={"tokens": 10**6})
-    again = Run(prepare(stored.model_copy(update={"train": limited})))
+    again = Run(prepare(stored.changed(train={"tokens": 10**6})))
     again.load()
     started = []
     monkeypatch.setattr(Progress, "start", lambda shown, *given, **more: started.append(given))
@@ -440,7 +431,6 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch):
     run = Run(prepare(grpo_config(["student=embedded"])))
     run.load()
-    run.objective = run.make_objective()
     recorder, scores = run.recorder(RunFolder(tmp_path)), iter([0.5, 0.5, 0.75, 0.75, 0.25])
     monkeypatch.setattr(recorder, "evaluate", lambda tasks: None)
     monkeypatch.setattr(recorder, "score", lambda answers: next(scores))
@@ -474,7 +464,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     before = (run / "run.json").read_bytes()
     (run / "report.html").unlink()  # as where a crash came between the results and their page
     assert train_main(["--resume", str(run)]) == 0
-    assert "this run is finished" in capsys.readouterr().out
+    assert "this run is finished" in capsys.readouterr().err
     assert (run / "run.json").read_bytes() == before
     assert (run / "report.html").stat().st_size > 10_000
 

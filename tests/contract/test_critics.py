@@ -595,8 +595,7 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
 def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path):
     def weights(micro_batch):
         student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
-        train = config.train.model_copy(update={"micro_batch": micro_batch})
-        config = config.model_copy(update={"train": train})
+        config = config.changed(train={"micro_batch": micro_batch})
         return trained("value", student, config, tmp_path, 70)[0].state_dict()
 
     whole, parts = weights(None), weights(4)

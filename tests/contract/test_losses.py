@@ -74,7 +74,7 @@ def weighed(row, weight=1.0):
 
 def learner_of(model, objective, memory=WHOLE, batch=12, **more):
     given = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
-    settings = grpo_config().train.optimizer.model_copy(update=given | more)
+    settings = grpo_config().train.optimizer.changed(**(given | more))
     return Learner(
         model, objective, memory, RateSchedule(1e-9 if not more else 1e-3, 0, 10), settings
     )
@@ -141,7 +141,7 @@ def loss_and_gradients(trainer, inputs):
 def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
     student, config = student_of(f"train.kl_coefficient={kl}")
     rows, settings, theirs = rows_of(student), config.train, copy.deepcopy(student.model)
-    objective = Grpo(settings.model_copy(update={"pack": "off"}), student.model)
+    objective = Grpo(settings.changed(pack="off"), student.model)
     reference = [
         [value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)
     ]
@@ -292,7 +292,7 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method, pack):
 def objective_of(method, student, config, pack="off"):
     if method == "likelihood":
         return Likelihood()
-    settings = config.train.model_copy(update={"pack": pack})
+    settings = config.train.changed(pack=pack)
     if method == "grpo":
         return Grpo(settings, student.model)
     critic = CriticNetwork(student.model, None)

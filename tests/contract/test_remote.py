@@ -304,7 +304,7 @@ def test_what_is_refused_by_name_is_left_out(url, name):
         body = proxy.bodies[-1]
         assert name not in body and ("max_completion_tokens" in body) == (name == "max_tokens")
         assert "refuses" in str(student.word)
-        settings = load_config().teachers.model_copy(update={"max_tokens": 60})
+        settings = load_config().teachers.changed(max_tokens=60)
         client = ChatClient(Endpoint(place, None, settings), TeacherModel(model="student"))
         question = [{"role": "user", "content": PROBLEMS[0].question}]
         assert "####" in asyncio.run(client.complete(question, temperature=0.0))

@@ -264,7 +264,7 @@ def test_vllm_knows_every_argument(ours, cuda, kind, monkeypatch):
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    spec = ours.spec.model_copy(update={"quantization": "nf4" if kind == "nf4" else "none"})
+    spec = ours.spec.changed(quantization="nf4" if kind == "nf4" else "none")
     adapter = "full" if kind == "full" else "lora"
     made = launch_for(ours.model, str(PACKAGED), spec, adapter, load_config().engine).arguments
     taken = AsyncEngineArgs(**made)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Objective:
     value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
+    autocast: Callable[[], Any] = nullcontext  # the learner's, for forwards of the objective's own
 
     def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their

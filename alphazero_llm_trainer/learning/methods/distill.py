@@ -186,12 +186,11 @@ def load(student: Student, config: Config) -> Engine:
 
     teacher, policy = config.train.teacher, student.engine
     if served(config):
-        vllm = config.engine.vllm.model_copy(update={"base_url": teacher})
         try:
             engine: Engine = ServerEngine(
                 student.model,
                 student.tokenizer,
-                settings=config.engine.model_copy(update={"vllm": vllm}),
+                settings=config.engine.changed(vllm={"base_url": teacher}),
                 adapter="full",
                 eos_id=policy.eos_id,
                 eos_ids=policy.eos_ids,
@@ -227,9 +226,7 @@ DISTILL = Method(
     name="distill",
     rows=DrawnRows,
     # The teacher takes the place of a reference.
-    objective=lambda train, model, lora: Distill(
-        train.model_copy(update={"kl_coefficient": 0.0}), model
-    ),
+    objective=lambda train, model, lora: Distill(train.changed(kl_coefficient=0.0), model),
     rates=GRPO.rates,
     reads=frozenset({"clip_high", "clip_low", "pack", "rows_per_round", "teacher"}),
     check=check,

@@ -81,7 +81,6 @@ class Ppo(Grpo):
         import torch
 
         super().begin(learner, rows, number)
-        self.autocast = learner.autocast
         repeated = [row for row in rows if row.kind == "policy"]
         distinct = {row.index: row for row in repeated}
         self.values = by_row(learner, [*distinct.values()], self.critic)

@@ -286,7 +286,7 @@ def test_an_edited_shape_wins_over_a_recipe_as_a_whole(edited):
     assert recipe != own is not None
     edited("  shape: *tiny", f"  shape: {own.model_dump() | {'hidden': 128}}", "models.yaml")
     again = load_config(recipe="sft_pancake.yaml").models["small"].shape
-    assert again == own.model_copy(update={"hidden": 128})
+    assert again == own.changed(hidden=128)
 
 
 def test_an_edit_of_training_yaml_wins_over_a_recipe(edited, monkeypatch):
@@ -405,7 +405,7 @@ def test_learning_rates_go_by_size_unless_they_are_named():
 
 def test_a_section_by_itself_has_the_shipped_values():
     config = load_config()
-    assert SearchConfig(simulations=6) == config.search.model_copy(update={"simulations": 6})
+    assert SearchConfig(simulations=6) == config.search.changed(simulations=6)
     assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget
 
 

@@ -182,9 +182,9 @@ def test_how_vllm_is_started():
             and full["block_size"] % 32 == 0
         )
         with pytest.raises(ConfigError, match="4-bit"):
-            launch(spec=TINY.model_copy(update={"quantization": "nf4"}))
+            launch(spec=TINY.changed(quantization="nf4"))
     with pytest.raises(ConfigError, match="up to rank 512"):
-        launch(spec=TINY.model_copy(update={"lora": LoraConfig(rank=1000)}), adapter="lora")
+        launch(spec=TINY.changed(lora={"rank": 1000}), adapter="lora")
 
 
 def test_a_server_that_is_not_there():

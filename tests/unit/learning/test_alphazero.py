@@ -127,7 +127,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
 
 def learner(model, **settings):
     train = load_training(overrides=["train.method=alphazero"]).train
-    train = train.model_copy(update=settings)
+    train = train.changed(**settings)
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
     return Learner(
         model, AlphaZero(train, model), MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer

@@ -64,12 +64,12 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode):
     used = []
     for i, task in enumerate(load_tasks("embedded", "test", 12)):
         budget = (20, 60, 200)[i % 3]
-        search = config.search.model_copy(update={"budget_tokens": budget, "simulations": 400})
+        limited = config.changed(search={"budget_tokens": budget, "simulations": 400})
         before = student.engine.cost.sampled_tokens
         one = answer_search(
             student,
-            config.model_copy(update={"search": search}),
-            Perplexity(student, search.max_tokens, own=True),
+            limited,
+            Perplexity(student, config.search.max_tokens, own=True),
         )
         result = run(lambda one=one, task=task, i=i: one.run(task.problem, i))
         assert result.cost.sampled_tokens + result.cost.scored_tokens <= budget
