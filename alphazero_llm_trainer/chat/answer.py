@@ -7,15 +7,14 @@ A body comes from a network: whatever it holds becomes a `ChatAnswer` or a `Call
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AliasPath, BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..errors import TeacherError
 from ..grading.answers import without_thinking
-from .server import finish_of
+from .server import UsageBody, finish_of
 
-MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake
 BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
 RESTS = "rests"  # of a call that was not sent: the model failed too often in a row
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
@@ -35,21 +34,6 @@ class CallError(TeacherError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-
-Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-
-
-class Usage(BaseModel):
-    """What a provider reports: tokens, those of the prompt out of its cache, and its price."""
-
-    prompt: Tokens = Field(alias="prompt_tokens")
-    sampled: Tokens = Field(alias="completion_tokens")
-    cached: Tokens | None = Field(
-        None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens")
-    )
-    # OpenRouter's
-    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")
 
 
 class Message(BaseModel):
@@ -76,7 +60,7 @@ class ChatAnswer:
     """A chat completion: `text` is its content without thinking, `failure` why it can't be used."""
 
     text: str
-    usage: Usage | None
+    usage: UsageBody | None
     failure: CallError | None = None
 
 
@@ -103,11 +87,7 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
         why = CallError("length", f"{name} only thought: raise teachers.max_tokens")
     elif not text.strip():
         why = CallError("empty", f"{name} answered without content")
-    try:
-        usage = Usage.model_validate(answer.usage)
-    except ValidationError:
-        usage = None
-    return ChatAnswer(text, usage, why)
+    return ChatAnswer(text, UsageBody.read(answer.usage), why)
 
 
 def status_error(status: int, name: str) -> CallError:

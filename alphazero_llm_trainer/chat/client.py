@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.sections import TeacherModel, TeachersConfig
 from ..types import Cost
-from .answer import RESTS, CallError, ChatAnswer, Usage, read_answer, status_error
+from .answer import RESTS, CallError, ChatAnswer, read_answer, status_error
 from .budget import Ledgers
-from .server import Asking, open_sdk
+from .server import Asking, Connection, UsageBody, price
 
 if TYPE_CHECKING:
     import openai
@@ -30,28 +30,14 @@ Message = dict[str, str]
 
 
 class Endpoint:
-    """Where a tier's models answer, with its key, its concurrency and the ledgers that they share.
-
-    Connections and semaphores belong to an event loop, so both are made anew for another one.
-    """
+    """Where a tier's models answer, with its key, its concurrency and the ledgers that they share."""
 
     def __init__(self, base_url: str, key: str | None, settings: TeachersConfig) -> None:
         self.base_url, self.settings = base_url, settings
         self.ledgers = Ledgers(settings.budget)
-        self._key = key
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sdk: openai.AsyncOpenAI
-        self._gate: asyncio.Semaphore
+        timeout = settings.timeout_seconds
+        self.connection = Connection(base_url, key, RETRIES, MOST_CALLS, timeout=timeout)
         self._sessions = 0
-
-    def open(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
-        """The client and the concurrency gate of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            timeout = self.settings.timeout_seconds
-            sdk = open_sdk(self.base_url, self._key, RETRIES, timeout=timeout)
-            self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(MOST_CALLS)
-        return self._sdk, self._gate
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
@@ -61,9 +47,8 @@ class Endpoint:
             yield
         finally:
             self._sessions -= 1
-            if not self._sessions and self._loop is asyncio.get_running_loop():
-                self._loop = None
-                await self._sdk.close()
+            if not self._sessions:
+                await self.connection.close()
 
 
 class ChatClient:
@@ -100,7 +85,7 @@ class ChatClient:
             "seed": seed % 2**31,  # some providers take 32 bits with a sign
             **more,
         }
-        sdk, gate = self.endpoint.open()
+        sdk, gate = self.endpoint.connection.open()
         async with gate:
             if self._closed is not None:
                 raise self._closed
@@ -153,7 +138,7 @@ class ChatClient:
             raise status_error(error.status_code, name) from None
         return read_answer(raw.http_response.content, name)
 
-    def _charge(self, cost: Cost, usage: Usage | None) -> None:
+    def _charge(self, cost: Cost, usage: UsageBody | None) -> None:
         """Add an answer's tokens and dollars, at the provider's price or the model's own.
 
         Raises CallError for an answer without usage where the budget can't be kept without it; such
@@ -162,11 +147,8 @@ class ChatClient:
         model, limits = self.model, self.ledgers.limits
         priced = limits.dollars is not None and model.prompt_cost + model.completion_cost > 0
         if usage is not None:
-            cached = min(usage.prompt, usage.cached or 0)
-            cost.prompt_tokens, cost.cached_tokens = usage.prompt - cached, cached
-            cost.sampled_tokens = usage.sampled
-            price = usage.prompt * model.prompt_cost + usage.sampled * model.completion_cost
-            cost.dollars = price / 1e6 if usage.dollars is None else usage.dollars
+            usage.count(cost)
+            cost.dollars = price(cost, model) if usage.cost is None else usage.cost
         elif priced or limits.tokens is not None:
             self._closed = CallError(
                 "no usage",

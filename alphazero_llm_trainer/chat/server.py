@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..config.sections import ADDRESS, OpenaiConfig
+from ..config.sections import ADDRESS, OpenaiConfig, TeacherModel
 from ..errors import ConfigError, EngineError, RequestError, reason_of
 from ..types import Cost
 
@@ -97,7 +97,23 @@ class UsageBody(BaseModel):
     prompt_tokens: Count
     completion_tokens: Count
     prompt_tokens_details: DetailsBody | None = None
-    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # dollars
+
+    @classmethod
+    def read(cls, usage: Any) -> UsageBody | None:
+        """A reply's usage, or None where it is none."""
+        try:
+            return cls.model_validate(usage)
+        except ValidationError:
+            return None
+
+    def count(self, cost: Cost) -> None:
+        """Set what a reply took; tokens that came are never counted less."""
+        details = self.prompt_tokens_details or DetailsBody()
+        cost.cached_tokens = min(details.cached_tokens or 0, self.prompt_tokens)
+        cost.prompt_tokens = self.prompt_tokens - cost.cached_tokens
+        cost.sampled_tokens = max(self.completion_tokens, cost.sampled_tokens)
+        cost.dollars = self.cost or 0.0
 
 
 @dataclass(slots=True)
@@ -114,6 +130,12 @@ class Part:
     hidden: str = ""
     finish: str | None = None
     again: bool = False
+
+
+def price(cost: Cost, rates: OpenaiConfig | TeacherModel) -> float:
+    """What a reply's tokens cost at a model's rates, in dollars."""
+    read = cost.prompt_tokens + cost.cached_tokens
+    return (read * rates.prompt_cost + cost.sampled_tokens * rates.completion_cost) / 1e6
 
 
 class BrokenOff(Exception):
@@ -178,26 +200,56 @@ def refused_of(request: Mapping[str, Any], words: str) -> str | None:
     return None
 
 
-def open_sdk(url: str, key: str | None, retries: int, **options: Any) -> openai.AsyncOpenAI:
-    """The openai client of a server. Raises ConfigError for a proxy that httpx doesn't speak to.
+class Connection:
+    """The openai client of a server, and the gate of the calls under way. They belong to an event
+    loop, and are made anew for another one.
 
-    Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is; redirected,
-    the key would go where nobody sent it; and the same holds for OPENAI_ORG_ID.
+    Args:
+        calls: under way at once.
+        options: of httpx, such as a time-out.
     """
-    import openai
 
-    try:
-        http = openai.DefaultAsyncHttpxClient(follow_redirects=False, **options)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names a proxy of a kind that needs another "
-            "package, such as socks5: pip install 'httpx[socks]', or unset the variable"
-        ) from error
-    sdk = openai.AsyncOpenAI(
-        api_key=key or "none", base_url=url, max_retries=retries, http_client=http
-    )
-    sdk.organization = sdk.project = None
-    return sdk
+    def __init__(self, url: str, key: str | None, retries: int, calls: int, **options: Any) -> None:
+        self.url, self.retries, self.calls = url, retries, calls
+        self._key, self._options = key, options
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sdk: openai.AsyncOpenAI
+        self._gate: asyncio.Semaphore
+
+    def open(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
+        """The client and the gate of the running event loop. Raises ConfigError for a proxy that
+        httpx doesn't speak to.
+
+        Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is;
+        redirected, the key would go where nobody sent it; and the same holds for OPENAI_ORG_ID.
+        """
+        import openai
+
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return self._sdk, self._gate
+        try:
+            http = openai.DefaultAsyncHttpxClient(follow_redirects=False, **self._options)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names a proxy of a kind that needs another "
+                "package, such as socks5: pip install 'httpx[socks]', or unset the variable"
+            ) from error
+        self._sdk = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=self.url,
+            max_retries=self.retries,
+            http_client=http,
+        )
+        self._sdk.organization = self._sdk.project = None
+        self._loop, self._gate = loop, asyncio.Semaphore(self.calls)
+        return self._sdk, self._gate
+
+    async def close(self) -> None:
+        """Close what the running event loop has opened."""
+        if self._loop is asyncio.get_running_loop():
+            self._loop = None
+            await self._sdk.close()
 
 
 async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -234,9 +286,8 @@ class ChatServer:
         self.asking = Asking()
         self.cost, self.logprobs, self.goes_on, self.known = Cost(), True, False, False
         self._greeting: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sdk: openai.AsyncOpenAI
-        self._gate: asyncio.Semaphore
+        key = os.environ.get(settings.key_variable, "").strip()
+        self.connection = Connection(self.url, key, RETRIES, MOST_CALLS)
 
     @property
     def closes(self) -> bool:
@@ -307,7 +358,7 @@ class ChatServer:
             )
         sample = Sampled(Cost(calls=1))
         try:
-            client, gate = self._client()
+            client, gate = self.connection.open()
             async with gate, asyncio.timeout(SAMPLE_SECONDS), AsyncExitStack() as stack:
 
                 def call(kept: dict[str, Any]) -> Awaitable[Any]:
@@ -346,11 +397,8 @@ class ChatServer:
         except (openai.APIError, httpx.HTTPError, TimeoutError) as error:
             raise self._unreachable(error) from error
         finally:
-            cost, price = sample.cost, self.settings
-            read = cost.prompt_tokens + cost.cached_tokens
-            cost.dollars = cost.dollars or (
-                (read * price.prompt_cost + cost.sampled_tokens * price.completion_cost) / 1e6
-            )
+            cost = sample.cost
+            cost.dollars = cost.dollars or price(cost, self.settings)
             self.cost.add(cost)
             spent.add(cost)
 
@@ -427,7 +475,7 @@ class ChatServer:
         import httpx
         import openai
 
-        client, _ = self._client()
+        client, _ = self.connection.open()
         try:
             once = client.with_options(max_retries=0, timeout=GREETING_SECONDS)
             await once.models.with_raw_response.list()
@@ -465,7 +513,7 @@ class ChatServer:
         import openai
 
         try:
-            client, _ = self._client()
+            client, _ = self.connection.open()
             return printable(", ".join([card.id async for card in client.models.list()]))
         except (openai.APIError, AttributeError, TypeError):
             return "no list of models"
@@ -484,15 +532,6 @@ class ChatServer:
             f"the server at {self.url} answers with HTTP {error.status_code} for model "
             f"{self.model!r} ({words})"
         )
-
-    def _client(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
-        """The client of the running event loop, to which connections belong, and its gate."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            key = os.environ.get(self.settings.key_variable, "").strip()
-            self._sdk = open_sdk(self.url, key, RETRIES)
-            self._gate, self._loop = asyncio.Semaphore(MOST_CALLS), loop
-        return self._sdk, self._gate
 
 
 @dataclass(slots=True)
@@ -523,25 +562,15 @@ class Sampled:
         self.cost.sampled_tokens += max(len(listed), bool(text) + bool(hidden))
         finish = finish_of(choice.finish_reason or None)
         self.finish = finish or self.finish
-        self.count(body.usage)
+        usage = UsageBody.read(body.usage)
+        if usage is not None:
+            usage.count(self.cost)
+            self.counted = True
         # Tokens of a thought that the server keeps apart are none of the text's.
         known = all(token.logprob <= 0 and math.isfinite(token.logprob) for token in listed)
         tokens = () if hidden or not known else tuple(map(read_token, listed))
         self.told = self.told or bool(tokens)
         return Part(text, tokens, hidden, finish)
-
-    def count(self, usage: Any) -> None:
-        """Take the server's usage where it is one; tokens that came are never counted less."""
-        try:
-            told = UsageBody.model_validate(usage)
-        except ValidationError:
-            return
-        details, cost = told.prompt_tokens_details or DetailsBody(), self.cost
-        cost.cached_tokens = min(details.cached_tokens or 0, told.prompt_tokens)
-        cost.prompt_tokens = told.prompt_tokens - cost.cached_tokens
-        cost.sampled_tokens = max(told.completion_tokens, cost.sampled_tokens)
-        cost.dollars = told.cost or 0.0
-        self.counted = True
 
 
 def read_token(token: TokenBody) -> Token:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE, Sampled, finish_of
+from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE, UsageBody, finish_of
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps
@@ -61,9 +61,10 @@ class ChatCalls:
             raise EngineError(f"the model call failed: {type(error).__name__}: {error}") from error
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError("the model call failed: the answer has no choices") from error
-        sample = Sampled(Cost(calls=1))
-        sample.count(answer.get("usage"))
-        return choice, sample.cost
+        cost, usage = Cost(calls=1), UsageBody.read(answer.get("usage"))
+        if usage is not None:
+            usage.count(cost)
+        return choice, cost
 
 
 def prompt_of(cost: Cost) -> int:
