@@ -283,23 +283,6 @@ def test_floats_compare_within_their_own_precision(tmp_path):
             assert not source.grade(f"#### {wrong}", task).correct, (wrong, task.gold)
 
 
-@pytest.mark.parametrize("address", ["data", "data/*.jsonl", "data/**/*.json*", "folders"])
-def test_names_of_files_and_folders_keep_their_splits(address, tmp_path, monkeypatch):
-    for split, count in (("train", 9), ("dev", 2), ("test", 3)):
-        rows = [{"question": f"{split} {i}?", "answer": str(i)} for i in range(count)]
-        written(tmp_path, *rows, name=f"data/{split}-00000-of-00001.jsonl")
-        written(tmp_path, *rows, name=f"folders/{split}/0.jsonl")
-    (tmp_path / "data" / "README.md").write_text("# no rows")
-    monkeypatch.chdir(tmp_path)
-    source = opened(address)
-    assert [task.problem.question[:3] for task in source.load("validation", 99)] == ["dev"] * 2
-    assert len(source.load("test", 99)) == 3
-    # Of the rows to train on some are cut off for the arena, which is missing.
-    assert {
-        task.problem.question[:5] for s in ("train", "arena") for task in source.load(s, 99)
-    } == {"train"}
-
-
 def test_the_one_split_is_a_hash_of_the_question():
     shares = Counter(split_of(f"question {i}") for i in range(4000))
     assert all(
@@ -377,6 +360,24 @@ def test_rows_of_other_trainers_are_read(case, tmp_path):
     )
 
 
+@pytest.mark.parametrize("case", CASES["files"])
+def test_files_are_read_as_a_whole(case, tmp_path):
+    files, address, settings, expected = CASES["files"][case]
+    for name, rows in files.items():
+        written(tmp_path, *rows, name=name)
+    source, read = opened(tmp_path / address, **settings), {}
+    for split in SPLITS:
+        for task in source.load(split, 99):
+            facts = [task.gold, list(task.others), task.solution, split, task.problem.id]
+            read[task.problem.question] = dict(
+                zip(("gold", "others", "solution", "split", "id"), facts, strict=True)
+            )
+    assert {
+        question: {name: facts[name] for name in expected.get(question, ())}
+        for question, facts in read.items()
+    } == expected
+
+
 @pytest.mark.parametrize("answer, settings, right, wrong, said", CASES["golds"])
 def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     answer,
@@ -395,66 +396,16 @@ def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     assert said in caplog.text
 
 
-def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path):
-    rows = [
-        {"question": "both?", "answer": ["x", "no"], "is_multiple_answer": True},
-        {"question": "any?", "answer": ["x", "no"], "is_multiple_answer": False},
-    ]
-    source = opened(written(tmp_path, *rows))
-    tasks = {task.problem.question: task for task in everything(source)}
-    assert (tasks["both?"].gold, tasks["both?"].others) == ("x, no", ())
-    assert (tasks["any?"].gold, tasks["any?"].others) == ("x", ("no",))
-
-
-def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path):
-    choices = {"answerA": "cat", "answerB": "dog", "answerC": "cow"}
-    for labels in (("1", "3"), ("0", "2")):
-        rows = [{"question": f"{i}?", "label": label, **choices} for i, label in enumerate(labels)]
-        tasks = everything(opened(written(tmp_path, *rows, name=f"{labels[0]}.jsonl")))
-        assert sorted(task.gold for task in tasks) == ["A", "C"]
-
-
-def test_a_list_of_questions_is_a_row_for_each(tmp_path):
-    row = {
-        "id": "h1",
-        "article": "It barks.",
-        "questions": ["What?", "How?"],
-        "options": [["cat", "dog"], ["loud", "low"]],
-        "answers": ["B", "A"],
-    }
-    tasks = everything(opened(written(tmp_path, row)))
-    asked = {task.problem.question: (task.problem.id, task.gold) for task in tasks}
-    assert asked == {
-        "It barks.\nWhat?\nA. cat\nB. dog": ("rows.jsonl/h1/1", "B"),
-        "It barks.\nHow?\nA. loud\nB. low": ("rows.jsonl/h1/2", "A"),
-    }
-    for answers_ in (["B"], {"input_text": ["B", "A"]}, "B"):
-        with pytest.raises(DataError, match="2 questions as `questions` and no list of as many"):
-            opened(written(tmp_path, row | {"answers": answers_}, name="other.jsonl"))
-
-
-def test_ids_number_the_rows_of_one_file(tmp_path, monkeypatch):
-    hub = {}
-    for split in ("train", "test"):
-        hub[split] = [{"id": i, "question": f"{split} {i}?", "answer": i} for i in range(3)]
-        written(tmp_path / "data", *hub[split], {"id": split, "question": split, "answer": 1},
-                name=f"{split}.jsonl")  # fmt: skip
-    ids = [task.problem.id for task in everything(opened(tmp_path / "data"))]
-    assert len(set(ids)) == 8 and {"data/train", "data/test"} < set(ids)
+def test_ids_number_the_rows_of_one_split_of_the_hub(monkeypatch):
+    hub = {s: [{"id": i, "question": f"{s} {i}?", "answer": i} for i in range(3)] for s in SPLITS}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
-    assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 6
+    assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 12
 
 
-def test_columns_can_be_named(tmp_path):
-    row = {"task": {"text": "1 + 1?"}, "meta": {"key": "2"}, "answer": "3", "why": "1 + 1 = 2"}
-    named = {"question_column": "task.text", "answer_column": "meta.key", "solution_column": "why"}
-    [task] = everything(opened(written(tmp_path, row), **named))
-    assert (task.problem.question, task.gold, task.solution) == ("1 + 1?", "2", "1 + 1 = 2\n#### 2")
-    for key in named:
-        with pytest.raises(
-            DataError, match=rf"no column 'other', it has task, meta.*problems\.{key}"
-        ):
-            opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
+@pytest.mark.parametrize("key", ["question_column", "answer_column", "solution_column"])
+def test_a_column_that_is_not_there_is_named_with_those_that_are(key, tmp_path):
+    with pytest.raises(DataError, match=rf"no column 'other', it has question.*problems\.{key}"):
+        opened(written(tmp_path, *PLAIN), **{key: "other"})
 
 
 @pytest.mark.parametrize("choices, answer, letter", CASES["choices"])
@@ -859,17 +810,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
-def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path):
-    written(tmp_path, {"question": "another?", "answer": "1"}, name="r1.jsonl")
-    rows = [
-        {"question": "a?", "answer": "1"},
-        {"question": "b?", "answer": "4", "solution": "2 + 2 = 4"},
-    ]
-    tasks = everything(opened(written(tmp_path, *rows, name="r[1].jsonl")))
-    assert {task.problem.question: task.solution for task in tasks} == {
-        "a?": None,
-        "b?": "2 + 2 = 4\n#### 4",
-    }
+def test_tasks_in_memory_have_splits():
     problems = ProblemsConfig.model_validate({"source": "mine"})
     mine = from_tasks([{"question": "a?", "answer": "1", "split": "dev"}], problems)
     assert [len(mine.load(split, 9)) for split in ("train", "validation")] == [0, 1]
