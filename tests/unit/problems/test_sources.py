@@ -571,95 +571,31 @@ def test_keys_that_no_source_reads_are_refused(tmp_path):
 # -- GSM8K, MATH and HotpotQA ----------------------------------------------------------------------
 
 
-def gsm8k(n=1, **columns):
-    return {
-        "question": f"What is {n} + {n}?",
-        "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
-    } | columns
+SETS = CASES["sets"]
 
 
-def math(n=1, **columns):
-    answer = rf"\frac{{{n}}}{{2}}"
-    row = {
-        "problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ",
-        "solution": rf"We divide: $\boxed{{{answer}}}$.",
-    }
-    return (
-        row
-        | {
-            "answer": answer,
-            "subject": "Algebra",
-            "level": n % 5 + 1,
-            "unique_id": f"test/{n}.json",
-        }
-        | columns
-    )
+def row_of(name, **columns):
+    return SETS[name]["rows"][0] | columns
 
 
-def hotpotqa(n=1, **columns):
-    return {
-        "id": f"5a{n:04d}",
-        "question": f"Who wrote book {n}?",
-        "answer": f"Writer {n}",
-        "supporting_facts": {"title": ["Book", "Book", "Play"], "sent_id": [0, 9, 0]},
-        "context": {
-            "title": ["Book", "Film"],
-            "sentences": [["It is a book. ", " By a writer."], ["A film."]],
-        },
-    } | columns
-
-
-DATA_SETS = {  # a row's maker, folder, hub's split, and row number 2 as a task
-    "gsm8k": (
-        gsm8k,
-        "gsm8k",
-        "test",
-        Task(Problem("gsm8k/test/2", "What is 2 + 2?", "gsm8k"), "4", "2 + 2 = 4\n#### 4"),
-    ),
-    "math": (
-        math,
-        "math500",
-        "test",
-        Task(
-            Problem("math/test/2.json", r"Simplify $\frac{4}{4}$.", "math", 3),
-            r"\frac{2}{2}",
-            "We divide: $\\boxed{\\frac{2}{2}}$.\n#### \\frac{2}{2}",
-        ),
-    ),
-    "hotpotqa": (
-        hotpotqa,
-        "hotpotqa",
-        "validation",
-        Task(
-            Problem(
-                "hotpotqa/validation/5a0002",
-                "Book: It is a book.  By a writer.\nFilm: A film.\nQuestion: Who wrote book 2?",
-                "hotpotqa",
-            ),
-            "Writer 2",
-            "Book: It is a book.\n#### Writer 2",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.parametrize("name", SETS)
 def test_rows_become_tasks_from_a_folder_and_from_the_hub(name, tmp_path, monkeypatch):
-    make, folder, split, expected = DATA_SETS[name]
-    rows = [make(n) for n in range(7)]
+    folder, split, rows = (SETS[name][key] for key in ("folder", "split", "rows"))
+    *problem, gold, solution = SETS[name]["second"]
+    expected = Task(Problem(*problem), gold, solution)
     for place in ("", f"{folder}/"):
         written(tmp_path / (place or "flat"), *rows, name=f"{place}{split}.jsonl")
         monkeypatch.setenv("ALPHAZERO_DATA_DIR", str(tmp_path / (place or "flat")))
         tasks = opened(name, str(tmp_path / (place or "flat"))).load("test", 100)
-        assert len(tasks) == 7 and tasks[2] == expected
-        assert opened(name).load("test", 2, 2)[0] == expected  # by the variable
+        assert len(tasks) == 2 and tasks[1] == expected
+        assert opened(name).load("test", 2, 1) == [expected]  # by the variable
         opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
     monkeypatch.delenv("ALPHAZERO_DATA_DIR")
     asked = []
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows
     )
-    assert opened(name).load("test", 5)[2] == expected
+    assert opened(name).load("test", 5)[1] == expected
     assert [(args[0].lower().rpartition("/")[0] != "", more) for args, more in asked] == [
         (True, {"split": split})
     ]
@@ -670,7 +606,7 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
     for split, count in (("train", 200), ("test", 7)):
         written(
             tmp_path,
-            *(gsm8k(n, question=f"{split} {n}?") for n in range(count)),
+            *(row_of("gsm8k", question=f"{split} {n}?") for n in range(count)),
             name=f"{split}.jsonl",
         )
     loaded = {split: load_tasks("gsm8k", split, 1000, path=str(tmp_path)) for split in SPLITS}
@@ -703,23 +639,23 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, row, reason",
+    "name, columns, reason",
     [
-        ("gsm8k", gsm8k(answer="so 72"), "line 1: gold answer 'so 72' has no number after '####'"),
+        ("gsm8k", {"answer": "so 72"}, "line 1: gold answer 'so 72' has no number after '####'"),
         (
             "math",
-            math(answer="1" * (LONGEST_ANSWER + 1)),
+            {"answer": "1" * (LONGEST_ANSWER + 1)},
             "line 1 has an `answer` of 1001 characters",
         ),
         (
             "hotpotqa",
-            hotpotqa(context={"title": ["a", "b"], "sentences": [["c"]]}),
+            {"context": {"title": ["a", "b"], "sentences": [["c"]]}},
             "as many lists of texts",
         ),
     ],
 )
-def test_broken_rows_name_file_and_line(name, row, reason, tmp_path):
-    file = written(tmp_path, row, name=f"{DATA_SETS[name][2]}.jsonl")
+def test_broken_rows_name_file_and_line(name, columns, reason, tmp_path):
+    file = written(tmp_path, row_of(name, **columns), name=f"{SETS[name]['split']}.jsonl")
     with pytest.raises(DataError) as caught:
         load_tasks(name, "test", 9, path=str(tmp_path))
     assert (
@@ -765,7 +701,7 @@ def test_without_the_hub_s_library_files_are_read_and_the_rest_says_what_to_inst
 @pytest.mark.data
 def test_every_real_row_loads(data_dir):
     sizes = {}
-    for name in DATA_SETS:
+    for name in SETS:
         tasks = [
             t
             for split in (SPLITS if name == "gsm8k" else ["test"])
@@ -785,7 +721,8 @@ def test_every_real_row_loads(data_dir):
 
 def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
-    written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
+    rows = row_of("hotpotqa", answer="no"), row_of("hotpotqa", id="2", context=long)
+    written(tmp_path, *rows, name="validation.jsonl")
     taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
     raw = {
         "taskset": taskset,
