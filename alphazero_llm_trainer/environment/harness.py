@@ -22,7 +22,6 @@ from ..types import Problem
 from .argv import OUR_ID
 from .calls import NEEDS, ChatCalls, ChatSteps
 from .frozen import EMBEDDED_MODEL, frozen_student
-from .taskset_rules import messages
 
 FAILED = 1
 # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
@@ -91,7 +90,15 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         """Answer `data`'s prompt. A failed call gives a non-zero result, or the rollout would count
         as an answer.
         """
-        sent = [message.model_dump(exclude_none=True) for message in messages(data)]
+        # Not by `taskset_rules`: it imports what the verifiers that prime-rl pins may lack.
+        system, prompt = self.resolve_prompt(data)
+        sent: list[dict[str, Any]] = []
+        if system is not None:
+            sent.append({"role": "system", "content": system})
+        if isinstance(prompt, str):
+            sent.append({"role": "user", "content": prompt})
+        else:
+            sent += [message.model_dump(exclude_none=True) for message in prompt or ()]
         if ctx.model == EMBEDDED_MODEL and frozen_student().room(data.prompt_text) <= 0:
             # An empty response: it scores 0 and is counted, as in every evaluation.
             trace.info["skipped"] = TOO_LONG

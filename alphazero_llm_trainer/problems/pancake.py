@@ -26,8 +26,6 @@ from .source import GeneratedSource, split_of
 
 LEVELS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
 
-NEAR, SHORT = 3, 0.75  # flips of most demonstrations at most, and their share
-
 _STEP = re.compile(r"([2-9]):([1-9]+)")
 _QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
 

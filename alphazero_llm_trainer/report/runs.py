@@ -15,7 +15,7 @@ from .charts import Points, line_chart, number
 from .folder import METRICS, RUN
 from .page import render, write_page
 from .tables import columns, table_of
-from .training import UNIT, WHEN, X, judged_by, owned, validation
+from .training import GAINS, UNIT, WHEN, X, measures, validation
 from .trees import load
 
 # Of a run's configuration, what decides none of its figures.
@@ -39,9 +39,9 @@ class FinishedRun:
         if not {"method", "config"} <= card.keys():
             raise DataError(f"{folder} is no run's folder: name one that `train` wrote")
         after = card.get("after") or {}
-        if finished and not after.get(measure(card)):
+        if finished and not after.get(measures(card)[0]):
             raise DataError(
-                f"run {folder} has no held-out {measure(card)}: finish it, with an --eval-size"
+                f"run {folder} has no held-out {measures(card)[0]}: finish it, with an --eval-size"
             )
         if finished and not {"groups", "rows"} <= after.keys():
             raise DataError(f"an older version wrote {folder}: train it again")
@@ -57,8 +57,8 @@ class FinishedRun:
         """What became of each held-out problem: right or wrong, or the user's own reward (None where
         it failed).
         """
-        after = self.card["after"]
-        return after["rewards"] if owned(self.card) else after["correct"]
+        key = "rewards" if measures(self.card)[0] == "reward" else "correct"
+        return self.card["after"][key]
 
     @property
     def tokens(self) -> int:
@@ -66,13 +66,13 @@ class FinishedRun:
 
     def row(self, setting: str) -> dict[str, str]:
         """The run's row in a table."""
-        kind = measure(self.card)
+        kind = measures(self.card)[0]
         row = {"setting": setting, "run": str(self.folder), "seed": str(self.card["seed"])}
         for when in WHEN:
             result = (self.card.get(when) or {}).get(kind)
             if result is not None:
                 row[when] = f"{result['value']:.3f}"
-        gain = self.card.get(judged_by(self.card)[0][0])
+        gain = self.card.get(GAINS[kind])
         if gain is not None:
             row["gain [95%]"] = f"{Interval(**gain):+}"
         if "search_cost" in self.card:
@@ -118,7 +118,7 @@ class Comparison:
         card, seeds = self.settings[0][0].card, [len(runs) for runs in self.settings]
         clear = {"good": "clearly better", "bad": "clearly worse", "": "no clear difference"}
         lines = [
-            f"B over A: {self.gain:+} in {measure(card)} on the same "
+            f"B over A: {self.gain:+} in {measures(card)[0]} on the same "
             f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}",
             f"A: {self.names[0]}",
             f"B: {self.names[1]}",
@@ -148,11 +148,6 @@ class Comparison:
         return write_curves(out, "B over A", curves, bars, self.rows, self)
 
 
-def measure(card: dict[str, Any]) -> str:
-    """What a run's results are: the user's own reward where it has one."""
-    return "reward" if owned(card) else "accuracy"
-
-
 def mean_curve(runs: Sequence[FinishedRun]) -> list[tuple[float, Interval]]:
     """The mean of the runs' validation curves, measurement by measurement as far as all have one,
     with the lowest and the highest run.
@@ -177,7 +172,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     runs = [*sides[0], *sides[1]]
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise DataError("a run is named twice: it would count as two seeds; name it once")
-    problems = [(run.card["after"]["rows"], measure(run.card)) for run in runs]
+    problems = [(run.card["after"]["rows"], measures(run.card)[0]) for run in runs]
     for run, other in zip(runs, problems, strict=True):
         if other != problems[0]:
             raise DataError(

@@ -20,6 +20,7 @@ from .tables import columns, table_of
 
 X = "sampled tokens"
 WHEN = ("before", "after")
+GAINS = {"accuracy": "gain", "reward": "reward_gain"}  # the keys of a measure's gain
 
 RunCard = Mapping[str, Any]
 Line = Mapping[str, Any]
@@ -54,28 +55,29 @@ def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
         return nothing, "bad"
-    judged = judged_by(card)
-    gains = [(what, Interval(**card[key])) for key, what in judged if card.get(key) is not None]
+    gains = [
+        (name, Interval(**card[GAINS[name]]))
+        for name in measures(card)
+        if card.get(GAINS[name]) is not None
+    ]
     if not gains:
         return "This run was started without held-out problems: it has no test result", ""
     if card.get("kept_round") == 0:
         kept = "the student that training began with is kept"
         return f"No checkpoint did better on validation: {kept}", ""
-    (what, gain), *beside = gains
+    (name, gain), *beside = gains
+    what = f" in {name}" if owned(card) or name == "reward" else ""
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     problems = f"on the same {card['after']['problems']:,} held-out problems"
     text = f"Training {said}: {gain:+}{what} {problems}"
-    # Without a reward of the user's own its correctness says it all.
-    text += "".join(f", {other:+}{name}" for name, other in beside if what)
+    if owned(card):  # without a reward of the user's own its correctness says it all
+        text += "".join(f", {other:+} in {name}" for name, other in beside)
     return text, gain.kind
 
 
-def judged_by(card: RunCard) -> list[tuple[str, str]]:
-    """The keys of a run's gains and what each is in, what the run was for first: the user's own
-    reward where there is one.
-    """
-    accuracy, reward = ("gain", ""), ("reward_gain", " in reward")
-    return [reward, ("gain", " in accuracy")] if owned(card) else [accuracy, reward]
+def measures(card: RunCard) -> list[str]:
+    """What a run is measured in, what it was for first."""
+    return ["reward", "accuracy"] if owned(card) else ["accuracy", "reward"]
 
 
 def owned(card: RunCard) -> bool:
@@ -88,7 +90,8 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
     there is.
     """
     lines = []
-    for key, kind, name in (("gain", "accuracy", ""), ("reward_gain", "reward", "reward ")):
+    for kind, key in GAINS.items():
+        name = "" if kind == "accuracy" else f"{kind} "
         # Where every grade was all or nothing, the mean grade is the accuracy.
         if card.get(key) is None or (name and not any(rewarded(card[when]) for when in WHEN)):
             continue
@@ -163,10 +166,9 @@ def training_page(card: RunCard, metrics: Sequence[Line]) -> Markup:
     """A run's page; one that isn't finished has the parts that there is material for."""
     rounds = rounds_of(metrics)
     big = "finished" if card.get("seconds") else "training"
-    for key, _ in reversed(judged_by(card)):
-        if card.get(key) is not None:
-            part = "accuracy" if key == "gain" else "reward"
-            big = " → ".join(f"{card[when][part]['value']:.3f}" for when in WHEN)
+    for name in reversed(measures(card)):
+        if card.get(GAINS[name]) is not None:
+            big = " → ".join(f"{card[when][name]['value']:.3f}" for when in WHEN)
     left_out = ("models", "teacher_tiers")
     shown = {key: value for key, value in card["config"].items() if key not in left_out}
     return render(

@@ -12,7 +12,7 @@ from completion_server import CompletionServer
 from fault_server import FaultServer
 from renderers import DefaultRendererConfig
 from support import tiny_chat
-from tables import CHECKOUT
+from tables import CHECKOUT, write_jsonl
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.serve import EnvClient, EnvServer
 
@@ -51,7 +51,7 @@ from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.serve.requests import ChatBody, Models, chat_request
-from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of
+from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of, text_of
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,9 @@ def chat_student(tmp_path_factory):
 def gsm8k(tmp_path_factory):
     """A folder with 70 questions a split, each of which begins with the split's name."""
     folder = tmp_path_factory.mktemp("rows")
-    (folder / "gsm8k").mkdir()
     for split in ("train", "test"):
-        rows = [
-            {"question": f"{split}: What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
-            for i in range(70)
-        ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "gsm8k" / f"{split}.jsonl").write_text(text)
+        rows = [{"question": f"{split}: What is {i}?", "answer": f"#### {i}"} for i in range(70)]
+        write_jsonl(folder / f"{split}.jsonl", rows)
     return folder
 
 
@@ -91,7 +86,7 @@ def play(env, ctx):
 
     async def main():
         async with env.serving():
-            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
+            return await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset))
 
     return asyncio.run(main())
 
@@ -201,36 +196,27 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula():
         student = frozen_student().student
         engine_steps = EngineSteps(student, 1.0)
         for likely in (Perplexity(student, config.search.max_tokens), None):
-            evaluate = make_evaluate(
-                config.rewards, likely, {task.problem.id: task for task in tasks}
-            )
+            golds = {task.problem.id: task for task in tasks}
+            evaluate = make_evaluate(config.rewards, likely, golds)
             for task, item in zip(tasks, items, strict=True):
-                sampled, _ = await engine_steps.continuations(
-                    task.problem, (), 4, 3, Limits(12, 160)
-                )
+                problem, limits = task.problem, Limits(12, 160)
+                sampled, _ = await engine_steps.continuations(problem, (), 4, 3, limits)
                 lines = ["1 + 1 = 2\n", "\n\n", "2 + 2 = 4\n", f"#### {task.gold}"]
                 written = [step_of(student, line, line == lines[-1]) for line in lines]
                 for steps in (*(one.steps for one in sampled), written):
-                    text = "".join(step.text for step in steps)
-                    parts = await evaluate(
-                        task.problem, steps, [Direction.NONE] * len(steps), "answer"
-                    )
+                    text = text_of(steps)
+                    parts = await evaluate(problem, steps, [Direction.NONE] * len(steps), "answer")
                     trace = await scored(agent, item.with_student(likely is not None), text)
                     assert trace.ok, trace.errors
-                    hre, pre = (
-                        trace.metrics.get(name)
-                        for name in ("correctness_reward", "perplexity_reward")
-                    )
-                    count = len([line for line in text.split("\n") if line.strip()])
+                    pre = trace.metrics.get("perplexity_reward")
+                    count = sum(bool(line.strip()) for line in text.split("\n"))
                     told = {"steps": count, "right": 0, "wrong": 0, "weights": config.rewards}
-                    assert trace.reward == combined(hre, pre, **told).total
-                    assert (
-                        hre is not None and hre == parts.hre and (pre is None) == (likely is None)
-                    )
+                    assert trace.reward == combined(parts.hre, pre, **told).total
+                    assert trace.metrics["correctness_reward"] == parts.hre
+                    assert (pre is None) == (likely is None)
                     assert trace.reward == pytest.approx(parts.total, abs=1e-6)
-                assert trace.reward == (
-                    0.97 if likely is None else pytest.approx(0.4 + 0.6 * pre - 0.03)
-                )
+                total = 0.97 if likely is None else 0.4 + 0.6 * pre - 0.03
+                assert trace.reward == pytest.approx(total)
 
     asyncio.run(main())
 
@@ -259,15 +245,8 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path):
     def tasks(weight):
         file = tmp_path / "weights.yaml"
         file.write_text(f"rewards: {{hre_weight: {weight}, use_student_model: true}}")
-        config = AlphaZeroTasksetConfig(
-            id=OUR_ID,
-            source="embedded",
-            split="test",
-            use_student_model=False,
-            eval_size=1,
-            config_file=file,
-        )
-        return list(AlphaZeroTaskset(config))
+        own = {"config_file": str(file), "use_student_model": False}
+        return list(environment(own).taskset)
 
     assert tasks(0.1)[0].config.needs.hre_weight == 0.1
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
@@ -282,28 +261,23 @@ def test_a_right_answer_of_another_model_scores_one_less_its_steps(
 ):
     golds = {task.data.prompt_text: task.data.gold for task in environment().taskset}
 
+    first = next(iter(golds))
+
     def answer(body):
-        gold = golds[body["messages"][-1]["content"]]
-        return (
-            f"1 + 1 = 2\n#### {gold}"
-            if body["messages"][-1]["content"] == next(iter(golds))
-            else "#### -999"
-        )
+        right = body["messages"][-1]["content"] == first
+        return f"1 + 1 = 2\n#### {golds[first]}" if right else "#### -999"
 
     server = FaultServer(write=answer)
     episodes = remote(environment(), server, monkeypatch)
-    bodies = server.requests
     assert [episode.ok for episode in episodes] == [True, True]
-    assert [episode.traces[0].metrics for episode in episodes] == [
-        {"correctness_reward": x} for x in (1.0, 0.0)
-    ]
-    assert [episode.traces[0].reward for episode in episodes] == [0.98, 0.0]  # two steps, and one
-    assert all("temperature" not in body for body in bodies)
-    # The model sees the prompt and nothing of the task's other fields.
-    assert {message["role"] for body in bodies for message in body["messages"]} == {
-        "system",
-        "user",
-    }
+    traces = [episode.traces[0] for episode in episodes]
+    assert [trace.metrics["correctness_reward"] for trace in traces] == [1.0, 0.0]
+    assert all(len(trace.metrics) == 1 for trace in traces)
+    assert [trace.reward for trace in traces] == [0.98, 0.0]  # two steps, and one
+    for body in server.requests:
+        assert "temperature" not in body
+        # The model sees the prompt and nothing of the task's other fields.
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
 
 
 @pytest.mark.parametrize(
@@ -428,15 +402,14 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(
     monkeypatch,
 ):
     def answer(body):
+        if body["max_tokens"] == 1:  # a probe
+            return "."
         final = "#### 5" if body["seed"] % 3 else "#### 6"
         begun = body["messages"][-1]["role"] == "assistant"
         return final if begun else f"1 + 1 = 2\n2 + 2 = 4\n{final}\nthis line is not asked for"
 
-    def answer_or_probe(body):
-        return "." if body["max_tokens"] == 1 else answer(body)
-
     harness = {"search": "mcts", "simulations": 4, "samples": 4}
-    server = FaultServer(write=answer_or_probe)
+    server = FaultServer(write=answer)
     episodes = remote(environment(harness=harness), server, monkeypatch)
     bodies = server.requests
     for episode in episodes:
@@ -446,9 +419,7 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(
     assert all("stop" not in body and body["temperature"] == 1.0 for body in asked)
     assert {body["max_tokens"] for body in asked} == {400}  # a chat model's, as models.yaml has it
     begun = [body for body in bodies if body["messages"][-1]["role"] == "assistant"]
-    assert begun and all(
-        body["continue_final_message"] and not body["add_generation_prompt"] for body in begun
-    )
+    assert begun and all(body | GOING_ON == body for body in begun)
     questions = {task.data.prompt_text for task in environment().taskset}
     written = {m["content"] for body in asked for m in body["messages"] if m["role"] != "system"}
     assert written - questions <= {"1 + 1 = 2\n", "1 + 1 = 2\n2 + 2 = 4\n"}

@@ -283,23 +283,6 @@ def test_floats_compare_within_their_own_precision(tmp_path):
             assert not source.grade(f"#### {wrong}", task).correct, (wrong, task.gold)
 
 
-@pytest.mark.parametrize("address", ["data", "data/*.jsonl", "data/**/*.json*", "folders"])
-def test_names_of_files_and_folders_keep_their_splits(address, tmp_path, monkeypatch):
-    for split, count in (("train", 9), ("dev", 2), ("test", 3)):
-        rows = [{"question": f"{split} {i}?", "answer": str(i)} for i in range(count)]
-        written(tmp_path, *rows, name=f"data/{split}-00000-of-00001.jsonl")
-        written(tmp_path, *rows, name=f"folders/{split}/0.jsonl")
-    (tmp_path / "data" / "README.md").write_text("# no rows")
-    monkeypatch.chdir(tmp_path)
-    source = opened(address)
-    assert [task.problem.question[:3] for task in source.load("validation", 99)] == ["dev"] * 2
-    assert len(source.load("test", 99)) == 3
-    # Of the rows to train on some are cut off for the arena, which is missing.
-    assert {
-        task.problem.question[:5] for s in ("train", "arena") for task in source.load(s, 99)
-    } == {"train"}
-
-
 def test_the_one_split_is_a_hash_of_the_question():
     shares = Counter(split_of(f"question {i}") for i in range(4000))
     assert all(
@@ -377,6 +360,24 @@ def test_rows_of_other_trainers_are_read(case, tmp_path):
     )
 
 
+@pytest.mark.parametrize("case", CASES["files"])
+def test_files_are_read_as_a_whole(case, tmp_path):
+    files, address, settings, expected = CASES["files"][case]
+    for name, rows in files.items():
+        written(tmp_path, *rows, name=name)
+    source, read = opened(tmp_path / address, **settings), {}
+    for split in SPLITS:
+        for task in source.load(split, 99):
+            facts = [task.gold, list(task.others), task.solution, split, task.problem.id]
+            read[task.problem.question] = dict(
+                zip(("gold", "others", "solution", "split", "id"), facts, strict=True)
+            )
+    assert {
+        question: {name: facts[name] for name in expected.get(question, ())}
+        for question, facts in read.items()
+    } == expected
+
+
 @pytest.mark.parametrize("answer, settings, right, wrong, said", CASES["golds"])
 def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     answer,
@@ -395,66 +396,16 @@ def test_of_several_gold_answers_any_counts_or_all_and_a_line_says_which(
     assert said in caplog.text
 
 
-def test_a_row_says_that_all_of_its_answers_are_asked_for(tmp_path):
-    rows = [
-        {"question": "both?", "answer": ["x", "no"], "is_multiple_answer": True},
-        {"question": "any?", "answer": ["x", "no"], "is_multiple_answer": False},
-    ]
-    source = opened(written(tmp_path, *rows))
-    tasks = {task.problem.question: task for task in everything(source)}
-    assert (tasks["both?"].gold, tasks["both?"].others) == ("x, no", ())
-    assert (tasks["any?"].gold, tasks["any?"].others) == ("x", ("no",))
-
-
-def test_labels_of_choices_are_numbered_as_all_rows_say(tmp_path):
-    choices = {"answerA": "cat", "answerB": "dog", "answerC": "cow"}
-    for labels in (("1", "3"), ("0", "2")):
-        rows = [{"question": f"{i}?", "label": label, **choices} for i, label in enumerate(labels)]
-        tasks = everything(opened(written(tmp_path, *rows, name=f"{labels[0]}.jsonl")))
-        assert sorted(task.gold for task in tasks) == ["A", "C"]
-
-
-def test_a_list_of_questions_is_a_row_for_each(tmp_path):
-    row = {
-        "id": "h1",
-        "article": "It barks.",
-        "questions": ["What?", "How?"],
-        "options": [["cat", "dog"], ["loud", "low"]],
-        "answers": ["B", "A"],
-    }
-    tasks = everything(opened(written(tmp_path, row)))
-    asked = {task.problem.question: (task.problem.id, task.gold) for task in tasks}
-    assert asked == {
-        "It barks.\nWhat?\nA. cat\nB. dog": ("rows.jsonl/h1/1", "B"),
-        "It barks.\nHow?\nA. loud\nB. low": ("rows.jsonl/h1/2", "A"),
-    }
-    for answers_ in (["B"], {"input_text": ["B", "A"]}, "B"):
-        with pytest.raises(DataError, match="2 questions as `questions` and no list of as many"):
-            opened(written(tmp_path, row | {"answers": answers_}, name="other.jsonl"))
-
-
-def test_ids_number_the_rows_of_one_file(tmp_path, monkeypatch):
-    hub = {}
-    for split in ("train", "test"):
-        hub[split] = [{"id": i, "question": f"{split} {i}?", "answer": i} for i in range(3)]
-        written(tmp_path / "data", *hub[split], {"id": split, "question": split, "answer": 1},
-                name=f"{split}.jsonl")  # fmt: skip
-    ids = [task.problem.id for task in everything(opened(tmp_path / "data"))]
-    assert len(set(ids)) == 8 and {"data/train", "data/test"} < set(ids)
+def test_ids_number_the_rows_of_one_split_of_the_hub(monkeypatch):
+    hub = {s: [{"id": i, "question": f"{s} {i}?", "answer": i} for i in range(3)] for s in SPLITS}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, configuration, split: hub)
-    assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 6
+    assert len({task.problem.id for task in everything(opened("hub:x/rows"))}) == 12
 
 
-def test_columns_can_be_named(tmp_path):
-    row = {"task": {"text": "1 + 1?"}, "meta": {"key": "2"}, "answer": "3", "why": "1 + 1 = 2"}
-    named = {"question_column": "task.text", "answer_column": "meta.key", "solution_column": "why"}
-    [task] = everything(opened(written(tmp_path, row), **named))
-    assert (task.problem.question, task.gold, task.solution) == ("1 + 1?", "2", "1 + 1 = 2\n#### 2")
-    for key in named:
-        with pytest.raises(
-            DataError, match=rf"no column 'other', it has task, meta.*problems\.{key}"
-        ):
-            opened(tmp_path / "rows.jsonl", **{**named, key: "other"})
+@pytest.mark.parametrize("key", ["question_column", "answer_column", "solution_column"])
+def test_a_column_that_is_not_there_is_named_with_those_that_are(key, tmp_path):
+    with pytest.raises(DataError, match=rf"no column 'other', it has question.*problems\.{key}"):
+        opened(written(tmp_path, *PLAIN), **{key: "other"})
 
 
 @pytest.mark.parametrize("choices, answer, letter", CASES["choices"])
@@ -620,95 +571,31 @@ def test_keys_that_no_source_reads_are_refused(tmp_path):
 # -- GSM8K, MATH and HotpotQA ----------------------------------------------------------------------
 
 
-def gsm8k(n=1, **columns):
-    return {
-        "question": f"What is {n} + {n}?",
-        "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
-    } | columns
+SETS = CASES["sets"]
 
 
-def math(n=1, **columns):
-    answer = rf"\frac{{{n}}}{{2}}"
-    row = {
-        "problem": rf"Simplify $\frac{{{2 * n}}}{{4}}$. ",
-        "solution": rf"We divide: $\boxed{{{answer}}}$.",
-    }
-    return (
-        row
-        | {
-            "answer": answer,
-            "subject": "Algebra",
-            "level": n % 5 + 1,
-            "unique_id": f"test/{n}.json",
-        }
-        | columns
-    )
+def row_of(name, **columns):
+    return SETS[name]["rows"][0] | columns
 
 
-def hotpotqa(n=1, **columns):
-    return {
-        "id": f"5a{n:04d}",
-        "question": f"Who wrote book {n}?",
-        "answer": f"Writer {n}",
-        "supporting_facts": {"title": ["Book", "Book", "Play"], "sent_id": [0, 9, 0]},
-        "context": {
-            "title": ["Book", "Film"],
-            "sentences": [["It is a book. ", " By a writer."], ["A film."]],
-        },
-    } | columns
-
-
-DATA_SETS = {  # a row's maker, folder, hub's split, and row number 2 as a task
-    "gsm8k": (
-        gsm8k,
-        "gsm8k",
-        "test",
-        Task(Problem("gsm8k/test/2", "What is 2 + 2?", "gsm8k"), "4", "2 + 2 = 4\n#### 4"),
-    ),
-    "math": (
-        math,
-        "math500",
-        "test",
-        Task(
-            Problem("math/test/2.json", r"Simplify $\frac{4}{4}$.", "math", 3),
-            r"\frac{2}{2}",
-            "We divide: $\\boxed{\\frac{2}{2}}$.\n#### \\frac{2}{2}",
-        ),
-    ),
-    "hotpotqa": (
-        hotpotqa,
-        "hotpotqa",
-        "validation",
-        Task(
-            Problem(
-                "hotpotqa/validation/5a0002",
-                "Book: It is a book.  By a writer.\nFilm: A film.\nQuestion: Who wrote book 2?",
-                "hotpotqa",
-            ),
-            "Writer 2",
-            "Book: It is a book.\n#### Writer 2",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.parametrize("name", SETS)
 def test_rows_become_tasks_from_a_folder_and_from_the_hub(name, tmp_path, monkeypatch):
-    make, folder, split, expected = DATA_SETS[name]
-    rows = [make(n) for n in range(7)]
+    folder, split, rows = (SETS[name][key] for key in ("folder", "split", "rows"))
+    *problem, gold, solution = SETS[name]["second"]
+    expected = Task(Problem(*problem), gold, solution)
     for place in ("", f"{folder}/"):
         written(tmp_path / (place or "flat"), *rows, name=f"{place}{split}.jsonl")
         monkeypatch.setenv("ALPHAZERO_DATA_DIR", str(tmp_path / (place or "flat")))
         tasks = opened(name, str(tmp_path / (place or "flat"))).load("test", 100)
-        assert len(tasks) == 7 and tasks[2] == expected
-        assert opened(name).load("test", 2, 2)[0] == expected  # by the variable
+        assert len(tasks) == 2 and tasks[1] == expected
+        assert opened(name).load("test", 2, 1) == [expected]  # by the variable
         opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
     monkeypatch.delenv("ALPHAZERO_DATA_DIR")
     asked = []
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or rows
     )
-    assert opened(name).load("test", 5)[2] == expected
+    assert opened(name).load("test", 5)[1] == expected
     assert [(args[0].lower().rpartition("/")[0] != "", more) for args, more in asked] == [
         (True, {"split": split})
     ]
@@ -719,7 +606,7 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
     for split, count in (("train", 200), ("test", 7)):
         written(
             tmp_path,
-            *(gsm8k(n, question=f"{split} {n}?") for n in range(count)),
+            *(row_of("gsm8k", question=f"{split} {n}?") for n in range(count)),
             name=f"{split}.jsonl",
         )
     loaded = {split: load_tasks("gsm8k", split, 1000, path=str(tmp_path)) for split in SPLITS}
@@ -752,23 +639,23 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, row, reason",
+    "name, columns, reason",
     [
-        ("gsm8k", gsm8k(answer="so 72"), "line 1: gold answer 'so 72' has no number after '####'"),
+        ("gsm8k", {"answer": "so 72"}, "line 1: gold answer 'so 72' has no number after '####'"),
         (
             "math",
-            math(answer="1" * (LONGEST_ANSWER + 1)),
+            {"answer": "1" * (LONGEST_ANSWER + 1)},
             "line 1 has an `answer` of 1001 characters",
         ),
         (
             "hotpotqa",
-            hotpotqa(context={"title": ["a", "b"], "sentences": [["c"]]}),
+            {"context": {"title": ["a", "b"], "sentences": [["c"]]}},
             "as many lists of texts",
         ),
     ],
 )
-def test_broken_rows_name_file_and_line(name, row, reason, tmp_path):
-    file = written(tmp_path, row, name=f"{DATA_SETS[name][2]}.jsonl")
+def test_broken_rows_name_file_and_line(name, columns, reason, tmp_path):
+    file = written(tmp_path, row_of(name, **columns), name=f"{SETS[name]['split']}.jsonl")
     with pytest.raises(DataError) as caught:
         load_tasks(name, "test", 9, path=str(tmp_path))
     assert (
@@ -814,7 +701,7 @@ def test_without_the_hub_s_library_files_are_read_and_the_rest_says_what_to_inst
 @pytest.mark.data
 def test_every_real_row_loads(data_dir):
     sizes = {}
-    for name in DATA_SETS:
+    for name in SETS:
         tasks = [
             t
             for split in (SPLITS if name == "gsm8k" else ["test"])
@@ -834,7 +721,8 @@ def test_every_real_row_loads(data_dir):
 
 def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
-    written(tmp_path, hotpotqa(1, answer="no"), hotpotqa(2, context=long), name="validation.jsonl")
+    rows = row_of("hotpotqa", answer="no"), row_of("hotpotqa", id="2", context=long)
+    written(tmp_path, *rows, name="validation.jsonl")
     taskset = {"id": OUR_ID, "source": "hotpotqa", "split": "test", "path": str(tmp_path)}
     raw = {
         "taskset": taskset,
@@ -859,17 +747,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
-def test_a_file_is_no_pattern_and_columns_may_begin_in_a_later_row(tmp_path):
-    written(tmp_path, {"question": "another?", "answer": "1"}, name="r1.jsonl")
-    rows = [
-        {"question": "a?", "answer": "1"},
-        {"question": "b?", "answer": "4", "solution": "2 + 2 = 4"},
-    ]
-    tasks = everything(opened(written(tmp_path, *rows, name="r[1].jsonl")))
-    assert {task.problem.question: task.solution for task in tasks} == {
-        "a?": None,
-        "b?": "2 + 2 = 4\n#### 4",
-    }
+def test_tasks_in_memory_have_splits():
     problems = ProblemsConfig.model_validate({"source": "mine"})
     mine = from_tasks([{"question": "a?", "answer": "1", "split": "dev"}], problems)
     assert [len(mine.load(split, 9)) for split in ("train", "validation")] == [0, 1]
