@@ -88,7 +88,7 @@ def run_search(args: argparse.Namespace) -> int:
 
         remote = config.engine.backend == "openai"
         first = FirstChain(problem.question) if remote and not args.json else None
-        result = find(problem, config, args.path, progress=progress, heard=first)
+        result = find(problem, config, args.path, None, progress, first)
     from ..viewer.text import draw_tree
 
     choice = result.choice

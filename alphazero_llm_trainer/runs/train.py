@@ -152,7 +152,7 @@ class Run:
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         rate = learning_rate(train.optimizer, model, self.method.rates)
         schedule = RateSchedule(rate, warmup, size.updates)
-        memory = MemoryOptions.of(self.config, self.student.spec, model)
+        memory = MemoryOptions.of(self.config, self.student)
         return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
 
     def preflight(self) -> str:
