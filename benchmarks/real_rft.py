@@ -200,12 +200,9 @@ class Real:
         from alphazero_llm_trainer.config.load import load_config
         from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
         from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
-        from alphazero_llm_trainer.learning.models import (
-            MemoryOptions,
-            make_trainable,
-            save_student,
-        )
+        from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
         from alphazero_llm_trainer.runs.fit import minibatches
+        from alphazero_llm_trainer.runs.saving import save_student
 
         out, kept = work / arm / "student", work / arm / "kept"
         if out.is_dir():
@@ -220,7 +217,7 @@ class Real:
         learner = Learner(
             student.model,
             Likelihood(),
-            MemoryOptions.of(config, student.spec, student.model),
+            MemoryOptions.of(config, student),
             RateSchedule(RATE, WARMUP, updates + 1, FINAL),
             config.train.optimizer,
         )

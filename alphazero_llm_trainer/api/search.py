@@ -163,9 +163,9 @@ def unknown_words(student: Student, question: str) -> list[str]:
 def find(
     problem: Problem,
     config: Config,
-    folder: Path | None = None,
-    student: Student | None = None,
-    progress: Progress | None = None,
+    folder: Path | None,
+    student: Student | None,
+    progress: Progress,
     heard: Callable[[int, str], None] | None = None,
 ) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches
@@ -185,20 +185,18 @@ def find(
                 if getattr(config.search, key) == getattr(config.plain.search, key)
             }
             config = config.changed(search=guided)
-            if progress is not None:
-                progress.say("this student carries a value, which guides the search")
+            progress.say("this student carries a value, which guides the search")
     alone = config.search.value is None
     check_settings(config.search, not alone)
     if student is None:
-        if progress is not None:
-            progress.wait(f"loading {resolve_name(config)}")
+        progress.wait(f"loading {resolve_name(config)}")
         config = with_context(config, question=problem.question)
         student = answering_student(config, folder, opening(config), inference=alone)
     remote = student if isinstance(student, RemoteStudent) else None
     if remote is not None and heard is not None:
         remote.heard = heard
     strange = unknown_words(student, problem.question) if remote is None else []
-    if progress is not None and strange:
+    if strange:
         progress.say(
             f"{student.name} doesn't know {', '.join(map(repr, strange))}: its answer means little"
         )
@@ -214,7 +212,7 @@ def find(
         folder = Path(config.search.value)
         value = load_value(folder, student, config)
         config = with_discount(config, folder)
-    progress, tree = progress if progress is not None else Progress(quiet=True), Tree()
+    tree = Tree()
     with Stop(progress) as stop:
 
         def asked() -> bool:

@@ -66,6 +66,9 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+METAVARS: dict[Any, str] = {int: "N", Path: "DIR"}
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in
     every command. `dashes` is the flag that a plain `--` stands for, if any.
@@ -89,6 +92,12 @@ class Parser(argparse.ArgumentParser):
             self.common.add_argument(
                 *flags, action="store_true", default=argparse.SUPPRESS, help=text
             )
+
+    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
+        """argparse's, in whose help a number is N and a path DIR where nothing else is said."""
+        if (name := METAVARS.get(kwargs.get("type"))) is not None:
+            kwargs.setdefault("metavar", name)
+        return super().add_argument(*names, **kwargs)
 
     def option(self, *names: str, key: str, **kwargs: Any) -> None:
         """Add an argument that sets the configuration's key `key`."""
@@ -227,8 +236,8 @@ def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
 def add_critics(parser: Parser) -> None:
     """--prm and --value; `check_critics` checks them."""
     about = "a process reward model: a folder, or a public one's hub id"
-    parser.add_argument("--prm", type=Path, metavar="DIR", help=about)
-    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+    parser.add_argument("--prm", type=Path, help=about)
+    parser.add_argument("--value", type=Path, help="a value's folder")
 
 
 def add_json(parser: Parser) -> None:

@@ -25,9 +25,7 @@ def add_compare(commands: Any) -> None:
         "--against", type=Path, nargs="+", metavar="RUN", required=True,
         help="the second setting; a plain -- is the same",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write its page, report.html, there"
-    )
+    parser.add_argument("--out", type=Path, help="write its page, report.html, there")
     add_json(parser)
     parser.set_defaults(run=run_compare)
 

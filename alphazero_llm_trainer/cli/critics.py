@@ -34,24 +34,21 @@ Ctrl-C ends the command at the next safe place; the same command goes on with th
 there."""
 
 
-def add_value(commands: Any) -> None:
-    add_critic(commands, "value", "train a value network: how likely does this end right?")
+ABOUT: dict[CriticKind, str] = {
+    "value": "train a value network: how likely does this end right?",
+    "prm": "train a process reward model: is this step right?",
+}
 
 
-def add_prm(commands: Any) -> None:
-    add_critic(commands, "prm", "train a process reward model: is this step right?")
-
-
-def add_critic(commands: Any, kind: CriticKind, help: str) -> None:
+def add_critic(commands: Any, kind: CriticKind) -> None:
     """The command `kind`."""
-    parser = commands.add_parser(kind, help=help, epilog=EPILOG)
+    parser = commands.add_parser(kind, help=ABOUT[kind], epilog=EPILOG)
     add_model(parser, "the policy")
     add_source(parser)
     parser.option(
         "-n",
         "--num",
         type=int,
-        metavar="N",
         key="train.critic.questions",
         help="without --data: search so many questions first",
     )
@@ -60,7 +57,7 @@ def add_critic(commands: Any, kind: CriticKind, help: str) -> None:
         data += "; or .jsonl files of step preferences, with prompt, chosen and rejected"
     parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
     parser.add_argument(
-        "--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes"
+        "--out", type=Path, default=Path("checkpoints") / kind, help="where it goes"
     )
     add_json(parser)
     add_config_arguments(parser)

@@ -64,10 +64,8 @@ def add_eval(commands: Any) -> None:
         help="tokens a problem (default: four usual answers of the student, `reserve` in "
         "config/models.yaml: 160 for the embedded one, 1000 for chat models)",
     )
-    parser.add_argument(
-        "-n", "--num", type=int, default=200, metavar="N", help="problems of each source"
-    )
-    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
+    parser.add_argument("-n", "--num", type=int, default=200, help="problems of each source")
+    parser.add_argument("--start", type=int, default=0, help="number of the first one")
     parser.add_argument(
         "--split", default="test", metavar="NAME", help="train, validation, arena or test"
     )
@@ -78,9 +76,7 @@ def add_eval(commands: Any) -> None:
     parser.add_argument(
         "--samples", type=int, default=0, metavar="K", help="also pass@k of K samples"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN"
-    )
+    parser.add_argument("--out", type=Path, help="default: a new folder checkpoints/eval-NNN")
     parser.add_argument(
         "--resume", action="store_true", help="go on with --out, or with the newest eval-NNN"
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from .. import __version__
 from .base import Parser, run_command
 from .compare import add_compare
-from .critics import add_prm, add_value
+from .critics import add_critic
 from .eval import add_eval
 from .export import add_export
 from .fetch import add_fetch
@@ -25,7 +26,7 @@ from .view import add_view
 PROGRAM = "alphazero-llm-trainer"
 COMMANDS = (
     add_info, add_search,  # look around
-    add_train, add_sft, add_value, add_prm,
+    add_train, add_sft, partial(add_critic, kind="value"), partial(add_critic, kind="prm"),
     add_eval, add_compare, add_view, add_report,
     add_sample, add_export, add_fetch,  # data and models
     add_serve, add_merge,  # use the student

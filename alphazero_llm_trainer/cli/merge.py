@@ -27,12 +27,9 @@ def add_merge(commands: Any) -> None:
         "--adapter",
         type=Path,
         required=True,
-        metavar="DIR",
         help="such as checkpoints/run-001/adapter",
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where the merged student goes"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="where the merged student goes")
     add_model(parser, "the base, where it isn't the one that the adapter's student.json names")
     parser.add_argument(
         "--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)"

@@ -17,9 +17,7 @@ def add_report(commands: Any) -> None:
     )
     about = "such as checkpoints/run-001; several runs give one page, with --out"
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=about)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the page goes (default: into the folder)"
-    )
+    parser.add_argument("--out", type=Path, help="where the page goes (default: into the folder)")
     parser.set_defaults(run=run_report)
 
 

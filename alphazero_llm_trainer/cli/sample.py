@@ -43,7 +43,7 @@ def add_sample(commands: Any) -> None:
     parser = commands.add_parser(
         "sample", help="search many questions into a folder of tree journals", epilog=EPILOG
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the trees go")
+    parser.add_argument("--out", type=Path, required=True, help="where the trees go")
     add_model(parser)
     add_base_url(parser)
     add_source(parser)
@@ -51,12 +51,11 @@ def add_sample(commands: Any) -> None:
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="train, validation, arena or test"
     )
-    parser.add_argument("-n", "--num", type=int, default=100, metavar="N", help="questions")
+    parser.add_argument("-n", "--num", type=int, default=100, help="questions")
     parser.add_argument(
         "--start",
         type=int,
         default=0,
-        metavar="N",
         help="number of the first question in the split",
     )
     parser.option(

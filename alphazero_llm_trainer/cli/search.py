@@ -38,16 +38,13 @@ def add_search(commands: Any) -> None:
     parser.add_argument(
         "question", nargs="?", help="the question's text (default: a test problem of --source)"
     )
-    parser.add_argument(
-        "--index", type=int, metavar="N", help="number of the test problem (default: 0)"
-    )
+    parser.add_argument("--index", type=int, help="number of the test problem (default: 0)")
     add_source(parser)
     add_model(parser)
     add_base_url(parser)
     parser.option(
         "--simulations",
         type=int,
-        metavar="N",
         key="search.simulations",
         help="expansions of the tree",
     )
@@ -57,7 +54,6 @@ def add_search(commands: Any) -> None:
     parser.option(
         "--value",
         type=Path,
-        metavar="DIR",
         key="search.value",
         help="a folder of `value`: the search asks it, and rolls out once at the end",
     )
@@ -88,7 +84,7 @@ def run_search(args: argparse.Namespace) -> int:
 
         remote = config.engine.backend == "openai"
         first = FirstChain(problem.question) if remote and not args.json else None
-        result = find(problem, config, args.path, progress=progress, heard=first)
+        result = find(problem, config, args.path, None, progress, first)
     from ..viewer.text import draw_tree
 
     choice = result.choice

@@ -63,14 +63,13 @@ def add_serve(commands: Any) -> None:
         metavar="ADDRESS",
         help="who may reach it: 0.0.0.0 is everybody",
     )
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
+    parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
     parser.add_argument(
         "--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}"
     )
     parser.add_argument(
         "--keep-traces",
         type=Path,
-        metavar="DIR",
         help="append every searched tree to DIR/journal.jsonl",
     )
     add_config_arguments(parser)

@@ -34,7 +34,6 @@ def add_sft(commands: Any) -> None:
         "-n",
         "--num",
         type=int,
-        metavar="N",
         key="train.demonstrations",
         help="worked solutions to learn from",
     )
@@ -42,13 +41,11 @@ def add_sft(commands: Any) -> None:
         "--out",
         type=Path,
         default=Path("checkpoints/sft"),
-        metavar="DIR",
         help="where the student goes",
     )
     parser.option(
         "--eval-size",
         type=int,
-        metavar="N",
         key="train.eval_size",
         help="test problems, measured at the end",
     )

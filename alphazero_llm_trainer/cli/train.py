@@ -62,14 +62,12 @@ def add_arguments(parser: Parser) -> None:
         "--num",
         "--num-examples",
         type=int,
-        metavar="N",
         key="train.num_examples",
         help="training questions",
     )
     parser.option(
         "--tokens",
         type=int,
-        metavar="N",
         key="train.tokens",
         help="end after so many sampled tokens",
     )
@@ -78,26 +76,23 @@ def add_arguments(parser: Parser) -> None:
         "--checkpoint-dir",
         type=Path,
         dest="checkpoint_dir",
-        metavar="DIR",
         key="train.checkpoint_dir",
         help="where run folders go",
     )
     parser.option(
         "--eval-size",
         type=int,
-        metavar="N",
         key="train.eval_size",
         help="held-out problems before and after",
     )
     parser.option(
         "--save-every",
         type=int,
-        metavar="N",
         key="train.save_every",
         help="questions between checkpoints",
     )
     about = "say how far the run is after each N questions"
-    parser.option("--log-interval", type=int, metavar="N", key="train.log_interval", help=about)
+    parser.option("--log-interval", type=int, key="train.log_interval", help=about)
     add_method(parser)
     parser.set_defaults(run=run_train)
     parser.option(

@@ -40,7 +40,7 @@ def add_view(commands: Any) -> None:
         "--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)"
     )
     about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
-    parser.add_argument("--trees", type=int, metavar="N", help=about)
+    parser.add_argument("--trees", type=int, help=about)
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
 

@@ -89,7 +89,9 @@ class Learner:
         objective.autocast = self.autocast
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
         self.updates, self.first_update, self.gap = 0, 0, 0.0
-        rows = memory.rows(settings.batch_size // ranks.size)
+        rows = settings.batch_size // ranks.size
+        if memory.micro_batch is not None:
+            rows = min(rows, memory.micro_batch)
         self.rows_of_a_forward = max(rows - rows % objective.unit, objective.unit)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded else model

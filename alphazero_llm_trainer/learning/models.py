@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -32,7 +32,10 @@ from ..policy.adapters import (
 )
 from ..policy.folders import ADAPTER_FILE
 from ..policy.weights import save_tensors, stored_dtypes
-from .size import PROMPT, rows_of_a_forward
+from .size import PROMPT, layer_sizes, rows_of_a_forward
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
 SEVERAL = (
@@ -44,42 +47,29 @@ PREFIX = "base_model.model."  # of the names in an adapter's file
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole
-    minibatch, or as many of `tokens` as a model of `shape`, its layers, hidden and intermediate
-    size, has room for).
+    """How a training saves memory. `micro_batch` is the rows of one forward; None: a whole
+    minibatch.
     """
 
     micro_batch: int | None = None
     checkpointing: bool = False
     eight_bit: bool = False
     autocast: bool = False
-    tokens: int = 0
-    shape: tuple[int, int, int] | None = None
 
     @classmethod
-    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel) -> MemoryOptions:
-        """What the configuration says on this device."""
-        train = config.train
-        cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
-        shape = None
-        if not cuda:
-            sizes = model.config.get_text_config()
-            inner = getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size
-            shape = sizes.num_hidden_layers, sizes.hidden_size, inner
+    def of(cls, config: Config, student: Student) -> MemoryOptions:
+        """What the configuration says on this device; on a CPU as many rows as it has room for."""
+        train, model = config.train, student.model
+        cuda, quantised = torch.cuda.is_available(), student.spec.quantization != "none"
+        rows, tokens = train.micro_batch, PROMPT + config.search.max_tokens
+        if rows is None and not cuda:
+            rows = rows_of_a_forward(train.optimizer.batch_size, tokens, *layer_sizes(model.config))
         return cls(
-            train.micro_batch,
+            rows,
             train.recomputes(cuda, quantised),
             train.in_eight_bits(cuda, quantised),
-            computes_in_bfloat16(train.precision, spec, model),
-            PROMPT + config.search.max_tokens,
-            shape,
+            computes_in_bfloat16(train.precision, student.spec, model),
         )
-
-    def rows(self, batch: int) -> int:
-        """Rows of one forward of a minibatch of `batch`."""
-        if self.micro_batch is not None:
-            return min(self.micro_batch, batch)
-        return batch if self.shape is None else rows_of_a_forward(batch, self.tokens, *self.shape)
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..engine.masks import FLEX, block_masks, masks
 from .rows import TrainRow
+from .size import layer_sizes
 
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
 
@@ -35,9 +36,7 @@ class Work:
     @classmethod
     def of(cls, config: Any) -> Work:
         """Of a decoder's layers, read off its configuration."""
-        shape = config.get_text_config()
-        width, layers = shape.hidden_size, shape.num_hidden_layers
-        inner = getattr(shape, "intermediate_size", None) or 4 * width
+        layers, width, inner = layer_sizes(config)
         # Twice for pairs: masked attention runs at about half of a matrix product's rate.
         return cls(layers * (4.0 * width * width + 3.0 * width * inner), layers * 4.0 * width)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
@@ -98,6 +99,13 @@ def fresh_questions(config: Config) -> list[Task]:
 def rank_and_size() -> tuple[int, int]:
     """The process's rank and how many there are, as its launcher says; (0, 1) without one."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def layer_sizes(config: Any) -> tuple[int, int, int]:
+    """A decoder's layers, and the hidden and intermediate size of one."""
+    shape = config.get_text_config()
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    return shape.num_hidden_layers, shape.hidden_size, inner
 
 
 def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int) -> int:

@@ -217,7 +217,7 @@ def train_critic(
     progress.wait("rows for training")
     student.engine.sleep()  # nothing is searched from here on
     set_seed(config.seed)
-    memory = MemoryOptions.of(config, student.spec, student.model)
+    memory = MemoryOptions.of(config, student)
     examples = {name: examples_of(parts[name], kind, student, settings) for name in PARTS[1:]}
     critic = new_critic(student, config, kind)
     validation, test = (HeldOut(examples[name], critic, memory.autocast) for name in PARTS[1:])

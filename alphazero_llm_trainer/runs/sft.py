@@ -99,7 +99,7 @@ def supervise(
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
     settings = planned(config.train, len(demonstrations), RATE)
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
-    memory = MemoryOptions.of(config, student.spec, student.model)
+    memory = MemoryOptions.of(config, student)
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = (each.model_dump(mode="json") for each in (settings, student.spec, config.search))
     same = [data, student.weights, config.seed, *asked]

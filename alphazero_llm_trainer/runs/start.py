@@ -9,12 +9,11 @@ others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..chat.teachers import checker_model, is_remote, open_remote
-from ..config.load import Config, load_training, resolve_name, user_layers
+from ..config.load import Config, load_training, resolve_name, user_layers, vllm_here
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from ..learning.methods.registry import METHODS, method_of
@@ -32,6 +31,7 @@ from ..problems.source import open_source
 from ..rewards.custom import JUDGE, open_reward
 from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from .hub import check_hub
+from .tracking import check_tracker
 
 
 def prepare(config: Config) -> Prepared:
@@ -216,25 +216,16 @@ def check_start(config: Config, loading: Callable[[], None] = lambda: None) -> N
     there, no device for the student, no memory for its weights. `loading` is called before PyTorch
     is loaded.
     """
-    check_libraries(config)
+    if is_remote(config):
+        open_remote(config)
+    if config.engine.backend == "vllm" and not vllm_here():
+        raise ConfigError(
+            "engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]"
+        )
+    check_tracker(config.train.track)
     loading()
     from ..policy.student import check_device
 
     name = resolve_name(config)
     spec = config.models[name]
     check_device(name, start_of(config, spec), spec)
-
-
-def check_libraries(config: Config) -> None:
-    """Raise ConfigError for a teachers' key or a library that is missing: all that can be told
-    without torch.
-    """
-    from .tracking import check_tracker
-
-    if is_remote(config):
-        open_remote(config)
-    if config.engine.backend == "vllm" and find_spec("vllm") is None:
-        raise ConfigError(
-            "engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]"
-        )
-    check_tracker(config.train.track)

@@ -23,7 +23,7 @@ from ..errors import CheckpointError, ConfigError
 from ..learning import loop
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Method, Objective
-from ..learning.models import MemoryOptions, check_full, learning_rate, make_trainable
+from ..learning.models import MemoryOptions, learning_rate, make_trainable
 from ..learning.prepared import Prepared
 from ..learning.ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from ..learning.rounds import Rounds
@@ -94,7 +94,6 @@ class Run:
         if (long := check_prompts(self.student, config, asked)) is not None:
             self.progress.say(long)
         self.adapter = config.train.adapter or self.student.spec.adapter
-        check_full(self.student.model, self.student.spec, self.adapter)
         if uses_fsdp():
             check_unpacked(config, self.student.spec)
         if not self.student.engine.capabilities.trainable:
@@ -114,14 +113,24 @@ class Run:
         freeze_loaded()
 
     def make_trained(self) -> None:
-        """What is trained, and its learner, of which an update of the longest rows is tried."""
+        """What is trained, how fast, and what the method minimises; a value goes on from the one
+        that the student carries. An update of the longest rows is tried.
+        """
         # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the
         # same.
         set_seed(self.config.seed)
-        make_trainable(self.student.model, self.student.spec, self.adapter)
-        self.objective = self.make_objective()
-        self.learner = self.make_learner()
-        self.student.engine.sleep()  # as it does during updates
+        train, size, student = self.config.train, self.size, self.student
+        model = make_trainable(student.model, student.spec, self.adapter)
+        lora = student.spec.lora if self.adapter == "lora" else None
+        self.objective: Objective = self.method.objective(train, model, lora)
+        if self.objective.value is not None and self.carried is not None:
+            self.objective.critic.begin_from(self.carried)
+        warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
+        rate = learning_rate(train.optimizer, model, self.method.rates)
+        schedule = RateSchedule(rate, warmup, size.updates)
+        memory = MemoryOptions.of(self.config, student)
+        self.learner = Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
+        student.engine.sleep()  # as it does during updates
         self.learner.probe(self.longest_rows())
 
     def longest_rows(self) -> list[TrainRow]:
@@ -137,23 +146,6 @@ class Run:
             TrainRow((i % words, *prompt), ids, ones, ones, targets=ones, value_weights=ones)
             for i in range(self.config.train.optimizer.batch_size)
         ]
-
-    def make_objective(self) -> Objective:
-        """What the method minimises. A value goes on from the one that the student carries."""
-        lora = self.student.spec.lora if self.adapter == "lora" else None
-        objective = self.method.objective(self.config.train, self.student.model, lora)
-        if objective.value is not None and self.carried is not None:
-            objective.critic.begin_from(self.carried)
-        return objective
-
-    def make_learner(self) -> Learner:
-        """What is trained, and how fast."""
-        train, model, size = self.config.train, self.student.model, self.size
-        warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
-        rate = learning_rate(train.optimizer, model, self.method.rates)
-        schedule = RateSchedule(rate, warmup, size.updates)
-        memory = MemoryOptions.of(self.config, self.student.spec, model)
-        return Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
