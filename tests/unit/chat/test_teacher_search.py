@@ -1,26 +1,14 @@
-"""Teachers in searches and in a run: when they are asked, what they learn of their steps, and what
-they may take.
-"""
+"""Teachers in searches: when they are asked, and what they learn of their steps."""
 
 from collections import Counter
 
-import pytest
-from fault_server import FaultServer
 from scripted import ScriptedAdvisor, ScriptedPolicy, a_problem, run, search
 from support import grpo_config
 
-from alphazero_llm_trainer.chat import client
-from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
-from alphazero_llm_trainer.mcts.journal import read
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.runs.folder import RunFolder
-from alphazero_llm_trainer.runs.recorder import Recorder
-from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
 PROPOSALS = [
@@ -104,77 +92,3 @@ def test_a_line_that_spells_an_end_token_ends_nothing():
         adopted(f"#### {end}7") == adopted("#### 7")
         and adopted("#### 7")[-1] == student.engine.eos_id
     )
-
-
-# -- a run -----------------------------------------------------------------------------------------
-
-CALLS = 45
-
-
-def settings_at(url):
-    teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
-    train = (
-        "num_examples=12 questions_per_round=4 save_every=4 eval_size=4 validation_size=0 "
-        "keep_best=false rows_per_round=4"
-        " demonstrations=8 requeue_limit=0 optimizer.batch_size=5 optimizer.epochs=1"
-    )
-    return [
-        "student=embedded",
-        "teachers.tier=local",
-        f"teacher_tiers.local.base_url={url}",
-        f"teacher_tiers.local.teachers=[{teacher}]",
-        "teacher_tiers.local.terminal_checker={model: nvidia/nemotron-nano-9b-v2, prompt_cost: "
-        "1.0, completion_cost: 1.0}",
-        "teachers.terminal_checker=true",
-        f"teachers.budget.calls={CALLS}",
-        "search.max_depth=2",  # most responses are cut, and the checker is asked about those
-        "search.simulations=1",
-        "rewards.use_student_model=false",
-        *(f"train.{setting}" for setting in train.split()),
-    ]
-
-
-def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(
-    tmp_path, monkeypatch
-):
-    checker = "nvidia/nemotron-nano-9b-v2"
-    server = FaultServer(
-        lambda number, asked: "500" if number % 5 == 4 else "ok",
-        # Sure of itself too early: the rule says that no answer is stated yet.
-        lambda asked: "FINISHED" if asked["model"] == checker else "3 + 4 = 7",
-        prices={"test/one": (2.0, 10.0), checker: (1.0, 1.0)},
-    )
-    monkeypatch.setattr(client, "RETRIES", 0)
-    with server.running() as url:
-        seen = []
-        config = grpo_config(settings_at(url))
-        folder = RunFolder(tmp_path / "run-001")
-        folder.path.mkdir()
-        training = Run(prepare(config), stop=lambda: len(seen) >= 3)
-        training.load()
-        with monkeypatch.context() as patch:
-            patch.setattr(Recorder, "tree", lambda recorder, tree: seen.append(tree))
-            assert training.execute(folder) is None
-        stopped = folder.read_card()
-        early = len(server.served)
-        assert 0 < early < CALLS
-        spent = stopped["teacher_budget"]["spent"]
-        assert early <= spent["calls"] < CALLS  # one may have been cancelled before it was sent
-        dollars = (
-            stopped["teachers"]["test/one"]["cost"]["dollars"]
-            + stopped["terminal_checker"]["cost"]["dollars"]
-        )
-        assert dollars == pytest.approx(spent["dollars"])
-        lost = server.charged()[1] - dollars  # of calls that the stop cancelled under way
-        assert 0 <= lost + 1e-12 < dollars / 5
-        assert train_main(f"--resume --checkpoint-dir {tmp_path}".split()) == 0
-    card = RunFolder(folder.path).read_card()
-    assert early < len(server.served) <= CALLS == card["teacher_budget"]["spent"]["calls"]
-    both = [card["teachers"]["test/one"], card["terminal_checker"]]
-    assert sum(one["cost"]["calls"] for one in both) == CALLS
-    assert sum(one["cost"]["dollars"] for one in both) == pytest.approx(server.charged()[1] - lost)
-    assert card["teachers"]["test/one"]["mean_value"] is not None
-    assert card["teacher_budget"]["refused"] > 0
-    # No tree was lost to it.
-    records = list(read(folder.journal))
-    assert len(records) == 12 and all(Tree.from_dict(record["tree"]).N[0] > 0 for record in records)

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import StepReference
 from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     a_problem,
-    hashed_reward,
     run,
     scripted_evaluate,
     search,
@@ -30,7 +30,6 @@ from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
-from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.problems.source import source_of
@@ -44,113 +43,6 @@ GOLDEN = TESTS / "golden"
 
 
 # -- (a) the reference -----------------------------------------------------------------------------
-
-
-class Node:
-    """A linked node of the reference."""
-
-    def __init__(self, parent, step):
-        self.parent, self.step = parent, step
-        self.children = []
-        self.N, self.W = 0, 0.0
-        self.reward = None
-        self.expanded = False
-
-
-class Reference:
-    """Recursive MCTS with linked nodes: descend while expanded, graft whole playouts, merge equal
-    siblings.
-    """
-
-    def __init__(self, policy, problem, seed, config):
-        self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
-        self.root = Node(None, Step((), (), ""))
-        self.made = [self.root]
-        for _ in range(config.simulations):
-            self.simulate(self.root, [])
-
-    def simulate(self, node, steps):
-        if node.reward is not None:
-            rewards = [node.reward]
-        elif node.expanded and node.children:
-            best = max(
-                node.children,
-                key=lambda child: (self.score(node, child), -node.children.index(child)),
-            )
-            rewards = self.simulate(best, [*steps, best.step])
-        else:
-            rewards = [self.graft(node, playout, steps) for playout in self.playouts(node, steps)]
-            node.expanded = True
-        return self.back_up(node, rewards)
-
-    def back_up(self, node, rewards):
-        for reward in rewards:
-            node.N += 1
-            node.W += reward
-        return rewards
-
-    def playouts(self, node, steps):
-        tokens = self.config.max_tokens - sum(len(step.token_ids) for step in steps)
-        limits = Limits(self.config.max_depth - len(steps), tokens)
-        if min(limits.steps, limits.tokens) <= 0:
-            return []
-        seed = derive_seed(self.seed, self.made.index(node), node.N)
-        return [
-            c.steps
-            for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)
-        ]
-
-    def graft(self, leaf, playout, steps):
-        earned = hashed_reward("".join(step.text for step in [*steps, *playout]))
-        return self.descend(leaf, playout, earned, at_leaf=True)
-
-    def descend(self, node, rest, earned, at_leaf=False):
-        if rest and node.reward is None:
-            earned = self.descend(self.child(node, rest[0]), rest[1:], earned)
-        else:
-            if node.reward is None and not node.children:
-                node.reward = earned
-            earned = earned if node.reward is None else node.reward
-        if not at_leaf:
-            self.back_up(node, [earned])
-        return earned
-
-    def child(self, node, step):
-        for child in node.children:
-            a, b = sorted((child.step.token_ids, step.token_ids), key=len)
-            if child.step.text == step.text and (a == b or b[: len(a)] != a):
-                return child
-        made = Node(node, step)
-        node.children.append(made)
-        self.made.append(made)
-        return made
-
-    def score(self, node, child):
-        c = self.config.exploration
-        if self.config.select == "ucb1":
-            return (
-                math.inf
-                if child.N == 0
-                else child.W / child.N + c * math.sqrt(math.log(node.N) / child.N)
-            )
-        priors = [math.exp(math.fsum(one.step.logprobs)) for one in node.children]
-        share = priors[node.children.index(child)] / math.fsum(priors)
-        return (child.W / child.N if child.N else 0.0) + c * share * math.sqrt(node.N) / (
-            1 + child.N
-        )
-
-    def columns(self):
-        index = {id(node): i for i, node in enumerate(self.made)}
-        return [
-            (
-                -1 if node.parent is None else index[id(node.parent)],
-                node.step.text,
-                node.N,
-                node.W,
-                node.reward,
-            )
-            for node in self.made
-        ]
 
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
@@ -170,7 +62,11 @@ def test_the_arena_equals_the_recursive_reference(select):
         problem = a_problem(f"p{seed}")
         tree = search(policy, problem, seed, **config.model_dump()).tree
         found = list(zip(tree.parent, tree.text, tree.N, tree.W, tree.reward, strict=True))
-        assert found == Reference(policy, problem, seed, config).columns(), f"seed {seed}: {config}"
+        made = StepReference(policy, problem, seed, config).made
+        number = {None: -1} | {node: at for at, node in enumerate(made)}
+        assert found == [
+            (number[node.parent], node.step.text, node.N, node.W, node.reward) for node in made
+        ], f"seed {seed}: {config}"
         deepest = max(deepest, *(len(tree.path(node)) for node in range(len(tree))))
         widest = max(widest, len(tree))
         revisited += sum(tree.N[leaf] > tree.samples[leaf] for leaf in tree.leaves())
@@ -398,24 +294,10 @@ def test_stop_returns_the_best_so_far():
     assert whole.text[:known] == result.tree.text and len(whole) > known
 
 
-def continuation(*texts, ended=False):
-    return Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
-
-
-@pytest.mark.parametrize(
-    "response, limits, verdict",
-    [
-        (continuation("1 + 1 = 2\n", "#### 2", ended=True), Limits(5, 9), "answer"),
-        (continuation("#### 2\n"), Limits(1, 9), "answer"),
-        (continuation("1 + 1 = 2\n", ended=True), Limits(5, 9), "ended"),
-        (continuation("a\n", "b\n"), Limits(2, 9), "depth"),
-        (continuation("a\n", "b"), Limits(3, 2), "length"),
-        (continuation("####"), Limits(3, 1), "length"),
-        (continuation(ended=True), Limits(3, 1), "ended"),
-    ],
-)
-def test_verdicts(response, limits, verdict):
-    assert steps.verdict(response, limits) == verdict
+@pytest.mark.parametrize("texts, ended, most_steps, most_tokens, verdict", CASES["verdicts"])
+def test_verdicts(texts, ended, most_steps, most_tokens, verdict):
+    response = Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
+    assert steps.verdict(response, Limits(most_steps, most_tokens)) == verdict
 
 
 def test_teachers_steps_become_children_with_source_and_direction():

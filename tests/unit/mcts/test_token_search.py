@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import TokenReference
 from scripted import (
     ScriptedPolicy,
     ScriptedTokens,
@@ -29,12 +30,12 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, mix
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import RewardParts, Step, ids_of
 
 GOLDEN = TESTS / "golden" / "token.json"
 
@@ -43,71 +44,6 @@ token_search = partial(search, mode="token", max_tokens=20)
 
 
 # -- (a) the reference -----------------------------------------------------------------------------
-
-
-class Reference:
-    """Recursive token-level PUCT with linked nodes and no memory of any rollout."""
-
-    def __init__(self, policy, config, seed, value, prompt):
-        self.policy, self.config, self.seed, self.value, self.prompt = (
-            policy,
-            config,
-            seed,
-            value,
-            prompt,
-        )
-        self.made = []
-        self.root = self.node((), 1.0)
-        for _ in range(config.simulations):
-            self.simulate(self.root)
-
-    def node(self, ids, prior):
-        made = {"ids": ids, "P": prior, "N": 0, "W": 0.0, "children": None, "reward": None}
-        self.made.append(made)
-        return made
-
-    def simulate(self, node):
-        if node["reward"] is not None:
-            found = node["reward"]
-        elif node["children"] is not None:
-            parent = node["N"]
-            low, span = 0.0, 1.0
-            if self.value is not None:  # MuZero, appendix B: by the least and largest Q of the tree
-                seen = [made["W"] / made["N"] for made in self.made[1:] if made["N"]] or [0.0]
-                low, span = min(seen), max(seen) - min(seen) or 1.0
-
-            def score(child):
-                q = (child["W"] / child["N"] - low) / span if child["N"] else 0.0
-                return q + self.config.exploration * child["P"] * math.sqrt(parent) / (
-                    1 + child["N"]
-                )
-
-            found = self.simulate(max(node["children"], key=score))
-        else:
-            found = self.evaluate(node)
-        node["N"] += 1
-        node["W"] += found
-        return found
-
-    def evaluate(self, node):
-        ids, limit = node["ids"], self.config.max_tokens - len(node["ids"])
-        if self.policy.verdict(ids) or limit <= 0:
-            node["reward"] = hashed_reward(self.policy.text(ids))
-            return node["reward"]
-        seed = derive_seed(self.seed, self.made.index(node), node["N"])
-        top = self.policy.ranked(self.prompt + ids, self.config.top_k)
-        total = math.fsum(math.exp(logprob - top[0][1]) for _, logprob in top)
-        node["children"] = [
-            self.node((*ids, t), math.exp(logprob - top[0][1]) / total) for t, logprob in top
-        ]
-        estimate = None if self.value is None else asyncio.run(self.value(self.prompt + ids))
-        if self.config.rollout == "none":
-            return estimate
-        rolled, _ = asyncio.run(
-            self.policy.rollout(self.prompt, ids, self.config.rollout, limit, seed, 1)
-        )
-        reward = hashed_reward(self.policy.text(ids + rolled.token_ids))
-        return reward if estimate is None else mix(estimate, reward, self.config.rollout_weight)
 
 
 async def hashed_value(token_ids):
@@ -136,23 +72,13 @@ def test_token_search_equals_the_recursive_reference(rollout, weight):
         )
         policy, problem = ScriptedTokens(seed, close=rng.choice([0.2, 1.0])), a_problem(f"p{seed}")
         tree = token_search(policy, problem, seed, **{**config.model_dump(), "value": value}).tree
-        found = [
-            (
-                tuple(t for i in tree.path(n) for t in tree.token_ids[i]),
-                tree.N[n],
-                tree.W[n],
-                tree.reward[n],
-            )
-            for n in range(len(tree))
-        ]
-        reference = Reference(policy, config, seed, value, policy.prompt_ids(problem))
-        assert found == [
-            (node["ids"], node["N"], node["W"], node["reward"]) for node in reference.made
-        ], seed
-        assert [tree.prior[n] for n in range(1, len(tree))] == [
-            node["P"] for node in reference.made[1:]
-        ]
-        deepest = max(deepest, *(len(ids) for ids, *_ in found))
+        ids = [tree.sequence(node)[0] for node in range(len(tree))]
+        made = TokenReference(policy, problem, seed, config, value).made
+        assert ids == [ids_of(node.steps) for node in made], seed
+        assert ([node.N for node in made], [node.W for node in made]) == (tree.N, tree.W), seed
+        assert tree.reward == [node.reward for node in made]
+        assert tree.prior[1:] == [node.prior for node in made[1:]]
+        deepest = max(deepest, *map(len, ids))
         ended += sum(tree.verdict[n] == "ended" and tree.N[n] > 1 for n in range(len(tree)))
         assert all(tree.samples[leaf] == 1 for leaf in tree.leaves())
     # The comparison saw deep trees and terminal re-visits.
@@ -333,19 +259,13 @@ def test_rollouts_sink_to_the_deepest_node_they_pass():
     tree = Tree()
     tree.expand(ROOT, [Step((1,), (-0.1,), "a"), Step((2,), (-0.2,), "b")], [0.5, 0.5])
     tree.expand(1, [Step((3,), (-0.3,), "c")], [1.0])
-    tree.rollouts = [
-        Rollout(node, ids, tuple(-token / 10 for token in ids), "", "ended", reward, reward, None)
-        for node, ids, reward in (
-            (ROOT, (1, 3, 4), 1.0),
-            (1, (3, 4), 1.0),
-            (ROOT, (5,), 0.0),
-        )
-    ]
+    for node, ids, reward in ((ROOT, (1, 3, 4), 1.0), (1, (3, 4), 1.0), (ROOT, (5,), 0.0)):
+        logprobs = tuple(-token / 10 for token in ids)
+        tree.rollouts.append(Rollout(node, ids, logprobs, "", "ended", reward, reward, None))
     tree.sink_rollouts(lambda ids: "".join(chr(96 + i) for i in ids))
     assert [(r.node, r.token_ids, r.logprobs, r.text, r.count) for r in tree.rollouts] == [
-        (3, (4,), (-0.4,), "d", 2),
-        (ROOT, (5,), (-0.5,), "e", 1),
-    ]
+        (3, (4,), (-0.4,), "d", 2), (ROOT, (5,), (-0.5,), "e", 1),
+    ]  # fmt: skip
     tree.N[:], tree.W[:] = [4, 3, 0, 3], [3.0, 3.0, 0.0, 3.0]
     first, second = trajectories(tree)
     assert (first.token_ids, first.nodes, first.samples) == ((1, 3, 4), (1, 3, OUTSIDE), 2)
