@@ -1,14 +1,14 @@
-"""An OpenAI-compatible server on loopback that answers as a test says, misbehaves in every way that
-providers do, and counts what it charges.
+"""A server on loopback for what this package asks over HTTP, and an OpenAI-compatible one that
+answers as a test says, misbehaves in every way that providers do, and counts what it charges.
 """
 
 import asyncio
 import json
-import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
+
+from alphazero_llm_trainer.engine.background import LoopThread
 
 # What a fault makes of a whole answer's message.
 MESSAGES = {
@@ -26,6 +26,33 @@ FREE = (*STATUS, "close", "error-200")  # not charged
 FAULTS = (*MESSAGES, *FREE, "hang", "drip", "cut", "html")
 
 
+class FakeServer:
+    """Has `respond(request)` answer what comes to `route`, on a thread and an event loop of its own.
+    Entered, it is its base URL.
+    """
+
+    route = "/v1/chat/completions"
+
+    def running(self):
+        return self
+
+    def __enter__(self):
+        self.thread = LoopThread("fake server")
+        return self.thread.wait(self._start())
+
+    async def _start(self):
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", self.route, self.respond)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0, backlog=256).start()
+        return f"http://127.0.0.1:{self.runner.addresses[0][1]}/v1"
+
+    def __exit__(self, *error):
+        self.thread.wait(self.runner.cleanup())
+        self.thread.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the server charged for a request; `told` is False where no usage was sent."""
@@ -36,7 +63,7 @@ class Served:
     told: bool
 
 
-class FaultServer:
+class FaultServer(FakeServer):
     """Answers request `number` with the fault that `choose(number, body)` names, and the text of
     `write(body)`, which may be a pair with the prompt's tokens.
 
@@ -47,52 +74,20 @@ class FaultServer:
     """
 
     def __init__(
-        self,
-        choose=lambda number, body: "ok",
-        write=lambda body: "3 + 4 = 7",
-        *,
-        prices=None,
-        hang=20.0,
-        echo="",
-    ):
+        self, choose=lambda number, body: "ok", write=lambda body: "3 + 4 = 7", *,
+        prices=None, hang=20.0, echo="",
+    ):  # fmt: skip
         self.choose, self.write, self.prices = choose, write, prices or {}
         self.hang, self.echo = hang, echo
         self.served, self.requests, self.keys = [], [], set()
         self.live = self.most_live = 0
-
-    @contextmanager
-    def running(self):
-        """The base URL of the server, which runs on a thread and an event loop of its own."""
-        loop, ready, done = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-        port = []
-
-        async def serve():
-            app = web.Application()
-            app.router.add_post("/v1/chat/completions", self._handle)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port.append(runner.addresses[0][1])
-            ready.set()
-            await done.wait()
-            await runner.cleanup()
-
-        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-        thread.start()
-        ready.wait(10)
-        try:
-            yield f"http://127.0.0.1:{port[0]}/v1"
-        finally:
-            loop.call_soon_threadsafe(done.set)
-            thread.join(10)
-            loop.close()
 
     def charged(self, *, told=None):
         """Tokens and dollars that were charged, in all or where usage was sent (or not)."""
         chosen = [one for one in self.served if told is None or one.told is told]
         return sum(one.prompt + one.sampled for one in chosen), sum(one.dollars for one in chosen)
 
-    async def _handle(self, request):
+    async def respond(self, request):
         body = await request.json()
         fault = self.choose(len(self.requests), body)
         self.requests.append(body)
@@ -103,7 +98,7 @@ class FaultServer:
             answer = self._answer(body, fault)
             if fault in MESSAGES:
                 return web.json_response(answer)
-            return await self._broken(request, fault, answer)
+            return await self._broken(request, fault, json.dumps(answer).encode())
         finally:
             self.live -= 1
 
@@ -112,15 +107,13 @@ class FaultServer:
         prompt = sum(len(message["content"]) for message in body["messages"]) // 4 + 3
         text, prompt = text if isinstance(text, tuple) else (text, prompt)
         message = {"role": "assistant", "content": text} | MESSAGES.get(fault, {})
-        limit = body.get("max_tokens", 1000)
-        sampled = (
-            limit if fault == "thinks" else min(limit, len(message["content"] or text) // 4 + 2)
-        )
+        sampled = body.get("max_tokens", 1000)
+        if fault != "thinks":
+            sampled = min(sampled, len(message["content"] or text) // 4 + 2)
         prices = self.prices.get(body["model"], (0.0, 0.0))
         dollars = (prompt * prices[0] + sampled * prices[1]) / 1e6
-        told = fault in MESSAGES and fault != "ok-no-usage"
         charged = (0, 0, 0.0) if fault in FREE else (prompt, sampled, dollars)
-        self.served.append(Served(*charged, told))
+        self.served.append(Served(*charged, fault in MESSAGES and fault != "ok-no-usage"))
         usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
         usage["total_tokens"] = prompt + sampled
         if fault == "ok-cached-tokens":
@@ -131,7 +124,7 @@ class FaultServer:
         usage = {} if fault == "ok-no-usage" else {"usage": usage}
         return answer | {"choices": [choice]} | usage
 
-    async def _broken(self, request, fault, answer):
+    async def _broken(self, request, fault, whole):
         if fault == "307":
             # This very server under its other name: another host, as a client sees it.
             place = str(request.url.with_host("localhost"))
@@ -143,10 +136,6 @@ class FaultServer:
             return web.json_response(error, status=status, headers=again)
         if fault == "html":
             return web.Response(text=f"<html>busy {self.echo}</html>", content_type="text/html")
-        return await self._cut(request, fault, json.dumps(answer).encode())
-
-    async def _cut(self, request, fault, whole):
-        """Faults of the connection itself."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         if fault == "cut":
             response.content_length = len(whole)

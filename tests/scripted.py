@@ -5,7 +5,9 @@ import hashlib
 import math
 from random import Random
 
-from alphazero_llm_trainer.engine.protocol import Generated
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import Generated, Judgement
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.types import (
     Continuation,
     Cost,
@@ -59,17 +61,11 @@ class ScriptedPolicy:
             tuple(steps), ended, cut=not ended and not steps[-1].text.endswith("\n")
         )
 
-    async def continuations(
-        self,
-        problem,
-        steps,
-        n,
-        seed,
-        limits,
-        temperature=None,  # a script has none
-        without=(),  # and repeats itself
-    ):
-        self.calls += 1
+    def prompt_ids(self, problem):
+        return (1, 2, 3)
+
+    async def continuations(self, problem, steps, n, seed, limits, temperature=None, without=()):
+        self.calls += 1  # a script has no temperature and repeats itself
         await asyncio.sleep(0)
         drawn = self.draw(problem, steps, n, seed, limits)
         sampled = sum(len(step.token_ids) for one in drawn for step in one.steps)
@@ -95,16 +91,7 @@ class Lines:
     def prompt_ids(self, problem):
         return (1, 2)
 
-    async def continuations(
-        self,
-        problem,
-        steps,
-        n,
-        seed,
-        limits,
-        *more,
-        **named,
-    ):
+    async def continuations(self, problem, steps, n, seed, limits, *more, **named):
         before = tuple(step.text for step in steps)
         known = [
             one for one in self.responses if one[: len(before)] == before and len(one) > len(before)
@@ -157,15 +144,7 @@ class ScriptedTokens:
         await asyncio.sleep(0)
         return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
 
-    async def rollout(
-        self,
-        prompt,
-        response,
-        kind,
-        limit,
-        seed,
-        top_k,
-    ):
+    async def rollout(self, prompt, response, kind, limit, seed, top_k):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
         rng, ids, chosen, top = Random(seed), prompt + response, [], []
@@ -189,22 +168,37 @@ class ScriptedTokens:
 
 
 class ScriptedAdvisor:
-    """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere."""
+    """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere, where `wants` says so;
+    it keeps what it is asked and told.
+    """
 
-    def __init__(self, proposals):
-        self.proposals = list(proposals)
-        self.asked = []
-        self.told = []
+    def __init__(self, proposals, wants=lambda agreement, best: True):
+        self.proposals, self.wants = proposals, wants
+        self.standings, self.asked, self.told = [], [], []
 
     def asks(self, agreement, best):
-        return True
+        self.standings.append((agreement, best))
+        return self.wants(agreement, best)
 
     async def propose(self, problem, steps, seed):
         self.asked.append(tuple(steps))
         return self.proposals
 
-    def learn(self, proposal, value, student):
-        self.told.append((proposal, value, student))
+    def learn(self, *of_proposal):
+        self.told.append(of_proposal)
+
+
+class Rule:
+    """FAKE verifier: judges each step by a function of its text."""
+
+    name, checks, guides, scored_tokens = "rule", True, False, 0
+
+    def __init__(self, good, computes=False):
+        self.good, self.computes = good, computes
+
+    async def __call__(self, problem, prompt_ids, steps):
+        scores = tuple(self.good(step.text) for step in steps)
+        return Judgement(scores, min(scores, default=1.0))
 
 
 def hashed_reward(text):
@@ -219,6 +213,14 @@ async def scripted_evaluate(problem, steps, directions, verdict):
 
 def a_problem(name="p0"):
     return Problem(name, f"question {name}?", "scripted")
+
+
+def search(policy, problem=None, seed=0, tree=None, *, evaluate=scripted_evaluate, **more):
+    """A whole search. `more`: the fields of `SearchConfig`, and the other arguments of `Search`."""
+    own = ("advisor", "finished", "stop", "value", "generating", "verifier")
+    parts = {name: more.pop(name) for name in own if name in more}
+    made = Search(policy, evaluate, SearchConfig.model_validate(more), **parts)
+    return run(lambda: made.run(problem or a_problem(), seed, tree))
 
 
 def run(main, seconds=60.0):

@@ -16,6 +16,7 @@ import time
 import httpx
 import openai
 import pytest
+from faults import wait_for
 from processes import served as served_in
 from processes import url
 from support import library_logprobs
@@ -32,8 +33,6 @@ QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40
 OPEN = "Zoe has "  # what follows may be many things
 LONG = {"method": "beam", "budget_tokens": 20_000, "n": 4}  # seconds of search
 FRESH = iter(QUESTIONS[20:])  # questions that nobody asked before: nothing of them is cached
-CROWDED = "connections are open, as many as there may be"
-METHODS = ("mcts", "best-of-4")
 
 
 class Served:
@@ -85,15 +84,10 @@ def asked(question):
     return [{"role": "user", "content": question}]
 
 
-def details(answer):
-    return answer.model_extra["alphazero"]
-
-
-def wait_until(true, seconds=10.0):
-    end = time.perf_counter() + seconds
-    while not true():
-        assert time.perf_counter() < end, "it never came"
-        time.sleep(0.02)
+def said(client, messages, model="student", **more):
+    """The text of a chat's first choice."""
+    answer = client.chat.completions.create(model=model, messages=messages, **more)
+    return answer.choices[0].message.content
 
 
 # -- the openai client -----------------------------------------------------------------------------
@@ -128,192 +122,129 @@ def test_a_chat_answer(client):
 
 def test_streaming_tokens(client):
     common = {"model": "student", "messages": asked(next(FRESH)), "seed": 8, "n": 2}
-    more = {"stream_options": {"include_usage": True}, "stream": True}
     common |= {"logprobs": True, "top_logprobs": 2}
-    *pieces, last = client.chat.completions.create(**common, **more)
-    whole = client.chat.completions.create(**common)
+    create = client.chat.completions.create
+    *pieces, last = create(**common, stream=True, stream_options={"include_usage": True})
+    whole = create(**common)
     assert last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens
-    for index in (0, 1):
+    for index, expected in enumerate(whole.choices):
         own = [c for chunk in pieces for c in chunk.choices if c.index == index]
         assert own[0].delta.role == "assistant" and own[-1].finish_reason == "stop"
         texts = [c.delta.content or "" for c in own]
-        assert "".join(texts) == whole.choices[index].message.content
+        assert "".join(texts) == expected.message.content
         assert len([text for text in texts if text]) > 5  # they came one after another
-        told = [c.logprobs.content for c in own if c.logprobs is not None]
-        assert [token for tokens in told for token in tokens] == whole.choices[
-            index
-        ].logprobs.content
-        for choice, tokens in zip([c for c in own if c.logprobs is not None], told, strict=True):
-            assert choice.delta.content == "".join(token.token for token in tokens)
+        logged = []
+        for c in own:
+            if c.logprobs is not None:
+                assert c.delta.content == "".join(token.token for token in c.logprobs.content)
+                logged += c.logprobs.content
+        assert logged == expected.logprobs.content
         stop = texts[3] + texts[4]
-        cut = client.chat.completions.create(**common, stream=True, stop=stop)
+        cut = create(**common, stream=True, stop=stop)
         said = "".join(c.delta.content or "" for k in cut for c in k.choices if c.index == index)
         assert said == "".join(texts).partition(stop)[0]
 
 
-def test_a_chat_that_has_begun_goes_on(client):
-    ask = {"model": "student", "temperature": 0}
-    first = (
-        client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]), stop=["\n"])
-        .choices[0]
-        .message.content
-    )
-    whole = (
-        client.chat.completions.create(**ask, messages=asked(QUESTIONS[5]))
-        .choices[0]
-        .message.content
-    )
-    begun = [*asked(QUESTIONS[5]), {"role": "assistant", "content": first}]
-    for model in ("student", "student@mcts"):
-        rest = (
-            client.chat.completions.create(**ask | {"model": model}, messages=begun)
-            .choices[0]
-            .message.content
-        )
-        assert f"{first}\n{rest}" == whole
+@pytest.mark.parametrize("model", ["student", "student@mcts"])
+def test_a_chat_that_has_begun_goes_on(client, model):
+    question, extra = asked(QUESTIONS[5]), {"temperature": 0}
+    first = said(client, question, **extra, stop=["\n"])
+    whole = said(client, question, **extra)
+    begun = {"role": "assistant", "content": first}
+    assert f"{first}\n{said(client, [*question, begun], model, **extra)}" == whole
     # As vLLM's clients ask for the rest of a message, which may end within a line.
-    part = first[: first.index(" ")]
-    begun[-1] = {"role": "assistant", "content": part}
-    going_on = {"continue_final_message": True, "add_generation_prompt": False}
-    rest = (
-        client.chat.completions.create(**ask, messages=begun, extra_body=going_on)
-        .choices[0]
-        .message.content
-    )
-    assert f"{part}{rest}" == whole
+    begun["content"] = part = first[: first.index(" ")]
+    extra["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
+    assert f"{part}{said(client, [*question, begun], model, **extra)}" == whole
 
 
 # -- completions -----------------------------------------------------------------------------------
 
 
 def test_a_completion_goes_on_from_a_prompt_as_it_stands(client):
-    question = next(FRESH)
-    prompt = f"{question}\n"
-    ask = {"model": "student", "temperature": 0, "max_tokens": 40}
-    *chunks, last = list(
-        client.completions.create(
-            **ask, prompt=prompt, echo=True, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    chat = (
-        client.chat.completions.create(**ask, messages=asked(question)).choices[0].message.content
-    )
-    answer = client.completions.create(**ask, prompt=prompt)
+    question, create = next(FRESH), client.completions.create
+    ask = {"model": "student", "prompt": f"{question}\n", "temperature": 0, "max_tokens": 40}
+    streamed = {"echo": True, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = create(**ask, **streamed)
+    chat, answer = said(client, asked(question), temperature=0), create(**ask)
     assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == prompt + chat
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ask["prompt"] + chat
     assert len(chunks) > 5 and last.choices == []
     assert last.usage.completion_tokens == answer.usage.completion_tokens
-    nucleus = client.completions.create(**ask | {"temperature": 2}, prompt=prompt, top_p=1e-6)
-    assert nucleus.choices[0].text == chat
+    assert create(**ask | {"temperature": 2}, top_p=1e-6).choices[0].text == chat
 
 
 def test_several_prompts_have_choices_and_draws_of_their_own(client):
-    prompts = [OPEN, *(f"{question}\n" for question in QUESTIONS[:2])]
-    ask = {
-        "model": "student",
-        "seed": 4,
-        "temperature": 2.0,
-        "max_tokens": 12,
-        "n": 2,
-    }
-    answer = client.completions.create(**ask, prompt=[*prompts, prompts[0]], echo=True)
-    assert [choice.index for choice in answer.choices] == list(range(8))
-    for choice in answer.choices:
-        assert choice.text.startswith([*prompts, prompts[0]][choice.index // 2])
-    # One prompt, four draws.
-    assert len({choice.text for choice in answer.choices[:2] + answer.choices[6:]}) == 4
-    alone = client.completions.create(**ask, prompt=prompts[0], echo=True)
-    assert [choice.text for choice in alone.choices] == [
-        choice.text for choice in answer.choices[:2]
-    ]
-    assert alone.usage is not None
-    each = [
-        client.completions.create(**ask, prompt=prompt).usage.prompt_tokens for prompt in prompts
-    ]
-    assert answer.usage.prompt_tokens == sum(each) + each[0]
+    prompts = [OPEN, *(f"{question}\n" for question in QUESTIONS[:2]), OPEN]
+
+    def drawn(prompt):
+        answer = client.completions.create(
+            model="student", prompt=prompt, seed=4, temperature=2.0, max_tokens=12, n=2, echo=True
+        )
+        return answer.usage.prompt_tokens, [choice.text for choice in answer.choices]
+
+    tokens, texts = drawn(prompts)
+    assert len(texts) == 8
+    for at, text in enumerate(texts):
+        assert text.startswith(prompts[at // 2])
+    assert len({*texts[:2], *texts[6:]}) == 4  # one prompt, four draws
+    each = [drawn(prompt) for prompt in prompts]
+    assert each[0][1] == texts[:2] and tokens == sum(count for count, _ in each)
 
 
+@pytest.mark.parametrize("logprobs", [0, 1, 3])
 @pytest.mark.parametrize("drawn", [0, 1, 60])
-def test_echoed_log_probabilities_are_the_models(client, drawn):
+def test_echoed_log_probabilities_are_the_models(client, drawn, logprobs):
     student = load_student(load_config(overrides=["student=embedded"]))
     text = f"{QUESTIONS[3]}\n3 * 4 = 12\n"
     ids = student.encode(text)
-    ask = {"model": "student", "temperature": 0, "max_tokens": drawn, "echo": True}
-    for logprobs in (0, 1, 3):
-        answer = client.completions.create(
-            **ask, prompt=ids, logprobs=logprobs, extra_body={"return_token_ids": True}
-        )
-        [choice] = answer.choices
-        found, extra = choice.logprobs, choice.model_extra
-        assert found.tokens and found.token_logprobs and found.text_offset and extra
-        whole = [*ids, *extra["token_ids"]]
-        # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever
-        # it is.
-        assert (
-            len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
-        )
-        table = library_logprobs(student.model, whole)
-        assert found.token_logprobs[0] is None
-        own = [float(table[at, token]) for at, token in enumerate(whole[1:])]
-        assert found.token_logprobs[1:] == pytest.approx(own, abs=1e-4)
-        assert "".join(found.tokens) == choice.text and choice.text.startswith(text)
-        for at, token in zip(found.text_offset, found.tokens, strict=True):
-            assert choice.text[at : at + len(token)] == token
-        if logprobs == 0:
-            assert found.top_logprobs is None
-            continue
-        assert found.top_logprobs[0] is None
-        for at, (value, top) in enumerate(
-            zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)
-        ):
-            # Exactly, as lm-eval compares them.
-            assert (value == max(top.values())) == (int(table[at].argmax()) == whole[at + 1])
+    answer = client.completions.create(
+        model="student", prompt=ids, temperature=0, max_tokens=drawn, echo=True, logprobs=logprobs,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    [choice] = answer.choices
+    found, whole = choice.logprobs, [*ids, *choice.model_extra["token_ids"]]
+    # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever it
+    # is.
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
+    table = library_logprobs(student.model, whole)
+    own = [float(table[at, token]) for at, token in enumerate(whole[1:])]
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(own, abs=1e-4)
+    assert "".join(found.tokens) == choice.text and choice.text.startswith(text)
+    for at, token in zip(found.text_offset, found.tokens, strict=True):
+        assert choice.text[at : at + len(token)] == token
+    if not logprobs:
+        assert found.top_logprobs is None
+    for at, top in enumerate((found.top_logprobs or [])[1:]):
+        # Exactly, as lm-eval compares them.
+        likeliest = found.token_logprobs[at + 1] == max(top.values())
+        assert likeliest == (int(table[at].argmax()) == whole[at + 1])
     assert (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 
 # -- search ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["mcts", "best-of-4"])
 def test_search_by_name_and_by_method(client, served, method):
-    question = QUESTIONS[6]
-    by_name = client.chat.completions.create(
-        model=f"student@{method}",
-        messages=asked(question),
-        seed=4,
-        extra_body={"return_tree": True},
+    question = asked(QUESTIONS[6])
+    answer = client.chat.completions.create(
+        model=f"student@{method}", messages=question, seed=4, extra_body={"return_tree": True}
     )
-    by_body = client.chat.completions.create(
-        model="student", messages=asked(question), seed=4, extra_body={"method": method}
-    )
-    assert by_name.choices[0].message.content == by_body.choices[0].message.content
-    assert by_name.choices[0].finish_reason == "stop"
-    about = details(by_name)
+    text = answer.choices[0].message.content
+    assert said(client, question, seed=4, extra_body={"method": method}) == text
+    assert answer.choices[0].finish_reason == "stop"
+    about = answer.model_extra["alphazero"]
     assert about["method"] == method and not about["deadline_hit"] and about["seed"] == 4
     # Hidden tokens are counted: those of the tree and those that were rejected.
     tree = Tree.from_dict(about["tree"])
-    longest = max(
-        sum(len(tree.token_ids[node]) for node in tree.path(leaf)) for leaf in range(len(tree))
-    )
-    assert by_name.usage.completion_tokens == about["sampled_tokens"] >= longest
-    lines = (served.folder / "kept" / "journal.jsonl").read_text().splitlines()
-    [record] = [record for record in map(json.loads, lines) if record["key"] == about["trace_id"]]
-    assert record["tree"] == about["tree"] and record["problem"]["question"] == question
-    assert tree.response(record["served"]["node"]) == by_name.choices[0].message.content
-
-
-@pytest.mark.parametrize("deadline", [1, 400])
-def test_at_the_deadline_the_best_so_far_comes_back(client, deadline):
-    answer = client.chat.completions.create(
-        model="student",
-        messages=asked(next(FRESH)),
-        temperature=2,
-        extra_body=LONG | {"deadline_ms": deadline},
-    )
-    assert all(
-        one["deadline_hit"] and one["ended_by"] == "deadline" for one in details(answer)["choices"]
-    )
-    assert deadline == 1 or answer.choices[0].message.content
+    longest = max(len(tree.sequence(leaf)[0]) for leaf in range(len(tree)))
+    assert answer.usage.completion_tokens == about["sampled_tokens"] >= longest
+    lines = read_jsonl(served.folder / "kept" / "journal.jsonl")
+    [record] = [record for record in lines if record["key"] == about["trace_id"]]
+    assert record["tree"] == about["tree"] and record["problem"]["question"] == QUESTIONS[6]
+    assert tree.response(record["served"]["node"]) == text
 
 
 def test_vf_eval_answers_through_the_server(served, tmp_path, monkeypatch):
@@ -333,20 +264,15 @@ def test_vf_eval_answers_through_the_server(served, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_ends_its_search(served, stream):
-    body = LONG | {
-        "model": "student",
-        "messages": asked(next(FRESH)),
-        "temperature": 2,
-        "stream": stream,
-    }
+    more = {"messages": asked(next(FRESH)), "temperature": 2, "stream": stream}
     url = f"{served.url}/v1/chat/completions"
     with (
         pytest.raises(httpx.ReadTimeout),
-        httpx.stream("POST", url, json=body, timeout=0.4) as response,
+        httpx.stream("POST", url, json=LONG | {"model": "student"} | more, timeout=0.4) as response,
     ):
         next(response.iter_raw())
         raise httpx.ReadTimeout("that is enough")
-    wait_until(lambda: not served.live())
+    wait_for(lambda: not served.live())
 
 
 WRONG = table("requests")
@@ -359,57 +285,35 @@ WRONG["chat"] += [
 WRONG["completions"] += [({"prompt": [5] * 1024}, None)]
 
 
+BODIES = b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b'{"\\ud800": 1}'
+
+
 def test_wrong_requests_get_openais_errors(served):
-    with httpx.Client(
-        base_url=f"{served.url}/v1", headers={"Content-Type": "application/json"}
-    ) as http:
-        chat = {
-            "model": "student",
-            "messages": asked("What is 1 + 1?"),
-            "stream": True,
+    kind = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=f"{served.url}/v1", headers=kind) as http:
+        chat = {"model": "student", "messages": asked("What is 1 + 1?")}
+        bodies = {
+            "chat": chat | {"stream": True},
+            "completions": {"model": "student", "prompt": "x"},
         }
-        completion = {"model": "student", "prompt": "x"}
-        wrong = [("/chat/completions", chat | more, param) for more, param in WRONG["chat"]]
-        wrong += [
-            ("/completions", completion | more, param) for more, param in WRONG["completions"]
-        ]
-        for path, body, param in wrong:
-            response = http.post(path, content=json.dumps(body))
-            error = response.json()["error"]
-            assert (response.status_code, error["param"]) == (400, param), (body, error)
-            assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
-        for content in (
-            b"",
-            b"{",
-            b"[]",
-            b'"text"',
-            b"\xff\xfe",
-            b"[" * 100_000,
-            b"1" * 5000,
-            b'{"\\ud800": 1}',
-        ):
+        for name, path in (("chat", "/chat/completions"), ("completions", "/completions")):
+            for more, param in WRONG[name]:
+                response = http.post(path, content=json.dumps(bodies[name] | more))
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, param), (more, error)
+                assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
+        for content in BODIES:
             response = http.post("/chat/completions", content=content)
             assert response.status_code == 400 and len(response.content) < 1000
         neutral = {"tools": [], "tool_choice": "none", "top_k": 0, "min_p": 0, "user": "u"}
-        body = (
-            chat
-            | {"stream": False, "logit_bias": None, "max_tokens": 2, "temperature": 0}
-            | neutral
-        )
-        answer = http.post("/chat/completions", json=body).json()
-        assert (
-            answer["choices"][0]["finish_reason"] == "length"
-            and answer["usage"]["completion_tokens"] == 2
-        )
-        assert (
-            http.get("/nothing").status_code == 404
-            and http.get("/chat/completions").status_code == 405
-        )
-        assert (
-            httpx.get(f"{served.url}/openapi.json").status_code
-            == httpx.get(f"{served.url}/docs").status_code
-            == 200
-        )
+        short = {"logit_bias": None, "max_tokens": 2, "temperature": 0}
+        answer = http.post("/chat/completions", json=chat | neutral | short).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 2
+        for path, status in {
+            "/v1/nothing": 404, "/v1/chat/completions": 405, "/openapi.json": 200, "/docs": 200
+        }.items():  # fmt: skip
+            assert httpx.get(f"{served.url}{path}").status_code == status
 
 
 def test_who_may_ask(both):
@@ -434,23 +338,19 @@ def test_who_may_ask(both):
         )
 
 
-def test_a_full_queue_and_a_deadline_that_passes_in_it(both):
-    small = both[1]
+def test_a_full_queue_and_a_deadline_that_passes_in_it_or_in_the_search(both):
+    headers = {"Authorization": "Bearer first-key"}
 
     async def everyone():
-        headers = {"Authorization": "Bearer first-key"}
-        async with httpx.AsyncClient(base_url=small.url, headers=headers, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=both[1].url, headers=headers, timeout=30) as http:
 
             async def ask(**more):
                 body = {"model": "student", "messages": asked(QUESTIONS[11]), **more}
                 return await http.post("/v1/chat/completions", json=body)
 
             async def until(live, waiting):
-                while (await http.get("/health")).json() != {
-                    "status": "ok",
-                    "live": live,
-                    "waiting": waiting,
-                }:
+                state = {"status": "ok", "live": live, "waiting": waiting}
+                while (await http.get("/health")).json() != state:
                     await asyncio.sleep(0.01)
 
             running = asyncio.ensure_future(ask(**LONG, temperature=2, deadline_ms=3000))
@@ -462,11 +362,11 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both):
             full = await ask()
             assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")
             assert int(full.headers["retry-after"]) >= 1
-            assert [one.status_code for one in await asyncio.gather(running, *waiting)] == [
-                200,
-                200,
-                200,
-            ]
+            first, *others = await asyncio.gather(running, *waiting)
+            assert [one.status_code for one in (first, *others)] == [200] * 3
+            answer = first.json()  # the best so far
+            assert all(one["deadline_hit"] for one in answer["alphazero"]["choices"])
+            assert answer["choices"][0]["message"]["content"]
 
     asyncio.run(asyncio.wait_for(everyone(), 60))
 
@@ -477,7 +377,7 @@ def test_a_full_queue_and_a_deadline_that_passes_in_it(both):
 def test_served_trees_are_kept_for_export_and_hold_no_gold(served, tmp_path):
     journal = served.folder / "kept"
     lines = read_jsonl(journal / "journal.jsonl")
-    assert len(lines) > 10 and len({line["key"] for line in lines}) == len(lines)
+    assert len(lines) > 5 and len({line["key"] for line in lines}) == len(lines)
     assert all(line["split"] == "served" and set(line["tree"]["hre"]) == {None} for line in lines)
     # Nobody graded them, so training doesn't take them by mistake.
     out = tmp_path / "rollouts.jsonl"
@@ -513,21 +413,6 @@ def test_a_streamed_search_sends_its_tree_while_it_grows(both):
                 trees += [about["tree"]] if "tree" in about else []
     sizes = [len(Tree.from_dict(tree)) for tree in trees]
     assert len(sizes) > 1 and sizes == sorted(sizes) and sizes[0] < sizes[-1]
-
-
-def test_a_search_goes_on_from_a_beginning(both):
-    question = (
-        "Ana has 3 pens. She buys 4 more pens. She loses 2 pens. How many pens does Ana have?"
-    )
-    body = {
-        "model": "student@mcts", "budget_tokens": 400, "seed": 3, "add_generation_prompt": False,
-        "messages": [{"role": "user", "content": question},
-                     {"role": "assistant", "content": "3 + 4 = 7\n"}],
-    }  # fmt: skip
-    url = f"{both[0].url}/v1/chat/completions"
-    answer = httpx.post(url, json={**body, "continue_final_message": True}, timeout=60)
-    text = answer.json()["choices"][0]["message"]["content"]
-    assert "3 + 4" not in text and text.startswith("7 ")
 
 
 def test_the_page_loads_nothing_from_elsewhere(both):
@@ -570,19 +455,13 @@ def test_the_page_in_a_browser(both, browser):
 
 
 def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
-    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no
-    prompts.
-    """
+    """The last test: it ends both servers. Their logs tell no prompts."""
 
-    async def ask(one, number):
-        body = LONG | {
-            "model": "student",
-            "messages": asked(next(FRESH)),
-            "temperature": 2,
-            "deadline_ms": 5000,
-        }
+    async def ask(one, number, question):
+        body = LONG | {"model": "student", "messages": asked(question)}
         headers = {"Authorization": "Bearer first-key"}
         async with httpx.AsyncClient(base_url=one.url, timeout=30, headers=headers) as http:
+            body |= {"temperature": 2, "deadline_ms": 5000}
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
             while not asking.done() and not (await http.get("/health")).json()["live"]:
                 await asyncio.sleep(0.01)
@@ -590,8 +469,9 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both):
             return await asking
 
     for one, number, code in zip(both, (signal.SIGTERM, signal.SIGINT), (0, 130), strict=True):
-        response = asyncio.run(ask(one, number))
+        question = next(FRESH)
+        response = asyncio.run(ask(one, number, question))
         assert response.status_code == 200 and len(response.json()["choices"]) == 4
         assert one.process.wait(60) == code
-        said = one.process.said("stderr").splitlines()
-        assert all(line.startswith("loading") or CROWDED in line for line in said), said
+        told = one.process.said("stderr")
+        assert question not in told and "Traceback" not in told

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from scripted import run
 from support import EOS, VOCABULARY, tiny_engine, tiny_llama
-from tables import read_json, read_jsonl
+from tables import read_jsonl, write_jsonl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -41,7 +41,6 @@ from alphazero_llm_trainer.errors import (
 from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
-from alphazero_llm_trainer.learning.losses import bradley_terry
 from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.learning.packing import Work, plan
 from alphazero_llm_trainer.learning.size import used_questions
@@ -124,112 +123,60 @@ def an_example(states, prompt=PROMPT):
 
 def test_each_state_is_a_target_once():
     states = {
-        (): (0.5, 8.0),
-        (1, 2): (0.25, 4.0),
-        (1, 3): (0.75, 4.0),
-        (1, 2, 4): (1.0, 1.0),
+        (): (0.5, 8.0), (1, 2): (0.25, 4.0), (1, 3): (0.75, 4.0), (1, 2, 4): (1.0, 1.0),
         (1, 2, 4, 5): (0.0, 0.0),
-    }
+    }  # fmt: skip
     rows, places = state_rows(an_example(states))
     assert [row.completion_ids for row in rows] == [(1, 3, 9), (1, 2, 4, 5, 9)]
-    targets = [(0.0, 0.0, 0.75), (0.5, 0.0, 0.25, 1.0, 0.0)]
-    assert [row.targets for row in rows] == targets
-    shares = [tuple(share / 17 for share in row) for row in ((0, 0, 4), (8, 0, 4, 1, 0))]
-    assert [row.value_weights for row in rows] == [pytest.approx(row) for row in shares]
-    assert (
-        all(len(ids) == places[ids][1] for ids in states)
-        and places[1, 3] == (0, 2)
-        and places[()] == (1, 0)
-    )
+    assert [row.targets for row in rows] == [(0.0, 0.0, 0.75), (0.5, 0.0, 0.25, 1.0, 0.0)]
+    for row, shares in zip(rows, [(0, 0, 4), (8, 0, 4, 1, 0)], strict=True):
+        assert row.value_weights == pytest.approx([share / 17 for share in shares])
+    assert all(places[ids][1] == len(ids) for ids in states)
+    assert (places[1, 3], places[()]) == ((0, 2), (1, 0))
 
 
-def test_numbers_of_packed_states_are_those_of_flat_ones():
-    policy, rng, longest = tiny_llama(), Random(40), 40
-    critic = CriticNetwork(policy, extra_layers=0, start=0.3)
-    torch.nn.init.normal_(critic.score.weight)
-    examples = []
-    for prompt in (PROMPT, (20, 21)):
-        paths = [tuple(rng.choices((5, 6), k=rng.randrange(longest))) for _ in range(12)]
-        examples.append(an_example(dict.fromkeys(paths, (0.5, 1.0)), prompt))
-    logits = iter(HeldOut(examples, critic, autocast=False).logits())
-    for example in examples:
-        for ids in example.states:
-            hidden = policy.model(torch.tensor([[*example.prompt_ids, *ids]])).last_hidden_state[
-                0, -1
-            ]
-            torch.testing.assert_close(
-                next(logits), critic.score(hidden)[0].detach(), rtol=1e-5, atol=1e-5
-            )
-
-
-def test_a_bound_of_the_sequences_changes_neither_the_loss_nor_its_gradient(
-    monkeypatch,
-):
+def test_neither_a_bound_of_the_sequences_nor_parts_change_the_loss_or_its_gradient(monkeypatch):
     rng, critic = Random(41), CriticNetwork(tiny_llama(), extra_layers=1, start=0.3)
     torch.nn.init.normal_(critic.score.weight)
     rows = []
     for prompt in (PROMPT, (20, 21)):
         paths = [tuple(rng.choices((5, 6), k=rng.randrange(1, 40))) for _ in range(12)]
         rows += state_rows(an_example({ids: (rng.random(), 1.0) for ids in paths}, prompt))[0]
+    parameters = [p for p in critic.parameters() if p.requires_grad]
+    objective = Outcomes(critic)
+    totals = torch.tensor(objective.totals(rows))
 
-    def update(pair):
-        """The longest sequence, the loss and its gradient where pairs of tokens cost so much."""
-        work = Work(1.0, pair)
+    def update(pair, size):
+        """The longest sequence, and the loss with its gradient in parts of `size` rows, where pairs
+        of tokens cost so much.
+        """
+        work, loss = Work(1.0, pair), 0.0
         monkeypatch.setattr(Work, "of", classmethod(lambda cls, config: work))
-        critic.zero_grad()
-        objective = Outcomes(critic)
-        totals = torch.tensor(objective.totals(rows))
-        loss, _ = objective.loss(rows, SimpleNamespace(values=critic(rows)), totals)
-        loss.backward()
-        gradient = {
-            name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None
-        }
-        return max(forward.width for forward in plan(rows, work).forwards), loss.detach(), gradient
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            loss += objective.loss(part, SimpleNamespace(values=critic(part)), totals)[0]
+        return max(forward.width for forward in plan(rows, work).forwards), [
+            loss.detach(), *torch.autograd.grad(loss, parameters),
+        ]  # fmt: skip
 
-    long, loss, gradient = update(0.0)
-    for pair in (0.005, 1e9):
-        short, other, also = update(pair)
-        assert short < 0.8 * long
-        torch.testing.assert_close(other, loss, rtol=0, atol=1e-5)
-        assert gradient.keys() == also.keys()
-        for name in gradient:
-            torch.testing.assert_close(also[name], gradient[name], rtol=0, atol=1e-5)
-
-
-def test_extra_layers_change_nothing_until_they_are_trained():
-    student = a_student()
-    deeper, plain = (
-        new_critic(student, settings(), "value"),
-        CriticNetwork(student.model, extra_layers=0, start=0.0),
-    )
-    assert (
-        deeper.config.num_hidden_layers == 4
-        and student.model.config.num_hidden_layers == 2
-        and not deeper.shared
-    )
-    rows, _ = state_rows(an_example({(1, 2): (1.0, 1.0)}))
-    for critic in (plain, deeper):
-        torch.nn.init.ones_(critic.score.weight)
-    torch.testing.assert_close(deeper(rows), plain(rows))
+    long, whole = update(0.0, len(rows))
+    for pair, size in ((0.005, len(rows)), (1e9, len(rows)), (0.0, 5)):
+        short, found = update(pair, size)
+        assert not pair or short < 0.8 * long
+        for other, expected in zip(found, whole, strict=True):
+            torch.testing.assert_close(other, expected, rtol=0, atol=1e-5)
 
 
 # -- losses and calibration ------------------------------------------------------------------------
 
 
-def test_the_losses_are_the_hand_written_sums():
-    logits, targets, weights = (
-        torch.tensor([0.3, -1.0, 9.0]),
-        torch.tensor([0.25, 1.0, 0.0]),
-        torch.tensor([2.0, 1, 0]),
-    )
+def test_the_loss_of_a_value_is_the_hand_written_sum():
+    columns = (0.3, -1.0, 9.0), (0.25, 1.0, 0.0), (2.0, 1.0, 0.0)
+    logits, targets, weights = map(torch.tensor, columns)
     p = [1 / (1 + math.exp(-x)) for x in (0.3, -1.0)]
     expected = (2 * -(0.25 * math.log(p[0]) + 0.75 * math.log(1 - p[0])) - math.log(p[1])) / 3
     assert float(mean_cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
     assert float(mean_cross_entropy(logits, targets, weights * 0)) == 0.0
-    pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]), 2)
-    assert float(pairs) == pytest.approx(
-        (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6
-    )
 
 
 def test_platt_reads_off_the_scale_and_shift_that_made_the_outcomes():
@@ -247,12 +194,10 @@ def states_of(entries, question=None):
     """States before the end from (share of right outcomes, count), each of a question of its own by
     default.
     """
-    target, count = (np.asarray(column) for column in zip(*entries, strict=True))
-    numbers, size = (
-        np.arange(len(entries)) if question is None else np.asarray(question),
-        len(entries),
-    )
-    return metrics.States(target, count, target, np.zeros(size), np.zeros(size, bool), numbers)
+    target, count = map(np.asarray, zip(*entries, strict=True))
+    none = np.zeros(target.size)
+    numbers = np.arange(target.size) if question is None else question
+    return metrics.States(target, count, target, none, none.astype(bool), numbers)
 
 
 def random_states(seed):
@@ -300,30 +245,27 @@ def test_intervals_come_from_questions_not_from_states_or_pairs():
     # outcomes that are all alike.
     for questions, low, gain in ((1, 0.0, -1.0), (9, 0.0, -1.0), (10, 1.0, 0.5)):
         question = np.arange(20 * questions) // 20
-        pairs = metrics.StatePairs(question % 1, 1 - question % 1, question)
+        pairs = metrics.StatePairs(0 * question, 0 * question + 1, question)
         states.logprob[:] = -1.0
         figures = metrics.pair_accuracy(np.array([1.0, 0.0]), states, pairs)
         assert [figure.low for figure in figures.values()] == [low, min(low, 0.5), gain]
-    for questions, beats in ((1, False), (9, False), (10, True)):
-        numbers = np.repeat(np.arange(questions), 100)
-        states = states_of([(i % 2, 3) for i in range(numbers.size)], numbers)
-        ranked = metrics.auc(states.target, states)
-        assert ranked.value == 1.0 and (ranked.low > metrics.CHANCE) is beats
+        ordered = states_of([(at % 2, 3) for at in range(question.size)], question)
+        ranked = metrics.auc(ordered.target, ordered)
+        assert ranked.value == 1.0 and (ranked.low > metrics.CHANCE) is bool(low)
     assert math.isnan(metrics.auc(np.zeros(20), states_of([(1.0, 1)] * 20)).value)
 
 
 def test_pairs_are_ranked_against_the_log_probability():
     states = states_of([(1.0, 4), (0.5, 4), (0.0, 1), (1.0, 3), (0.0, 3)])
-    pairs = metrics.StatePairs(
-        np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.array([0, 0, 0, 1])
-    )
+    columns = [0, 0, 1, 3], [1, 2, 2, 4], [0, 0, 0, 1]
+    pairs = metrics.StatePairs(*map(np.array, columns))
     states.logprob[:] = [-1.0, -2.0, -0.5, -3.0, -3.0]
     figures = metrics.pair_accuracy(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs)
-    assert figures["pair accuracy"].value == pytest.approx((1 + 1 + 0.5 + 0) / 4)
-    assert figures["pair accuracy, log-probability"].value == pytest.approx((1 + 0 + 0 + 0.5) / 4)
-    assert figures["pair accuracy over log-probability"].value == pytest.approx(
-        (0 + 1 + 0.5 - 0.5) / 4
-    )
+    assert {name: figure.value for name, figure in figures.items()} == pytest.approx({
+        "pair accuracy": (1 + 1 + 0.5 + 0) / 4,
+        "pair accuracy, log-probability": (1 + 0 + 0 + 0.5) / 4,
+        "pair accuracy over log-probability": (0 + 1 + 0.5 - 0.5) / 4,
+    })  # fmt: skip
     states.logprob[4] = math.nan  # a pair that nobody sampled
     assert list(metrics.pair_accuracy(np.zeros(5), states, pairs)) == ["pair accuracy"]
 
@@ -335,15 +277,15 @@ def test_the_blend_minimises_the_error_against_another_outcome():
         total = 0.0
         for i in range(value.size):
             singles = [o for j, o in outcomes_of(states) if j == i]
-            pairs = list(itertools.permutations(singles, 2))
-            if pairs:
-                error = np.mean([((1 - weight) * value[i] + weight * o - p) ** 2 for o, p in pairs])
-                total += len(singles) * float(error)
+            errors = [
+                ((1 - weight) * value[i] + weight * one - other) ** 2
+                for one, other in itertools.permutations(singles, 2)
+            ]
+            total += len(singles) * float(np.mean(errors)) if errors else 0.0
         return total
 
     best = metrics.blend(value, states)
-    grid = [error(weight) for weight in np.linspace(0, 1, 101)]
-    assert 0 < best < 1 and error(best) <= min(grid) + 1e-9
+    assert 0 < best < 1 and error(best) <= min(map(error, np.linspace(0, 1, 101))) + 1e-9
     truth = states_of([(float(i % 2), 5) for i in range(20)])
     assert metrics.blend(truth.target, truth) == 0.0  # V is the outcome: a rollout adds nothing
     assert metrics.blend(np.full(20, 0.5), truth) == 1.0  # V knows nothing, one rollout everything
@@ -373,14 +315,11 @@ def a_tree(rng):
 
 def write_journal(path, count, seed=1):
     """A journal with one tree each of so many questions."""
-    rng = Random(seed)
-    with path.open("w") as file:
-        for number in range(count):
-            problem = {"question": f"q {number % 50 + 5} {number // 50 + 5}"}
-            file.write(
-                json.dumps({"key": str(number), "problem": problem, "tree": a_tree(rng).to_dict()})
-                + "\n"
-            )
+    rng, rows = Random(seed), []
+    for number in range(count):
+        problem = {"question": f"q {number % 50 + 5} {number // 50 + 5}"}
+        rows.append({"key": str(number), "problem": problem, "tree": a_tree(rng).to_dict()})
+    write_jsonl(path, rows)
     return path
 
 
@@ -397,25 +336,17 @@ def test_the_split_goes_by_question_and_never_moves():
 
 def test_journals_are_read_by_question(tmp_path):
     path = write_journal(tmp_path / "journal.jsonl", 2)
-    first, second = (json.loads(line) for line in path.read_text().splitlines())
-    with path.open("a") as file:
-        for record in (
-            first | {"key": "c"},
-            {"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()},
-        ):
-            file.write(json.dumps(record) + "\n")
-    assert [
-        [tree.token_ids for tree in question.trees()]
-        for question in read_questions([path], VOCABULARY)
-    ] == [
-        [Tree.from_dict(record["tree"]).token_ids] * count
-        for record, count in ((first, 2), (second, 1))
-    ]
-    with pytest.raises(DataError, match=r"has a tree with token \d+, and this student has 5"):
+    first, second = read_jsonl(path)
+    none = {"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()}
+    write_jsonl(path, [first, second, first | {"key": "c"}, none])
+    questions = read_questions([path], VOCABULARY)
+    found = [[tree.to_dict() for tree in question.trees()] for question in questions]
+    assert json.loads(json.dumps(found)) == [[first["tree"]] * 2, [second["tree"]]]
+    with pytest.raises(DataError, match="this student has 5"):
         read_questions([path], 5)
-    (tmp_path / "bad.jsonl").write_text('{"key": "x"}\n')
+    write_jsonl(path, [{"key": "x"}])
     with pytest.raises(DataError, match="holds no graded trees"):
-        read_questions([tmp_path / "bad.jsonl"], VOCABULARY)
+        read_questions([path], VOCABULARY)
 
 
 def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path):
@@ -423,13 +354,10 @@ def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path):
     questions = read_questions([write_journal(tmp_path / "j.jsonl", 3)], VOCABULARY)
     states, pairs = columns([example_of(question, student, config) for question in questions])
     assert states.question.tolist() == [0] * 13 + [1] * 13 + [2] * 13
-    assert np.isnan(states.logprob[0]) and states.logprob[1:3].tolist() == pytest.approx(
-        [-1.0, -0.6]
-    )
+    assert states.logprob[:3] == pytest.approx([np.nan, -1.0, -0.6], nan_ok=True)
     assert states.final[:3].tolist() == [False, False, True] and states.weight[0] == 8
-    assert (states.target[pairs.better] - states.target[pairs.worse] == 1.0).all() and len(
-        pairs.question
-    ) > 3
+    gaps = states.target[pairs.better] - states.target[pairs.worse]
+    assert (gaps == 1.0).all() and len(gaps) > 3
     for question in questions:
         rows, places = state_rows(example_of(question, student, config, every_token=True))
         assert len(rows) == 8 and len(places) == 21  # every token, and the prompt's last
@@ -447,9 +375,8 @@ def test_a_step_is_right_where_any_response_after_it_was():
 
 def test_trees_of_other_splits_are_not_learned_from(tmp_path, capsys):
     journal = write_journal(tmp_path / "journal.jsonl", 1)
-    record = read_json(journal) | {"key": "b", "split": "validation"}
-    with journal.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    [record] = read_jsonl(journal)
+    write_jsonl(journal, [record, record | {"key": "b", "split": "validation"}])
     assert main(f"value --model embedded --data {journal} --out {tmp_path / 'v'}".split()) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert str(journal) in line and "validation split" in line
@@ -464,6 +391,25 @@ def trained(kind, student, config, folder, count=60):
     return train_critic(kind, student, config, [trees], folder / "out", Progress(quiet=True))
 
 
+STEPS = [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
+
+
+def judged(verifier, prompt=PROMPT, steps=STEPS, question="q"):
+    return run(lambda: verifier(Problem("p", question, "s"), prompt, steps))
+
+
+def trained_values(journal, student, config, network):
+    """Prompt and response of each state of a journal's first question, and their values in training."""
+    example = example_of(read_questions([journal], VOCABULARY)[0], student, config.train.critic)
+    expected = HeldOut([example], network, False).logits().sigmoid().tolist()
+    return [example.prompt_ids + ids for ids in example.states], expected
+
+
+def refused_by_others(out, adapter, quantization, config, kind, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        load_critic(out, a_student(5, adapter, quantization), config, kind)
+
+
 @pytest.mark.parametrize(
     "kind, adapter, quantization",
     [("value", "full", "none"), ("prm", "full", "none"), ("value", "lora", "nf4")],
@@ -476,77 +422,60 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     network, card = trained(kind, student, config, tmp_path, 200)
     assert fingerprint(student.model) == before  # the policy itself is left alone
     [curve] = out.glob("*")  # no stray checkpoints
-    lines = read_jsonl(curve)
-    assert min(line["held_out_loss"] for line in lines) == card["best"]["held_out_loss"]
+    assert min(line["held_out_loss"] for line in read_jsonl(curve)) == card["best"]["held_out_loss"]
     assert card["test"]["pair accuracy"][0] > 0.8 and card["test"]["AUC"][0] > 0.7
     assert card["earned"]
     save_critic(out, network, card, student, config)
     critic = load_critic(out, student, config, kind)
     assert critic.rollout_weight == card["rollout_weight"]
-    [question, *_] = read_questions([tmp_path / "trees.jsonl"], VOCABULARY)
-    example = example_of(question, student, config.train.critic)
-    expected = HeldOut([example], network, False).logits().sigmoid().tolist()
+    states, expected = trained_values(tmp_path / "trees.jsonl", student, config, network)
 
     async def ask():
-        values = await asyncio.gather(*(critic(example.prompt_ids + ids) for ids in example.states))
-        assert values == pytest.approx(expected, abs=2e-5)
+        return await asyncio.gather(*map(critic, states))
 
-    asyncio.run(ask())
-    verifier, steps = (
-        CriticVerifier(critic, kind),
-        [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")],
-    )
-    judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
-    assert (
-        judged.total == (min(judged.steps) if kind == "prm" else judged.steps[-1])
-        and len(judged.steps) == 2
-    )
+    assert run(ask) == pytest.approx(expected, abs=2e-5)
+    verifier = CriticVerifier(critic, kind)
+    found = judged(verifier)
+    assert found.total == (min(found.steps) if kind == "prm" else found.steps[-1])
     scored = verifier.scored_tokens
-    assert (
-        run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps)) == judged
-        and verifier.scored_tokens == scored
-    )
+    assert len(found.steps) == 2 and judged(verifier) == found and verifier.scored_tokens == scored
     with pytest.raises(CheckpointError, match=r"is a (PRM|value network): name a folder that"):
         load_critic(out, student, config, "value" if kind == "prm" else "prm")
     if adapter == "full":
         # A whole network serves other policies too.
         load_critic(out, a_student(seed=5), config, kind)
     else:
-        with pytest.raises(CheckpointError, match="trained on other weights"):
-            load_critic(out, a_student(5, adapter, quantization), config, kind)
+        refused_by_others(out, adapter, quantization, config, kind, "trained on other weights")
 
 
 @pytest.mark.parametrize("adapter, quantization", [("full", "none"), ("lora", "nf4")])
 def test_a_head_reads_the_policys_own_states_and_costs_nothing(adapter, quantization, tmp_path):
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
-    out, network = tmp_path / "out", CriticNetwork(student.model, head=True)
-    torch.nn.init.normal_(network.score.weight)
-    card = {"kind": "value", "rollout_weight": 0.0}
-    save_critic(out, network, card, student, config)
+    out, reads = tmp_path / "out", "reads the states of the student"
+
+    def saved(folder):
+        network = CriticNetwork(student.model, head=True)
+        torch.nn.init.normal_(network.score.weight)
+        save_critic(folder, network, {"kind": "value", "rollout_weight": 0.0}, student, config)
+        return network, load_critic(folder, student, config, "value")
+
+    network, critic = saved(out)
     assert {file.name for file in out.iterdir()} == {"critic.json", "critic.safetensors"}
-    critic = load_critic(out, student, config, "value")
     assert critic.engine is student.engine and not critic.computes
-    [question] = read_questions([write_journal(tmp_path / "trees.jsonl", 1)], VOCABULARY)
-    example = example_of(question, student, config.train.critic)
-    expected = HeldOut([example], network, False).logits().sigmoid().tolist()
-    states = [example.prompt_ids + ids for ids in example.states]
+    journal = write_journal(tmp_path / "trees.jsonl", 1)
+    states, expected = trained_values(journal, student, config, network)
     assert run(lambda: student.engine.values(states)) == pytest.approx(expected, abs=1e-4)
     verifier = CriticVerifier(critic, "value")
-    steps = [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
-    judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
-    assert judged.values == judged.steps and not verifier.computes and not verifier.scored_tokens
-    other = save_critic(
-        tmp_path / "b", CriticNetwork(student.model, head=True), card, student, config
-    )
-    assert other["files"] != critic.card["files"]
-    load_critic(tmp_path / "b", student, config, "value")
+    found = judged(verifier)
+    assert found.values == found.steps and not verifier.computes and not verifier.scored_tokens
+    _, other = saved(tmp_path / "b")
+    assert other.card["files"] != critic.card["files"]
     with pytest.raises(EngineError, match="another value head by now"):
-        run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
-    with pytest.raises(CheckpointError, match="reads the states of the student"):
-        load_critic(out, a_student(5, adapter, quantization), config, "value")
+        judged(verifier)
+    refused_by_others(out, adapter, quantization, config, "value", reads)
     if adapter == "lora":  # the same base under an adapter of the policy's is another student
         make_trainable(student.model, student.spec, "lora")
-        with pytest.raises(CheckpointError, match="reads the states of the student"):
+        with pytest.raises(CheckpointError, match=reads):
             load_critic(out, student, config, "value")
 
 
@@ -555,16 +484,14 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
     student, config = a_student(), settings()
     critic, end, unused = new_critic(student, config, "prm"), student.tokenizer.pad_token_id, 30
     torch.nn.init.normal_(critic.score.weight)
-    chosen, rejected = [(5, end), (5, 11), (5, 12)], [(6,), (5, 10), (7, 8, 9)]
-    example = an_example(dict.fromkeys([*chosen, *rejected], (0.5, 1.0)))
-    for better, worse in zip(chosen, rejected, strict=True):
-        example.prefer(better, worse, 1.0)
-    memory = MemoryOptions(micro_batch=micro_batch)
-    learner = Learner(
-        critic, Pairs(critic), memory, RateSchedule(1e-3, 0, 9), config.train.optimizer
-    )
-    loss = 0.0
-    for part in learner.parts([row for pair in pair_rows(example, 16) for row in pair]):
+    pairs = [((5, end), (6,)), ((5, 11), (5, 10)), ((5, 12), (7, 8, 9))]
+    example = an_example({ids: (0.5, 1.0) for pair in pairs for ids in pair})
+    for pair in pairs:
+        example.prefer(*pair, 1.0)
+    rows, memory = pair_rows(example, 16), MemoryOptions(micro_batch=micro_batch)
+    rates = RateSchedule(1e-3, 0, 9)
+    learner, loss = Learner(critic, Pairs(critic), memory, rates, config.train.optimizer), 0.0
+    for part in learner.parts([row for pair in rows for row in pair]):
         scores = learner.score(part)
         of_part, figures = learner.objective.loss(part, scores, learner.totals)
         learner.backward(of_part, scores, figures)
@@ -575,35 +502,19 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
     model = LlamaForSequenceClassification(shape)
     model.model, model.score = critic.backbone, critic.score
     arguments = RewardConfig(str(tmp_path), use_cpu=True, max_length=None, report_to="none")
-    pairs = [
-        {"chosen_ids": [*PROMPT, *better], "rejected_ids": [*PROMPT, *worse]}
-        for better, worse in zip(chosen, rejected, strict=True)
-    ]
+    names = "chosen_ids", "rejected_ids"
+    data = [dict(zip(names, [[*PROMPT, *ids] for ids in pair], strict=True)) for pair in pairs]
     collate = DataCollatorForPreference(unused)
     trainer = RewardTrainer(
-        model, arguments, collate, Dataset.from_list(pairs), processing_class=student.tokenizer
+        model, arguments, collate, Dataset.from_list(data), processing_class=student.tokenizer
     )
     model.config.pad_token_id = unused
     model.zero_grad()
-    of_trl = trainer.compute_loss(model, collate(pairs))
+    of_trl = trainer.compute_loss(model, collate(data))
     of_trl.backward()
     assert loss == pytest.approx(of_trl.item(), abs=1e-5)
     for name, parameter in critic.named_parameters():
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path):
-    def weights(micro_batch):
-        student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
-        config = config.changed(train={"micro_batch": micro_batch})
-        return trained("value", student, config, tmp_path, 70)[0].state_dict()
-
-    whole, parts = weights(None), weights(4)
-    assert whole["score.weight"].abs().max() > 0
-    for name, expected in whole.items():
-        # Scaled by the calibration, which is large after so few updates.
-        if not name.startswith("score"):
-            torch.testing.assert_close(parts[name], expected, atol=5e-5, rtol=1e-2)
 
 
 def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
@@ -625,37 +536,20 @@ def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
 
 
 def test_a_broken_folder_is_refused(embedded, tmp_path):
-    config, card = load_config(overrides=["student=embedded"]), tmp_path / "critic.json"
-    with pytest.raises(
-        CheckpointError, match=r"has no critic\.json: name a folder that `prm` finished, or set"
-    ):
-        load_prm(tmp_path, embedded, config)
-    facts = {
-        "kind": "prm",
-        "base": "",
-        "rollout_weight": 1.0,
-        "vocabulary": 3,
-        "files": {},
-    }
-    numbers = tmp_path / "critic.safetensors"
+    config, numbers = public(None), tmp_path / "critic.safetensors"
+    facts = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3}
     save_file({"weight": torch.zeros(8), "bias": torch.zeros(1)}, numbers)
-    for files, message in (
-        (None, "broken"),
-        ({"absent": "0"}, "lacks absent"),
-        ({numbers.name: "0"}, r"truncated or changed critic\.safetensors"),
-        ({}, r"is of width 8 for 3 tokens, student embedded has \d+ and"),
+    for card, message in (
+        (None, r"has no critic\.json"),
+        ({}, "broken"),
+        (facts | {"files": {"absent": "0"}}, "lacks absent"),
+        (facts | {"files": {numbers.name: "0"}}, r"truncated or changed critic\.safetensors"),
+        (facts | {"files": {}}, "is of width 8 for 3 tokens, student embedded has"),
     ):
-        card.write_text("{}" if files is None else json.dumps(facts | {"files": files}))
+        if card is not None:
+            (tmp_path / "critic.json").write_text(json.dumps(card))
         with pytest.raises(CheckpointError, match=message):
             load_prm(tmp_path, embedded, config)
-
-
-def test_parts_without_a_pair_are_refused(tmp_path):
-    student, config = a_student(), settings(least_outcomes=50)
-    with pytest.raises(
-        DataError, match=r"no validation question has a pair of steps.*train.critic.margin"
-    ):
-        trained("prm", student, config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -691,12 +585,13 @@ def public(name):
     return load_config(None, [{"student": "embedded", "train": {"critic": {"format": name}}}])
 
 
-def a_tokenizer(folder):
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+def a_tokenizer(folder, core=None, pre_tokenizer=None):
+    """Of `core`; by default words."""
+    words = {word: i for i, word in enumerate(WORDS)}
+    core = Tokenizer(core or models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizer or pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
-        additional_special_tokens=["<extra_0>"],
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=["<extra_0>"]
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -705,18 +600,9 @@ def a_tokenizer(folder):
 
 def a_byte_tokenizer(folder):
     """Bytes as tokens: the folder of a Qwen2 model is read with Qwen2's own tokenizer class."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        additional_special_tokens=["<extra_0>"],
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return tokenizer
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = models.BPE(vocab=letters, merges=[])
+    return a_tokenizer(folder, core, pre_tokenizers.ByteLevel(add_prefix_space=False))
 
 
 def a_causal_model(folder):
@@ -726,32 +612,28 @@ def a_causal_model(folder):
     return model
 
 
-def steps():
-    return [Step((), (), line + "\n") for line in LINES]
+PUBLIC_STEPS = [Step((), (), line + "\n") for line in LINES]
 
 
 @torch.inference_mode()
 def test_rlhflow_is_read_where_the_assistant_answers(embedded, tmp_path):
     tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
     verifier = load_prm(tmp_path, embedded, public("rlhflow"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
+    found = judged(verifier, (), PUBLIC_STEPS, QUESTION)
     # As in the project's evaluation script, where `-3` is the token before the assistant's answer
     # and its end.
     candidates = [tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]]
     conversation, expected = [], []
-    for k, line in enumerate(LINES):
-        conversation.append({"content": QUESTION + " " + line if k == 0 else line, "role": "user"})
+    for line in (f"{QUESTION} {LINES[0]}", *LINES[1:]):
+        conversation.append({"content": line, "role": "user"})
         conversation.append({"content": "+", "role": "assistant"})
-        ids = torch.tensor(
-            [tokenizer.encode(tokenizer.apply_chat_template(conversation, tokenize=False))]
-        )
-        expected.append(float(model(ids).logits[0, -3, candidates].softmax(dim=-1)[0]))
-    assert list(judged.steps) == pytest.approx(expected, abs=1e-5)
+        text = tokenizer.apply_chat_template(conversation, tokenize=False)
+        logits = model(torch.tensor([tokenizer.encode(text)])).logits
+        expected.append(float(logits[0, -3, candidates].softmax(dim=-1)[0]))
+    assert list(found.steps) == pytest.approx(expected, abs=1e-5)
     computed = verifier.scored_tokens
-    assert (
-        run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps())) == judged
-        and verifier.scored_tokens == computed
-    )
+    assert judged(verifier, (), PUBLIC_STEPS, QUESTION) == found
+    assert verifier.scored_tokens == computed
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -760,32 +642,31 @@ def test_qwen_prm_is_read_at_its_separators(deep, embedded, tmp_path):
     torch.manual_seed(0)
     backbone = Qwen2Model(Qwen2Config(**{**PRM_SHAPE, "vocab_size": len(tokenizer)})).eval()
     first, last = torch.nn.Linear(32, 32), torch.nn.Linear(32, 2)
+    layers = {"model": backbone} | (
+        {"score.0": first, "score.2": last} if deep else {"score": last}
+    )
     backbone.save_pretrained(tmp_path)
     tensors = {
-        f"model.{name}": tensor
-        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+        f"{name}.{of}": tensor.detach().clone()
+        for name, layer in layers.items()
+        for of, tensor in layer.state_dict().items()
     }
-    head = {"score.0": first, "score.2": last} if deep else {"score": last}
-    for name, layer in head.items():
-        tensors |= {f"{name}.weight": layer.weight.detach(), f"{name}.bias": layer.bias.detach()}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     verifier = load_prm(tmp_path, embedded, public("qwen-prm"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
+    found = judged(verifier, (), PUBLIC_STEPS, QUESTION)
     # As on the model's card.
-    messages = [
-        {"role": "system", "content": QWEN_SYSTEM},
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "<extra_0>".join(LINES) + "<extra_0>"},
-    ]
+    answer = "<extra_0>".join([*LINES, ""])
+    turns = {"system": QWEN_SYSTEM, "user": QUESTION, "assistant": answer}
+    messages = [{"role": role, "content": text} for role, text in turns.items()]
     ids = torch.tensor([tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False))])
     with torch.inference_mode():
         states = backbone(ids).last_hidden_state
         logits = last(first(states).relu()) if deep else last(states)
     at = ids == tokenizer.encode("<extra_0>")[0]
     expected = logits.softmax(dim=-1)[at][:, 1].tolist()
-    assert len(set(expected)) == 3 and list(judged.steps) == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) == 3 and list(found.steps) == pytest.approx(expected, abs=1e-5)
     assert verifier.scored_tokens == int(at[0].nonzero().max()) + 1
-    assert run(lambda: verifier(Problem("p", QUESTION, "s"), (), [])).total == 1.0
+    assert judged(verifier, (), []).total == 1.0
 
 
 def test_a_folder_of_another_kind_is_refused(embedded, tmp_path):

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from inspect import signature
 from random import Random
@@ -163,6 +163,12 @@ def random_requests(seed, count):
     ]
 
 
+async def turns(count):
+    """Let what else runs in the event loop go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 # -- the contract ----------------------------------------------------------------------------------
 
 
@@ -219,8 +225,7 @@ def test_alone_batched_concurrent_and_repeated_are_the_same(every):
     assert sequences(generate(every, *requests)) == together
 
     async def later(i, request):
-        for _ in range(i % 7):
-            await asyncio.sleep(0)
+        await turns(i % 7)
         return await every.generate([request])
 
     async def concurrently():
@@ -276,35 +281,24 @@ def test_a_nucleus_has_the_fewest_likeliest_tokens(every, top_p, temperature):
 @pytest.mark.parametrize(
     "wrong",
     [
-        GenerateRequest(()),
-        GenerateRequest((5,) * 256),
-        GenerateRequest((5, VOCABULARY)),
-        GenerateRequest((5, -1)),
-        GenerateRequest(PROMPT, temperature=math.nan),
-        GenerateRequest(PROMPT, n=0),
-        GenerateRequest(PROMPT, top_p=0.0),
-        GenerateRequest(PROMPT, top_p=0.9, without=(((5,), (-1.0,)),)),
+        {"prompt_ids": ()}, {"prompt_ids": (5,) * 256}, {"prompt_ids": (5, VOCABULARY)}, {"prompt_ids": (5, -1)},
+        {"temperature": math.nan}, {"n": 0}, {"top_p": 0.0}, {"top_p": 0.9, "without": (((5,), (-1.0,)),)},
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["native", "server"])
-def test_impossible_requests_get_no_further(
-    kind,
-    wrong,
-    request,
-    monkeypatch,
-):
+def test_impossible_requests_get_no_further(kind, wrong, request, monkeypatch):
     """The kernels would read past the embedding; and nothing is begun."""
-    engine = (
-        request.getfixturevalue("served") if kind == "server" else made(kind, request, monkeypatch)
-    )
+    served = kind == "server"
+    engine = request.getfixturevalue("served") if served else made(kind, request, monkeypatch)
     fine, calls = GenerateRequest(PROMPT, max_new_tokens=2), engine.cost.calls
-    ways = [lambda: engine.generate([fine, wrong])]
-    if wrong.prompt_ids != PROMPT:
-        ways.append(lambda: engine.score([(PROMPT, (5,)), (wrong.prompt_ids, (5,))]))
-        ways.append(lambda: engine.next_token_topk([PROMPT, wrong.prompt_ids], 3))
-        if kind == "native" and len(wrong.prompt_ids) < 256:  # a value follows a whole context
+    ways = [lambda: engine.generate([fine, dataclasses.replace(fine, **wrong)])]
+    if "prompt_ids" in wrong:
+        ids = wrong["prompt_ids"]
+        ways.append(lambda: engine.score([(PROMPT, (5,)), (ids, (5,))]))
+        ways.append(lambda: engine.next_token_topk([PROMPT, ids], 3))
+        if not served and len(ids) < 256:  # a value follows a whole context
             engine.set_value(*HEAD)
-            ways.append(lambda: engine.values([PROMPT, wrong.prompt_ids]))
+            ways.append(lambda: engine.values([PROMPT, ids]))
     for way in ways:
         with pytest.raises(EngineError):
             run(way)
@@ -314,23 +308,24 @@ def test_impossible_requests_get_no_further(
 
 def test_cost_counts_calls_prompts_and_what_was_drawn(every):
     every.reset_prefix_cache()
-    before = copy.copy(every.cost)
-    [free] = generate(every, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
+    before, request = copy.copy(every.cost), GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1)
+
+    def spent():
+        return [
+            getattr(every.cost, name) - getattr(before, name)
+            for name in ("calls", "sampled_tokens", "scored_tokens")
+        ]
+
+    [free] = generate(every, request)
     drawn = sum(len(one.token_ids) for one in free)
-    assert (
-        every.cost.calls - before.calls == 1
-        and every.cost.sampled_tokens - before.sampled_tokens == drawn
-    )
+    assert spent() == [1, drawn, 0]
     score(every, (PROMPT, (5, 6)), (PROMPT, ()))
-    assert (
-        every.cost.scored_tokens - before.scored_tokens == 2
-        and every.cost.calls - before.calls == 3
-    )
-    [cut] = generate(every, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_steps=2))
+    assert spent() == [3, drawn, 2]
+    [cut] = generate(every, dataclasses.replace(request, max_steps=2))
     kept = sum(len(one.token_ids) for one in cut)
     # A server draws what follows the second line all the same.
     paid = kept if isinstance(every, InProcessEngine) else drawn
-    assert kept < drawn and every.cost.sampled_tokens - before.sampled_tokens == drawn + paid
+    assert kept < drawn and spent()[1] == drawn + paid
 
 
 def test_set_policy_takes_no_weights_under_way(every):
@@ -385,47 +380,52 @@ def test_known_tokens_are_not_computed_again():
     engine = tiny_engine(MODEL)
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed = engine.stats.computed_tokens
-    [values] = score(engine, (PROMPT, one.token_ids))
-    assert values == list(one.logprobs)
+    assert score(engine, (PROMPT, one.token_ids)) == [list(one.logprobs)]
     assert engine.stats.computed_tokens == computed
     # Going on from the middle computes what is new and nothing else.
     middle = PROMPT + one.token_ids[:-1]
     [[more]] = generate(engine, GenerateRequest(middle, max_new_tokens=5, seed=10))
     assert more.cached_tokens == len(middle)
-    new = unique_prefixes([middle + more.token_ids[:-1], PROMPT + one.token_ids[:-1]]) - computed
-    assert engine.stats.computed_tokens == computed + new
+    computed = unique_prefixes([middle + more.token_ids[:-1], middle])
+    assert engine.stats.computed_tokens == computed
     # An unknown continuation of known tokens: its own tokens, and no distribution is asked for
     # again.
-    computed = engine.stats.computed_tokens
     score(engine, (PROMPT, (51, 52, 53)))
     assert engine.stats.computed_tokens <= computed + 4
     assert_idle(engine)
+
+
+def small_engine(**more):
+    """One with a cache of 128 tokens."""
+    return tiny_engine(MODEL, max_context=32, cache_tokens=0, **more)
+
+
+def long_requests(count, length, **more):
+    """Of prompts that have little in common."""
+    rng = Random(13)
+    prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(length)) for _ in range(count)]
+    return [GenerateRequest(prompt, seed=i, **more) for i, prompt in enumerate(prompts)]
 
 
 def test_eviction_changes_nothing():
     """A cache of 128 tokens serves 60 prompts of 18 distinct tokens and forgets the least recently
     used.
     """
-    rng = Random(13)
-    small = tiny_engine(MODEL, max_context=32, cache_tokens=0, max_batch=4)
+    small = small_engine(max_batch=4)
     assert small.tree.capacity == 128
-    prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(18)) for _ in range(60)]
-    requests = [GenerateRequest(p, n=2, max_new_tokens=8, seed=i) for i, p in enumerate(prompts)]
+    requests = long_requests(60, 18, n=2, max_new_tokens=8)
     for start in range(0, 60, 2):
-        both = generate(small, *requests[start : start + 2])
-        assert sequences(both) == [
-            tiny_engine_result(request) for request in requests[start : start + 2]
-        ]
-        pair = (prompts[start], both[0][0].token_ids)
+        both = requests[start : start + 2]
+        found = sequences(generate(small, *both))
+        assert found == [tiny_engine_result(request) for request in both]
+        pair = (both[0].prompt_ids, found[0][0][0])
         assert score(small, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
         check_tree(small.tree)
     assert_idle(small)
-    # The newest is still known, the oldest is not.
     assert small.tree.used() <= 127
-    last, first = (
-        generate(small, GenerateRequest(prompts[i], max_new_tokens=1))[0][0] for i in (58, 0)
-    )
-    assert last.cached_tokens == 18 and first.cached_tokens == 0
+    for at, known in ((58, 18), (0, 0)):  # the newest is still known, the oldest is not
+        [[one]] = generate(small, GenerateRequest(requests[at].prompt_ids, max_new_tokens=1))
+        assert one.cached_tokens == known
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -442,36 +442,26 @@ def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine):
 
 def test_set_policy_forgets_and_changes_results():
     model, other = tiny_llama(), tiny_llama(seed=1)
-    engine = tiny_engine(model)
-    request = GenerateRequest(PROMPT, n=4, max_new_tokens=10, seed=1)
-    before = sequences(generate(engine, request))
+    engine, request = tiny_engine(model), GenerateRequest(PROMPT, n=4, max_new_tokens=10, seed=1)
+    before = generate(engine, request)
     engine.set_policy(other.state_dict(), version=3)
     assert engine.version == 3 and engine.tree.used() == 0
     after = generate(engine, request)
-    assert sequences(after) != before
-    assert sequences(after) == sequences(generate(tiny_engine(other), request))
-    for one in after[0]:
-        assert one.logprobs == pytest.approx(
-            library_scores(other, PROMPT, one.token_ids), abs=CLOSE
-        )
+    assert after == generate(tiny_engine(other), request) != before
     # Changed in place, as a trainer does.
     model.load_state_dict(MODEL.state_dict())
     engine.set_policy(None, version=4)
-    assert sequences(generate(engine, request)) == before
+    assert generate(engine, request) == before
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def library_value(tokens, weight=HEAD[0], bias=HEAD[1]):
+def library_value(tokens):
     """sigmoid(w . h + b) at the last token, by the library's own forward."""
     hidden = MODEL.model(input_ids=torch.tensor([tokens])).last_hidden_state[0, -1]
-    return float(torch.sigmoid(hidden @ weight + bias))
-
-
-def values(engine, *sequences):
-    return run(lambda: engine.values(sequences))
+    return float(torch.sigmoid(hidden @ HEAD[0] + HEAD[1]))
 
 
 def test_a_known_nodes_value_costs_nothing(engine):
@@ -479,13 +469,11 @@ def test_a_known_nodes_value_costs_nothing(engine):
     [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
     computed, prompts = engine.stats.computed_tokens, engine.cost.prompt_tokens
     # The last token is never computed.
-    prefixes = [PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))]
-    assert values(engine, PROMPT[:2], *prefixes) == pytest.approx(
-        [library_value(tokens) for tokens in (PROMPT[:2], *prefixes)], abs=CLOSE
-    )
+    states = [PROMPT[:2], *(PROMPT + one.token_ids[:i] for i in range(len(one.token_ids) + 1))]
+    expected = pytest.approx([library_value(state) for state in states], abs=CLOSE)
+    known = run(lambda: engine.values(states[:-1]))
     assert engine.stats.computed_tokens == computed and engine.cost.prompt_tokens == prompts
-    [value] = values(engine, PROMPT + one.token_ids)
-    assert value == pytest.approx(library_value(PROMPT + one.token_ids), abs=CLOSE)
+    assert [*known, *run(lambda: engine.values(states[-1:]))] == expected
     assert engine.stats.computed_tokens == computed + 1
 
 
@@ -504,36 +492,29 @@ def test_without_draws_from_what_the_policy_leaves(engine, temperature):
     """Pairs of tokens: frequencies over seeds are those of the policy at that temperature,
     renormalised.
     """
-    first = at(temperature).topk(3).indices.tolist()
-    taken = [
-        (a, b)
-        for a in first
-        for b in at(temperature, a).topk(3 if temperature < 1 else 20).indices.tolist()
-    ]
-    mass = {
-        pair: math.exp(float(at(temperature)[pair[0]] + at(temperature, pair[0])[pair[1]]))
-        for pair in taken
-    }
-    given = tuple(
-        (pair, (float(at(temperature)[pair[0]]), float(at(temperature, pair[0])[pair[1]])))
-        for pair in taken
+    rows, count = at(temperature), 3000
+    first = rows.topk(3).indices.tolist()
+    taken = {}  # pairs, and their log-probabilities
+    for a in first:
+        after = at(temperature, a)
+        for b in after.topk(3 if temperature < 1 else 20).indices.tolist():
+            taken[a, b] = float(rows[a]), float(after[b])
+    mass = {pair: math.exp(sum(logprobs)) for pair, logprobs in taken.items()}
+    asked = GenerateRequest(
+        PROMPT, max_new_tokens=2, temperature=temperature, without=tuple(taken.items())
     )
-    count = 3000
-    asked = GenerateRequest(PROMPT, max_new_tokens=2, temperature=temperature, without=given)
     drawn = generate(engine, *(dataclasses.replace(asked, seed=seed) for seed in range(count)))
     pairs = [found.token_ids for [found] in drawn]
     assert not set(pairs) & set(taken)
     for a in first:
-        left = math.exp(float(at(temperature)[a])) - sum(
-            one for pair, one in mass.items() if pair[0] == a
-        )
-        expected = left / (1 - sum(mass.values()))
-        assert abs(sum(pair[0] == a for pair in pairs) / count - expected) < 0.025
+        left = math.exp(float(rows[a])) - sum(mass[pair] for pair in mass if pair[0] == a)
+        share = sum(pair[0] == a for pair in pairs) / count
+        assert share == pytest.approx(left / (1 - sum(mass.values())), abs=0.025)
     assert engine.cost.sampled_tokens == sum(map(len, pairs))
     assert_idle(engine)
 
 
-def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch):
+def test_draws_on_a_device_and_in_c_are_the_hosts_in_any_batch(monkeypatch):
     rng, words, count = np.random.default_rng(7), 83, 3000
     table = torch.from_numpy(np.log(rng.dirichlet(np.full(words, 0.3), size=30) + 1e-12))
     table = table.bfloat16().float()  # many are equal
@@ -544,33 +525,37 @@ def test_draws_on_a_device_are_the_hosts_in_any_batch(monkeypatch):
     for i in range(0, count, 2):
         a, b, c = table[rows[i]].topk(3).indices.tolist()
         # `a` is taken wholly, most of `b` is, and nothing of all others.
-        drawn = (((a,), (-0.5,)), ((b, c), (-1.0, -0.1)))
-        warm, kind = (None, 0.6)[i % 4 // 2], i % 3 if temperatures[i] else 1
-        special[i] = [
-            Special(taken=Taken.of(drawn), tempered=warm),
-            Special(top_p=rng.uniform(0.05, 1), tempered=warm),
-            Special(tempered=warm),
-        ][kind]
-    every = [((word,), (-5.0,)) for word in range(words)]
-    temperatures[0], special[0] = 1.0, Special(taken=Taken.of(every))
-    assert special[0].taken is not None  # of it nothing is left
-    host, device = Sampler(None), DeviceSampler(None)
-    right = host.draw(table, rows, temperatures, uniforms, special)
-    drawn = device.draw(table, rows, temperatures, uniforms, special)
-    # Where a number falls on a boundary, rounding decides.
-    assert sum(a != b for a, b in zip(drawn.tokens, right.tokens, strict=True)) <= 2
-    assert drawn.logprobs == [table[row, a] for row, a in zip(rows, drawn.tokens, strict=True)]
-    same = [i for i in right.tempered if drawn.tokens[i] == right.tokens[i]]
-    assert drawn.tempered.keys() == right.tempered.keys() and len(same) > count // 5
-    assert [drawn.tempered[i] for i in same] == pytest.approx([right.tempered[i] for i in same])
+        taken = Taken.of((((a,), (-0.5,)), ((b, c), (-1.0, -0.1))))
+        kinds = [{"taken": taken}, {"top_p": rng.uniform(0.05, 1)}, {}]
+        kind = kinds[i % 3 if temperatures[i] else 1]
+        special[i] = Special(tempered=(None, 0.6)[i % 4 // 2], **kind)
+    nothing_left = Taken.of([((word,), (-5.0,)) for word in range(words)])
+    temperatures[0], special[0] = 1.0, Special(taken=nothing_left)
+    host, device, compiled = Sampler(None), DeviceSampler(None), Sampler(library())
+    asked = table, rows, temperatures, uniforms, special
+    right = host.draw(*asked)
+    for sampler in (compiled, device):
+        drawn = sampler.draw(*asked)
+        # Where a number falls on a boundary, rounding decides.
+        same = [i for i in range(count) if drawn.tokens[i] == right.tokens[i]]
+        assert len(same) >= count - 2
+        assert drawn.logprobs == [table[row, a] for row, a in zip(rows, drawn.tokens, strict=True)]
+    assert drawn.tempered.keys() == right.tempered.keys()
+    tempered = [i for i in right.tempered if i in set(same)]
+    assert len(tempered) > count // 5
+    for i in tempered:
+        assert drawn.tempered[i] == pytest.approx(right.tempered[i])
     monkeypatch.setattr(sampling, "TILE", 7 * words)
-    assert device.draw(table, rows, temperatures, uniforms, special) == drawn
+    assert device.draw(*asked) == drawn
     for i in range(100):
         own = {0: special[i]} if i in special else {}
         [alone], _, _ = device.draw(table, [rows[i]], [temperatures[i]], [uniforms[i]], own)
         assert alone == drawn.tokens[i]
     for k in (1, 5, words, 200):
-        assert device.top(table, range(30), k) == host.top(table, range(30), k)
+        for sampler in (compiled, device):
+            assert sampler.top(table, range(30), k) == host.top(table, range(30), k)
+    for seed, index, size in ((0, 0, 1), (2**63 - 1, 3, 8), (2**40 + 5, 200, 161), (7, 1, 4)):
+        assert compiled.uniforms(seed, index, size) == host.uniforms(seed, index, size)
 
 
 def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
@@ -611,19 +596,15 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(place, after, monkey
     engine = tiny_engine(MODEL, max_batch=4)
     parts = [engine.forward, engine.queue, engine.tree]
     owner = next(part for part in parts if hasattr(part, place))
-    real, calls = getattr(owner, place), 0
-    requests = random_requests(22, 24)
+    real, step = getattr(owner, place), engine._step
+    requests, calls, stepping = random_requests(22, 24), 0, False
 
     def broken(*args, **kwargs):
         nonlocal calls
-        if stepping:
-            calls += 1
-            if calls == after + 1:
-                raise RuntimeError("broken on purpose")
+        calls += stepping
+        if stepping and calls == after + 1:
+            raise RuntimeError("broken on purpose")
         return real(*args, **kwargs)
-
-    stepping = False
-    step = engine._step
 
     def counted():
         nonlocal stepping
@@ -634,28 +615,21 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(place, after, monkey
             stepping = False
 
     async def main():
-        first = await asyncio.gather(*(engine.generate([request]) for request in requests[:3]))
-        assert len(first) == 3
+        await asyncio.gather(*(engine.generate([request]) for request in requests[:3]))
         monkeypatch.setattr(owner, place, broken)
         monkeypatch.setattr(engine, "_step", counted)
-        jobs = [engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)]
+        scored = [engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)]
         # Beside rows that are scored in one step, rows that draw (and may break) in the same one.
-        jobs[1:1] = [engine.generate([request]) for request in requests]
-        return await asyncio.gather(
-            *(asyncio.wait_for(job, 4) for job in jobs), return_exceptions=True
-        )
+        drawn = [engine.generate([request]) for request in requests]
+        return await asyncio.gather(scored[0], *drawn, *scored[1:], return_exceptions=True)
 
     found = run(main)
     assert calls > after, f"{place} was not reached {after + 1} times: the test tests nothing"
     errors = [got for got in found if isinstance(got, BaseException)]
-    assert errors and all(isinstance(error, EngineError) for error in errors), [
-        repr(error) for error in errors
-    ]
+    assert errors and {type(error) for error in errors} == {EngineError}
     for got in (found[0], *found[1 + len(requests) :]):
-        if not isinstance(got, BaseException):
-            assert all(value == value for values in got for value in values), (
-                "a score is not a number"
-            )
+        if got not in errors:
+            assert not any(math.isnan(value) for values in got for value in values)
     monkeypatch.undo()
     for request in requests[:4]:
         assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
@@ -664,65 +638,51 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(place, after, monkey
 
 def test_calls_wait_while_a_small_cache_is_full_of_others():
     """Twelve prompts of 20 tokens, a cache of 128."""
-    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
-    rng = Random(1)
-    prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(20)) for _ in range(12)]
-    requests = [GenerateRequest(p, n=4, max_new_tokens=11, seed=i) for i, p in enumerate(prompts)]
+    engine, requests = small_engine(), long_requests(12, 20, n=4, max_new_tokens=11)
 
     async def main():
         jobs = [engine.generate([request]) for request in requests]
-        jobs += [engine.score([(p, (5, 6))]) for p in prompts]
+        jobs += [engine.score([(request.prompt_ids, (5, 6))]) for request in requests]
         leaving = asyncio.create_task(engine.generate(requests))
-        waits = asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        waits = asyncio.gather(*jobs)
+        await turns(20)
         leaving.cancel()
         return await waits
 
     found = run(main)
-    for request, got in zip(requests, found, strict=False):
+    for request, got, [values] in zip(requests, found, found[len(requests) :], strict=False):
         assert sequences(got)[0] == tiny_engine_result(request)
-    for prompt, [values] in zip(prompts, found[len(requests) :], strict=True):
-        assert values == pytest.approx(library_scores(MODEL, prompt, (5, 6)), abs=CLOSE)
+        expected = library_scores(MODEL, request.prompt_ids, (5, 6))
+        assert values == pytest.approx(expected, abs=CLOSE)
     assert_idle(engine)
 
 
 def test_a_call_too_large_for_the_cache_is_an_error_and_not_the_end():
-    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
-    rng = Random(1)
-    prompt = tuple(rng.randrange(5, VOCABULARY) for _ in range(20))
+    engine, [request] = small_engine(), long_requests(1, 20, max_new_tokens=11)
     with pytest.raises(EngineError, match=r"engine\.cache_tokens is 128"):
-        generate(engine, GenerateRequest(prompt, n=40, max_new_tokens=11, temperature=3.0))
-    assert len(generate(engine, GenerateRequest(prompt, max_new_tokens=3))[0]) == 1
+        generate(engine, dataclasses.replace(request, n=40, temperature=3.0))
+    assert len(generate(engine, request)[0]) == 1
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 5])
-def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns):
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(after):
     """asyncio.run cancels what is left when its main coroutine ends: Ctrl-C, an error, an early
     break.
     """
-    engine = tiny_engine(MODEL)
+    engine, pairs = tiny_engine(MODEL), [(PROMPT, (50, 51)), (PROMPT, (52, 53))]
+    requests = [GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i) for i in range(3)]
 
     async def main():
-        tasks = [
-            asyncio.create_task(
-                engine.generate([GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i)] * 2)
-            )
-            for i in range(3)
-        ]
-        tasks.append(asyncio.create_task(engine.score([(PROMPT, (50, 51)), (PROMPT, (52, 53))])))
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        jobs = [engine.score(pairs), *(engine.generate([request] * 2) for request in requests)]
+        tasks = [asyncio.create_task(job) for job in jobs]
+        await turns(after)
         assert not all(task.done() for task in tasks)
 
     asyncio.run(main())
     engine.set_policy(None, version=1)  # nothing is under way any more
-    assert score(engine, (PROMPT, (50, 51)))[0] == pytest.approx(
-        library_scores(MODEL, PROMPT, (50, 51)), abs=CLOSE
-    )
-    request = GenerateRequest(PROMPT, n=2, max_new_tokens=10, seed=0)
-    assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
+    assert score(engine, pairs[0])[0] == pytest.approx(library_scores(MODEL, *pairs[0]), abs=CLOSE)
+    assert sequences(generate(engine, requests[0]))[0] == tiny_engine_result(requests[0])
     assert_idle(engine)
 
 
@@ -736,53 +696,42 @@ def test_random_interleavings_never_hang_and_are_never_wrong(seed, memo, monkeyp
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     rng = Random(seed)
     engine = tiny_engine(MODEL, max_batch=rng.choice([3, 16, 64]), cache_tokens=2048)
-    catalogue = random_requests(100 + seed, 24)
-    # Long ones, while others come and go.
-    catalogue += [
-        GenerateRequest(random_prompt(rng), max_new_tokens=170, temperature=1.5, seed=i)
-        for i in range(4)
-    ]
-    expected = [tiny_engine_result(request) for request in catalogue]
+    requests = random_requests(100 + seed, 24)
+    long = {"max_new_tokens": 170, "temperature": 1.5}  # while others come and go
+    requests += [GenerateRequest(random_prompt(rng), seed=i, **long) for i in range(4)]
+    drawn = [tiny_engine_result(request) for request in requests]
     pairs = [(random_prompt(rng), random_prompt(rng, 1, 12)) for _ in range(20)]
-    pairs += [
-        (request.prompt_ids, group[0][0])
-        for request, group in zip(catalogue, expected, strict=True)
-        if group[0][0]
-    ]
-    truth = [library_scores(MODEL, *pair) for pair in pairs]
+    for request, group in zip(requests, drawn, strict=True):
+        if group[0][0]:
+            pairs.append((request.prompt_ids, group[0][0]))
+    scored = [library_scores(MODEL, *pair) for pair in pairs]
+
+    async def asked(rng, kind):
+        chosen = [rng.randrange(20) for _ in range(rng.randint(1, 4))]
+        if kind == "generate":
+            chosen.append(rng.randrange(len(requests)))
+            found = sequences(await engine.generate([requests[i] for i in chosen]))
+            assert found == [drawn[i] for i in chosen]
+        elif kind == "score":
+            found = await engine.score([pairs[i] for i in chosen])
+            for i, values in zip(chosen, found, strict=True):
+                assert values == pytest.approx(scored[i], abs=1e-4)
+        else:
+            prompt = pairs[chosen[0]][0]
+            [top] = await engine.next_token_topk([prompt], 3)
+            best = library_logprobs(MODEL, prompt)[-1].topk(3).indices
+            assert [token for token, _ in top] == best.tolist()
 
     async def caller(rng):
         for _ in range(5):
-            for _ in range(rng.randrange(4)):
-                await asyncio.sleep(0)
-            kind = rng.random()
-            if kind < 0.4:
-                chosen = [rng.randrange(len(catalogue)) for _ in range(rng.randint(1, 3))]
-                job = engine.generate([catalogue[i] for i in chosen])
-            elif kind < 0.85:
-                chosen = [rng.randrange(len(pairs)) for _ in range(rng.randint(1, 4))]
-                job = engine.score([pairs[i] for i in chosen])
-            else:
-                prompt = rng.choice(pairs)[0]
-                top = await asyncio.wait_for(engine.next_token_topk([prompt], 3), 20)
-                assert [token for token, _ in top[0]] == library_logprobs(MODEL, prompt)[-1].topk(
-                    3
-                ).indices.tolist()
-                continue
-            task = asyncio.create_task(job)
+            await turns(rng.randrange(4))
+            [kind] = rng.choices(["generate", "score", "top"], [40, 45, 15])
+            task = asyncio.create_task(asked(rng, kind))
             if rng.random() < 0.2:
-                for _ in range(rng.randrange(6)):
-                    await asyncio.sleep(0)
+                await turns(rng.randrange(6))
                 task.cancel()
-            try:
-                got = await asyncio.wait_for(task, 20)
-            except asyncio.CancelledError:
-                continue
-            if kind < 0.4:
-                assert sequences(got) == [expected[i] for i in chosen]
-            else:
-                for i, values in zip(chosen, got, strict=True):
-                    assert values == pytest.approx(truth[i], abs=1e-4)
+            with suppress(asyncio.CancelledError):
+                await task
 
     async def main():
         await asyncio.gather(*(caller(Random(f"{seed}/{round_}/{i}")) for i in range(16)))
@@ -794,36 +743,28 @@ def test_random_interleavings_never_hang_and_are_never_wrong(seed, memo, monkeyp
     assert_idle(engine)
 
 
-def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine):
+@pytest.mark.parametrize(
+    "way", [{"temperature": 0.0}, {"n": 40, "temperature": 1.5}, {"n": 40, "top_p": 0.8}, {"n": 8, "top_k": 60}]
+)  # fmt: skip
+def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine, way):
     """An embedding has rows that fill it up; the other tokens' numbers stay the model's."""
     likely = library_logprobs(MODEL, PROMPT)[-1].argsort(descending=True).tolist()
-    unknown = [token for token in likely[:20] if token != EOS]
-    engine.unknown = torch.tensor(unknown)
-    ways = [
-        {"temperature": 0.0},
-        {"n": 40, "temperature": 1.5},
-        {"n": 40, "top_p": 0.8},
-        {"n": 8, "top_k": 60},
-    ]
-    for way in ways:
-        [drawn] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=6, seed=3, **way))
-        for one in drawn:
-            assert not {*one.token_ids} & {*unknown}
-            assert one.logprobs == pytest.approx(
-                library_scores(MODEL, PROMPT, one.token_ids), abs=CLOSE
-            )
-            for top in one.top or ():
-                assert not {token for token, value in top if value > -math.inf} & {*unknown}
-    [[after]] = score(engine, (PROMPT, (unknown[0],)))  # of a prompt that has one all the same
-    expected = library_scores(MODEL, PROMPT, (unknown[0],))
-    assert after == pytest.approx(expected[0], abs=CLOSE)
+    unknown = {token for token in likely[:20] if token != EOS}
+    engine.unknown = torch.tensor([*unknown])
+    [drawn] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=6, seed=3, **way))
+    for one in drawn:
+        assert not unknown & {*one.token_ids}
+        right = library_scores(MODEL, PROMPT, one.token_ids)
+        assert one.logprobs == pytest.approx(right, abs=CLOSE)
+        for top in one.top or ():
+            assert not unknown & {token for token, value in top if value > -math.inf}
+    pair = PROMPT, (min(unknown),)  # of a prompt that has one all the same
+    assert score(engine, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
 
 
-def test_the_cache_has_the_name_that_the_models_forward_gives_it(
-    monkeypatch,
-):
+def test_the_cache_has_the_name_that_the_models_forward_gives_it(monkeypatch):
     """transformers 5.24 renames `past_key_values` to `cache`."""
-    model = tiny_llama()
+    model, request = tiny_llama(), GenerateRequest(PROMPT, n=2, max_new_tokens=6, seed=3)
     backbone = type(model.base_model)
     forward, seen = backbone.forward, []
     old = "past_key_values" if "past_key_values" in signature(forward).parameters else "cache"
@@ -832,13 +773,7 @@ def test_the_cache_has_the_name_that_the_models_forward_gives_it(
         seen.append(cache is not None)
         return forward(self, *args, **{old: cache}, **more)
 
-    request = GenerateRequest(PROMPT, n=2, max_new_tokens=6, temperature=1.0, seed=3)
-
-    def drawn():
-        engine = tiny_engine(model, native="off")
-        return run(lambda: engine.generate([request]))
-
-    before = drawn()
+    before = generate(tiny_engine(model, native="off"), request)
     monkeypatch.setattr(backbone, "forward", renamed)
-    assert drawn() == before
+    assert generate(tiny_engine(model, native="off"), request) == before
     assert seen and all(seen)

@@ -252,18 +252,6 @@ def test_figures_of_grpo_are_the_clipped_share_and_k3():
     assert figures["kl"].item() == pytest.approx(sum(weighed) / 7)
 
 
-def test_the_logged_kl_is_that_of_the_policy_over_the_old_one_s_tokens():
-    torch.manual_seed(3)
-    now, old, reference = torch.randn(3, 1, 50).log_softmax(-1)
-    # Every token as often as the old policy draws it.
-    _, figures = grpo_loss(
-        now, old, torch.zeros(1, 50), old.exp(), torch.tensor(1.0),
-        clip_low=0.2, clip_high=0.2, reference=reference,
-    )  # fmt: skip
-    exact = (now.exp() * (now - reference)).sum()
-    assert figures["kl"].item() == pytest.approx(exact.item(), rel=1e-5)
-
-
 def test_a_ratio_beyond_the_clip_silences_a_right_response():
     student, config = student_of("train.pack=off")
     # As if the policy that sampled it had found every token next to impossible: the ratio is far
@@ -304,9 +292,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     student, _ = student_of()
     row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
     before = trained_state(student.model)
-    with pytest.raises(
-        TrainingError, match=r"loss is nan at update 1: .* train\.optimizer\.learning_rate"
-    ):
+    with pytest.raises(TrainingError, match=r"train\.optimizer\.learning_rate"):
         update(learner_of(student.model, Likelihood(), batch=1), [row])
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
@@ -321,22 +307,21 @@ def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(bias, monkeypat
         head = model.get_output_embeddings()
         head.bias = torch.nn.Parameter(torch.linspace(-2, 2, len(head.weight)))
     counted, plain = [], LabelLogProbs.apply
-    monkeypatch.setattr(
-        LabelLogProbs,
-        "apply",
-        lambda hidden, *rest: counted.append(len(hidden)) or plain(hidden, *rest),
-    )
+
+    def apply(hidden, *rest):
+        counted.append(len(hidden))
+        return plain(hidden, *rest)
+
+    monkeypatch.setattr(LabelLogProbs, "apply", apply)
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
     found = score(Scorer(model), model.config, rows, "off", torch.float32, "cpu")
     assert counted == ([] if bias else [5])
+    close = {"atol": 1e-5, "rtol": 1e-5}
     for i, row in enumerate(rows):
         every, count = library_logprobs(model, row), len(row.completion_ids)
-        torch.testing.assert_close(
-            found.logprobs[i, :count], own_tokens(every, row), atol=1e-5, rtol=1e-5
-        )
-        torch.testing.assert_close(
-            found.entropy[i, :count], -(every.exp() * every).sum(-1), atol=1e-5, rtol=1e-5
-        )
+        entropy = -(every.exp() * every).sum(-1)
+        torch.testing.assert_close(found.logprobs[i, :count], own_tokens(every, row), **close)
+        torch.testing.assert_close(found.entropy[i, :count], entropy, **close)
     assert not found.logprobs[1, 2:].any()
 
 
@@ -352,21 +337,16 @@ def test_a_probability_of_zero_has_no_entropy():
 # -- PPO -------------------------------------------------------------------------------------------
 
 
-def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half():
+def test_a_critic_begins_at_a_half_and_its_extra_layer_is_an_identity_that_trains():
     policy = tiny_llama(4)
-    critic = CriticNetwork(policy)
+    critic, plain = CriticNetwork(policy), CriticNetwork(policy, extra_layers=0, start=0.5)
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
     assert (critic(rows)[0] == 0.5).all()
-    torch.nn.init.normal_(critic.score.weight)
+    for network in (critic, plain):
+        torch.nn.init.ones_(network.score.weight)
     found = critic(rows)
-    for i, row in enumerate(rows):
-        hidden = policy.base_model(
-            torch.tensor([[*row.prompt_ids, *row.completion_ids]])
-        ).last_hidden_state[0]
-        expected = critic.score(hidden)[len(row.prompt_ids) - 1 : -1, 0]
-        torch.testing.assert_close(found[i, : len(expected)], expected, atol=1e-5, rtol=1e-5)
-        assert not found[i, len(expected) :].any()
-    # Its extra layer was an identity, and trains; the policy's own weights are no part of it.
+    torch.testing.assert_close(found, plain(rows), atol=1e-5, rtol=1e-5)
+    assert not found[1, 2:].any()
     found.sum().backward()
     assert critic.backbone.layers[-1].mlp.down_proj.weight.grad.any()
     assert (policy.config.num_hidden_layers, critic.config.num_hidden_layers) == (2, 3)
@@ -376,29 +356,24 @@ def test_the_critic_reads_the_state_before_each_token_and_begins_at_a_half():
 def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs():
     student, config = student_of("train.critic_rounds=1", "train.gae_lambda=0.9")
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config)
-    learner = learner_of(student.model, objective, batch=6)
+    learner, raw = learner_of(student.model, objective, batch=6), []
     objective.begin(learner, rows, 0)
-    first = objective.advantages(rows)
-    assert not any(map(any, first[:5])) and first[5] == rows[5].advantages, (
-        "at first the critic learns alone"
-    )
+    *first, demonstration = objective.advantages(rows)  # at first the critic learns alone
+    assert not any(map(any, first)) and demonstration == rows[5].advantages
     objective.begin(learner, rows, 1)
-    found, raw = objective.advantages(rows), []
+    *found, demonstration = objective.advantages(rows)
     for row in rows[:5]:
-        values, following, own = [*objective.values[row.index], 0.0], 0.0, []
+        values, following, own = [*objective.values[row.index], 0.0], row.reward, []
         for t in reversed(range(len(row.completion_ids))):
-            earned = row.reward if t + 1 == len(row.completion_ids) else 0.0
-            following = earned + values[t + 1] - values[t] + 0.9 * following
+            following = values[t + 1] - values[t] + (0.9 if own else 1.0) * following
             own.insert(0, following)
-        raw.append(torch.tensor(own))
+        raw += own
         returns = [a + v for a, v in zip(own, values[:-1], strict=True)]
         assert objective.returns[row.index] == pytest.approx(returns, abs=1e-5)
-    every = torch.cat(raw)
-    white = (every - every.mean()) / every.std(correction=0)
-    torch.testing.assert_close(
-        torch.tensor([a for row in found[:5] for a in row]), white, atol=1e-4, rtol=1e-4
-    )
-    assert found[5] == rows[5].advantages
+    raw = torch.tensor(raw)
+    white = (raw - raw.mean()) / raw.std(correction=0)
+    assert [a for row in found for a in row] == pytest.approx(white.tolist(), abs=1e-4)
+    assert demonstration == rows[5].advantages
 
 
 def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
@@ -427,35 +402,25 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path):
-    ends = []
+    ends, folder = [], tmp_path / "checkpoint"
+    asked = "train.critic_rounds=0", "train.pack=off", f"train.adapter={adapter}"
     for start in (0, 2):
-        student, config = student_of(
-            "train.critic_rounds=0", "train.pack=off", f"train.adapter={adapter}"
-        )
+        student, config = student_of(*asked)
         torch.manual_seed(0)
         model = make_trainable(student.model, student.spec, adapter)
-        objective = Ppo(
-            config.train,
-            model,
-            CriticNetwork(model, student.spec.lora if adapter == "lora" else None),
-        )
-        learner, rows = (
-            learner_of(model, objective, batch=6, weight_decay=0.01, max_grad_norm=1.0),
-            rows_of(student, 6),
-        )
+        critic = CriticNetwork(model, student.spec.lora if adapter == "lora" else None)
+        objective, rows = Ppo(config.train, model, critic), rows_of(student, 6)
+        learner = learner_of(model, objective, batch=6, weight_decay=0.01, max_grad_norm=1.0)
         if start:
-            learner.restore(tmp_path / "checkpoint", start)
+            learner.restore(folder, start)
         for number in range(start, 4):
             objective.begin(learner, rows, number)
             update(learner, rows)
             if number == 1:
-                learner.save(tmp_path / "checkpoint")
+                learner.save(folder)
         ends.append({name: p.detach().clone() for name, p in learner.kept().items()})
     assert ends[0].keys() == ends[1].keys()
     assert not [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
-    assert {"model.safetensors", "optimizer.bin"} <= {
-        path.name for path in (tmp_path / "checkpoint").iterdir()
-    }
 
 
 OWN = """

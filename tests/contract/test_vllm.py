@@ -96,49 +96,14 @@ def served(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(PACKAGED),
-    ]
-    command += [
-        "--served-model-name",
-        "student",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--dtype",
-        "float32",
-    ]
-    command += [
-        "--enforce-eager",
-        "--block-size",
-        "32",
-        "--max-model-len",
-        "1024",
-        "--no-enable-chunked-prefill",
-    ]
-    command += [
-        "--max-num-batched-tokens",
-        "4096",
-        "--kv-cache-memory-bytes",
-        str(1 << 28),
-        "--max-logprobs",
-        "200",
-    ]
-    command += [
-        "--enable-prompt-tokens-details",
-        "--enable-lora",
-        "--max-loras",
-        "1",
-        "--max-lora-rank",
-        "32",
-    ]
-    command += ["--lora-target-modules", *LoraConfig().targets]
+    flags = f"""
+        --model {PACKAGED} --served-model-name student --host 127.0.0.1 --port {port} --dtype float32
+        --enforce-eager --block-size 32 --max-model-len 1024 --no-enable-chunked-prefill
+        --max-num-batched-tokens 4096 --kv-cache-memory-bytes {1 << 28} --max-logprobs 200
+        --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
+        --lora-target-modules {" ".join(LoraConfig().targets)}
+    """
+    command = [sys.executable, *"-P -m vllm.entrypoints.openai.api_server".split(), *flags.split()]
     settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     settings |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("server") / "log"
@@ -468,25 +433,16 @@ def test_the_train_command(where, adapter, tmp_path, request):
     """Two rounds through the command line, in a process of its own; the numbers at sampling are the
     trainer's.
     """
-    overrides = [f"engine.backend={where}", "engine.cache_tokens=40000", f"train.adapter={adapter}"]
+    sets = f"""
+        engine.backend={where} engine.cache_tokens=40000 train.adapter={adapter}
+        train.num_examples=32 train.questions_per_round=16 train.save_every=16 train.eval_size=16
+        train.validation_size=16 train.demonstrations=50 train.rows_per_round=32
+        train.optimizer.epochs=1 train.keep_best=false rewards.use_student_model=false
+    """.split()
     if where == "vllm-server":
-        overrides.append(f"engine.vllm.base_url={request.getfixturevalue('served')}")
-    overrides += [
-        "train.num_examples=32",
-        "train.questions_per_round=16",
-        "train.save_every=16",
-        "train.eval_size=16",
-    ]
-    overrides += ["train.validation_size=16", "train.demonstrations=50", "train.rows_per_round=32"]
-    overrides += [
-        "train.optimizer.epochs=1",
-        "train.keep_best=false",
-        "rewards.use_student_model=false",
-    ]
+        sets.append(f"engine.vllm.base_url={request.getfixturevalue('served')}")
     command = [sys.executable, str(CHECKOUT / "train_vllm.py"), "--model", "embedded", "--use-grpo"]
-    command += ["--checkpoint-dir", str(tmp_path)]
-    for override in overrides:
-        command += ["--set", override]
+    command += ["--checkpoint-dir", str(tmp_path), *(w for key in sets for w in ("--set", key))]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, cwd=CHECKOUT
     )

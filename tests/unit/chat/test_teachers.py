@@ -9,6 +9,7 @@ import random
 
 import pytest
 from fault_server import FAULTS, GOOD, FaultServer
+from tables import table
 
 from alphazero_llm_trainer.chat import client as client_module
 from alphazero_llm_trainer.chat.answer import CallError, read_answer
@@ -31,6 +32,7 @@ from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.report.evaluation import result_text
 from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem, Step
 
+CASES = table("teachers")
 KEY = "sk-secret-0123456789"
 PRICES = {"test/one": (2.0, 10.0), "test/two": (0.5, 1.0)}
 ONE, TWO = (
@@ -87,11 +89,15 @@ def steps(*texts):
     return [Step((), (), text) for text in texts]
 
 
+def judge_at(endpoint):
+    return Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
+
+
 def test_a_judge_scores_each_step_once_and_leaves_what_it_does_not_say_unchecked():
     server = FaultServer(write=judged_by_rule)
 
     async def use(endpoint):
-        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
+        judge = judge_at(endpoint)
         both = await judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 - 2 = 4\n"))
         assert both == Judgement((0.9, 0.0), 0.0)
         assert await judge(PROBLEM, (), steps("3 + 4 = 7\n")) == Judgement((0.9,), 0.9)
@@ -105,17 +111,10 @@ def test_a_judge_scores_each_step_once_and_leaves_what_it_does_not_say_unchecked
     assert unchecked == Judgement((0.9, 1.0), 0.9, frozenset({1}))
 
 
-@pytest.mark.parametrize(
-    "said, score",
-    [
-        ("SCORE: 1", 1.0), ("first score: 0.2\n**Score:** .75", 0.75), ("SCORE: 0", 0.0),
-        ("SCORE: 10", None), ("SCORE: 1.5", None), ("good", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("said, score", CASES["scores"])
 def test_what_a_judge_says_is_a_number_from_0_to_1_or_nothing(said, score):
     async def use(endpoint):
-        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
-        return await judge(PROBLEM, (), steps("3 + 4 = 7"))
+        return await judge_at(endpoint)(PROBLEM, (), steps("3 + 4 = 7"))
 
     judged = play(always("ok", write=lambda asked: said), use)
     assert (None if judged.unchecked else judged.total) == score
@@ -125,8 +124,8 @@ def test_a_judge_that_is_spent_says_no_more():
     server = FaultServer(write=judged_by_rule)
 
     async def use(endpoint):
-        judge = Judge(JudgeConfig(base_url=endpoint.base_url, model="judge"), endpoint.settings)
-        return await judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 - 2 = 4\n", "4 + 1 = 5\n"))
+        three = steps("3 + 4 = 7\n", "7 - 2 = 4\n", "4 + 1 = 5\n")
+        return await judge_at(endpoint)(PROBLEM, (), three)
 
     judged = play(server, use, budget={"calls": 1})
     assert len(server.served) == 1 and len(judged.unchecked) == 2
@@ -150,56 +149,31 @@ def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
 
 # -- a call ----------------------------------------------------------------------------------------
 
-KINDS = {
-    **{status: f"http {status}" for status in ("307", "400", "429", "500")},
-    "error-200": "http 502",
-    "hang": "timeout",
-    "drip": "timeout",
-    "cut": "connection",
-    "close": "connection",
-    "html": "unreadable",
-    "no-content": "empty",
-    "thinks": "length",
-    "refusal": "refusal",
-    "ok-no-usage": "no usage",
-}
+KINDS = CASES["faults"]
 
 
-@pytest.mark.parametrize("fault", sorted(KINDS))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_lasts(fault):
     """Its kind, one sentence without a word of the server's, and the cost that the server told."""
 
     async def use(endpoint):
-        with pytest.raises(CallError) as caught:
-            await complete(endpoint)
-        return caught.value, endpoint.ledgers
+        try:
+            found = await complete(endpoint)
+        except CallError as error:
+            found = error
+        return found, endpoint.ledgers.spent()
 
     server = always(fault, echo=KEY)
-    patience = 0.4 if fault in ("hang", "drip") else 20.0
-    error, ledgers = play(server, use, timeout_seconds=patience)
-    assert error.kind == KINDS[fault]
-    assert "test/one" in str(error) and KEY not in str(error) and "\n" not in str(error)
+    found, spent = play(server, use, timeout_seconds=0.4 if fault in ("hang", "drip") else 20.0)
+    if fault in GOOD:
+        assert found.strip() == "3 + 4 = 7"
+    else:
+        assert found.kind == KINDS[fault]
+        assert "test/one" in str(found) and KEY not in str(found) and "\n" not in str(found)
     tokens, dollars = server.charged(told=True)
-    assert ledgers.spent() == {
-        "dollars": pytest.approx(dollars),
-        "tokens": tokens,
-        "calls": len(server.served),
-    }
-    assert {*KINDS, *GOOD} == set(FAULTS)
-
-
-@pytest.mark.parametrize("fault", GOOD)
-def test_an_answer_in_any_dress(fault):
-    async def use(endpoint):
-        return await complete(endpoint), endpoint.ledgers.spent()
-
-    server = always(fault)
-    text, spent = play(server, use)
-    assert text.strip() == "3 + 4 = 7"
-    assert (spent["tokens"], spent["dollars"]) == (
-        server.charged()[0],
-        pytest.approx(server.charged()[1]),
-    )
+    assert spent == {
+        "dollars": pytest.approx(dollars), "tokens": tokens, "calls": len(server.served)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "close"])
@@ -209,19 +183,23 @@ def test_passing_faults_are_tried_again(fault, monkeypatch):
     assert play(server, complete) == "3 + 4 = 7" and len(server.served) == 2
 
 
+async def each(client, times):
+    """What so many calls give: a text, or the kind of their failure."""
+    for seed in range(times):
+        try:
+            yield await client.complete(QUESTION, seed=seed)
+        except CallError as error:
+            client.ledgers.failed(client.name, error)
+            yield error.kind
+
+
 @pytest.mark.parametrize("fault", ["500", "no-content"])
 def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
     """One answer among them begins the count anew. It is said once, and no failure of a call."""
 
     async def use(endpoint):
         client = ChatClient(endpoint, ONE)
-        kinds = []
-        for _ in range(25):
-            try:
-                await client.complete(QUESTION)
-            except CallError as error:
-                kinds.append(error.kind)
-                endpoint.ledgers.failed(client.name, error)
+        kinds = [kind async for kind in each(client, 25)]
         return kinds, endpoint.ledgers.of(client.name).failures
 
     server = FaultServer(lambda number, asked: "ok" if number == 9 else fault, prices=PRICES)
@@ -275,14 +253,12 @@ def test_the_key_is_nowhere(tmp_path, caplog):
                 await client.complete(QUESTION, seed=seed)
             except CallError as error:
                 errors.append(f"{error} {error!r} {error.__cause__!r}")
-        return repr(client) + repr(endpoint) + repr(vars(endpoint.ledgers))
+        return [client, endpoint, vars(endpoint.ledgers)]
 
     server = FaultServer(lambda number, asked: wanted.choice(faults), prices=PRICES, echo=KEY)
-    shown = play(server, use)
+    shown = f"{play(server, use)!r} {errors} {caplog.text}"
     assert server.keys == {f"Bearer {KEY}"} and len(errors) > 5
-    assert (
-        KEY not in shown + "".join(errors) + (tmp_path / "ledgers.json").read_text() + caplog.text
-    )
+    assert KEY not in shown + (tmp_path / "ledgers.json").read_text()
 
 
 def test_no_key_of_another_service_is_sent(monkeypatch):
@@ -293,17 +269,7 @@ def test_no_key_of_another_service_is_sent(monkeypatch):
     assert server.keys == {"Bearer none"}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "[1, 2]", "{}", '{"choices": ["x"]}', '{"choices": [{"message": {"content": 7}}]}', '{"error": {"code": "x"}}',
-        "[" * 9999,
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": true, '
-        '"completion_tokens": -1}}',
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, '
-        '"completion_tokens": 1e999}}',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [*CASES["bodies"], "[" * 9999])
 def test_any_json_is_an_answer_or_a_failure(body):
     try:
         answer = read_answer(body.encode(), "m")
@@ -316,73 +282,62 @@ def test_any_json_is_an_answer_or_a_failure(body):
 # -- the budget ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", ["dollars", "tokens", "calls"])
-def test_a_spent_budget_ends_the_calls_and_is_said_once(unit, caplog, monkeypatch):
+@pytest.mark.parametrize("unit, limit", [("dollars", 0.002), ("tokens", 900), ("calls", 7)])
+def test_a_spent_budget_ends_the_calls_and_is_said_once(unit, limit, caplog, monkeypatch):
     async def use(endpoint):
-        ensemble = TeacherEnsemble(
-            [OpenAITeacher(ChatClient(endpoint, model)) for model in (ONE, TWO)],
-            endpoint.settings,
-            ledgers=endpoint.ledgers,
-        )
+        teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in (ONE, TWO)]
+        ensemble = TeacherEnsemble(teachers, endpoint.settings, ledgers=endpoint.ledgers)
         for seed in range(30):
             await ensemble.propose(PROBLEM, [], seed)
         return endpoint.ledgers.as_dict()
 
-    limit = {"dollars": 0.002, "tokens": 900, "calls": 7}[unit]
     server = FaultServer(lambda number, asked: "500" if number == 2 else "ok", prices=PRICES)
     monkeypatch.setattr(client_module, "MOST_CALLS", 1)
     card = play(server, use, budget={"dollars": None, unit: limit})
     tokens, dollars = server.charged()
     taken = {"dollars": dollars, "tokens": tokens, "calls": len(server.served)}
-    assert card["spent"] == pytest.approx(taken)
+    assert card["spent"] == pytest.approx(taken) and card["refused"] > 10
     last = server.served[-1]
     one = {"dollars": last.dollars, "tokens": last.prompt + last.sampled, "calls": 1}[unit]
     assert limit <= taken[unit] < limit + one + 1e-9  # no call is begun beyond it
-    assert card["refused"] > 10
-    said = [r.getMessage() for r in caplog.records if "budget" in r.getMessage()]
-    assert len(said) == 1 and unit in said[0]
+    [said] = [message for message in caplog.messages if "budget" in message]
+    assert unit in said
 
 
-def test_a_model_that_tells_no_usage_is_asked_where_calls_alone_are_limited():
+@pytest.mark.parametrize(
+    "dollars, kinds, calls", [(1.0, ["no usage"] * 3, 1), (None, ["3 + 4 = 7"] * 3, 3)]
+)
+def test_a_model_that_tells_no_usage_is_asked_where_calls_alone_are_limited(dollars, kinds, calls):
     async def use(endpoint):
-        client, kinds = ChatClient(endpoint, ONE), []
-        for _ in range(3):
-            try:
-                kinds.append(await client.complete(QUESTION))
-            except CallError as error:
-                kinds.append(error.kind)
-        return kinds
+        return [found async for found in each(ChatClient(endpoint, ONE), 3)]
 
     server = always("ok-no-usage")
-    assert (
-        play(server, use, budget={"dollars": 1.0}) == ["no usage"] * 3 and len(server.served) == 1
-    )
-    assert play(always("ok-no-usage"), use, budget={"dollars": None}) == ["3 + 4 = 7"] * 3
+    assert play(server, use, budget={"dollars": dollars}) == kinds and len(server.served) == calls
 
 
 def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):
     path = tmp_path / "ledgers.json"
-    first = Ledgers(BudgetConfig(calls=3))
-    first.open(path)
+
+    def opened():
+        ledgers = Ledgers(BudgetConfig(calls=3))
+        ledgers.open(path)
+        return ledgers
+
+    first = opened()
     first.begin("a")
     first.add("a", Cost(prompt_tokens=3, sampled_tokens=4, calls=1, dollars=0.25))
     first.used("a", 0.75)
     first.begin("a")
     first.failed("a", CallError("http 500", "a is down"))
-    again = Ledgers(BudgetConfig(calls=3))
-    again.open(path)
+    again, own = opened(), first.of("a")
     assert again.spent() == {"dollars": 0.25, "tokens": 7, "calls": 2} and again.session == {}
-    assert (
-        again.of("a")
-        == first.of("a")
-        == TeacherLedger(2, 1, 0.75, {"http 500": 1}, first.of("a").cost)
-    )
+    assert again.of("a") == own == TeacherLedger(2, 1, 0.75, {"http 500": 1}, own.cost)
     again.begin("a")
-    with pytest.raises(CallError, match=r"teachers\.budget\.calls is spent: 3 of 3"):
+    with pytest.raises(CallError):
         again.begin("a")
     path.write_text('{"a": {"calls": "x"}}')
-    with pytest.raises(DataError, match="remove it"):
-        again.open(path)
+    with pytest.raises(DataError):
+        opened()
 
 
 class Fake:
@@ -390,16 +345,14 @@ class Fake:
     fail.
     """
 
-    def __init__(self, name, fails=lambda call: False, says=None):
-        self.name, self.fails, self.says, self.ledger = name, fails, says, TeacherLedger()
+    def __init__(self, name, fails=lambda call: False):
+        self.name, self.fails, self.ledger = name, fails, TeacherLedger()
 
     async def propose(self, problem, steps, direction, seed):
         self.ledger.calls += 1
         if self.fails(self.ledger.calls):
             raise CallError("http 500", f"{self.name} is down")
-        return TeacherProposal(
-            self.says or f"{direction} {seed}", f"teacher:{self.name}", direction
-        )
+        return TeacherProposal(f"{direction} {seed}", f"teacher:{self.name}", direction)
 
 
 def ensemble_of(teachers, *, seed=0, **settings):
@@ -413,134 +366,93 @@ def ask(ensemble, seed=0):
 # -- what is asked ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text, step",
-    [
-        ("  3 + 4 = 7  \n#### 7", "3 + 4 = 7"),
-        ("#### 7", "#### 7"),
-        ("Next line: 3 + 4 = 7", "3 + 4 = 7"),
-        ("2. 3 + 4 = 7", "3 + 4 = 7"),
-        ("**3 + 4 = 7**", "3 + 4 = 7"),
-        ("```\n3 + 4 = 7\n```", "3 + 4 = 7"),
-        ("Sure, here is the next step:\n\n3 + 4 = 7", "3 + 4 = 7"),
-        ("<think>3 + 5 = 8? no\n</think>\n3 + 4 = 7", "3 + 4 = 7"),
-        ("3 + 5 = 8? no\n</think>\n3 + 4 = 7", "3 + 4 = 7"),
-        ("<think>still going", None),
-        ("I'm sorry, I can't write wrong steps.", None),
-        ("x" * 301, None),
-    ],
-)
+@pytest.mark.parametrize("text, step", [*CASES["steps"], ("x" * 301, None)])
 def test_parse_step(text, step):
     assert parse_step(text) == step
 
 
 def test_a_teacher_proposes_one_line():
     async def use(endpoint):
-        teacher = OpenAITeacher(ChatClient(endpoint, ONE))
-        asks = (Direction.RIGHT, Direction.WRONG)
-        written = [
-            await teacher.propose(PROBLEM, ["3 + 4 = 7"], direction, seed=2**40)
-            for direction in asks
-        ]
-        with pytest.raises(CallError, match="no line that is a next step"):
-            # The last step again.
-            await teacher.propose(PROBLEM, ["3 + 4 = 7"], Direction.RIGHT, seed=0)
-        return written, teacher
+        teacher, before = OpenAITeacher(ChatClient(endpoint, ONE)), ["3 + 4 = 7"]
+        for text, way in (("#### 7", Direction.RIGHT), ("#### 8", Direction.WRONG)):
+            found = await teacher.propose(PROBLEM, before, way, seed=2**40)
+            assert found == TeacherProposal(text, "teacher:test/one", way)
+        with pytest.raises(CallError):  # the last step again
+            await teacher.propose(PROBLEM, before, Direction.RIGHT, seed=0)
+        return teacher.ledger.calls
 
     said = iter(["<think>hm</think>#### 7", "#### 8", "3 + 4 = 7"])
     server = FaultServer(write=lambda asked: next(said))
-    found, teacher = play(server, use)
-    assert found == [
-        TeacherProposal("#### 7", "teacher:test/one", Direction.RIGHT),
-        TeacherProposal("#### 8", "teacher:test/one", Direction.WRONG),
-    ]
+    assert play(server, use) == 3 and all(request["seed"] < 2**31 for request in server.requests)
     asked = [request["messages"][1]["content"] for request in server.requests]
     assert all(PROBLEM.question in text and "3 + 4 = 7" in text for text in asked)
     assert "correct" in asked[0] and "mistake" in asked[1]
-    assert teacher.ledger.calls == 3 and all(request["seed"] < 2**31 for request in server.requests)
 
 
 def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     opening = Opening("Think step by step.", (("What is 1 + 1?", "1 + 1 = 2\n#### 2"),), shots=1)
-    config = load_config(
-        overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.prompt=continue"]
-    )
+    tier = ["teachers.tier=local", "teacher_tiers.local.prompt=continue"]
 
-    async def use(endpoint):
-        ensemble = build_teachers(config, lambda: Fake("x"), endpoint, opening)
-        return [
-            await ensemble.propose(PROBLEM, steps, 1) for steps in ([], ["3 + 4 = 7", "7 + 1 = 8"])
-        ]
+    def proposed(server, *more):
+        config = load_config(overrides=[*tier, "teachers.right=2", *more])
+
+        async def use(endpoint):
+            teachers = build_teachers(config, lambda: Fake("x"), endpoint, opening)
+            lines = [], ["3 + 4 = 7", "7 + 1 = 8"]
+            return [await teachers.propose(PROBLEM, before, 1) for before in lines], teachers
+
+        return play(server, use)
 
     lines = iter(["3 + 4 = 7", "", "#### 8 ", "two\nlines"])
     server = FaultServer(write=lambda asked: next(lines))
-    model = config.teacher_tiers["local"].teachers[0].model
-    first, second = play(server, use)
-    assert first == [TeacherProposal("3 + 4 = 7", f"teacher:{model}", Direction.RIGHT)]
+    [first, second], teachers = proposed(server)
+    source = f"teacher:{teachers.teachers[0].name}"
+    assert first == [TeacherProposal("3 + 4 = 7", source, Direction.RIGHT)]
     # The first words of a server that doesn't stop where it is told to.
     assert [proposal.text for proposal in second] == ["#### 8", "two"]
     assert len(server.requests) == 4  # none for a wrong step: the default asks for one
     beginning = [*opening.messages(PROBLEM.question), {"role": "user", "content": PROBLEM.question}]
     assert [request["messages"] for request in server.requests[:2]] == [beginning] * 2
+    begun = {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"}
+    for request in server.requests[2:]:
+        assert request["messages"] == [*beginning, begun] and request["stop"] == ["\n"]
+        assert request["continue_final_message"] and not request["add_generation_prompt"]
     # A chat model may begin with an empty line: it is told no place to stop, and its first words
     # count.
     chatty = FaultServer(write=lambda asked: "\n\n7 + 1 = 8\n\n#### 8")
-    config = load_config(
-        overrides=[
-            {"search": {"step": "thought"}},
-            config.model_dump(include={"teachers", "teacher_tiers"}),
-        ]
-    )
-    [found, _] = play(chatty, use)
-    assert [proposal.text for proposal in found] == ["7 + 1 = 8"] and not any(
-        "stop" in request for request in chatty.requests
-    )
-    with pytest.raises(ConfigError, match=r"teachers\.right is 0 and a teacher that continues"):
-        config = load_config(
-            overrides=[config.model_dump(include={"teachers", "teacher_tiers"}), "teachers.right=0"]
-        )
-        play(chatty, use)
-    for request in server.requests[2:]:
-        assert request["messages"] == [
-            *beginning,
-            {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"},
-        ]
-        assert (
-            request["continue_final_message"]
-            and not request["add_generation_prompt"]
-            and request["stop"] == ["\n"]
-        )
+    [[one, *_], _], _ = proposed(chatty, "search.step=thought")
+    assert one.text == "7 + 1 = 8" and not any("stop" in request for request in chatty.requests)
+    with pytest.raises(ConfigError, match=r"teachers\.right"):
+        proposed(chatty, "teachers.right=0")
 
 
 def test_the_terminal_checker():
     async def use(endpoint):
         checker = TerminalChecker(ChatClient(endpoint, ONE, "terminal checker"))
-        rules = [True, True, False, False, True]
-        return [
-            await checker.finished(PROBLEM, f"3 + {i} = 7", rule) for i, rule in enumerate(rules)
-        ], checker
+        for i, (rule, verdict) in enumerate(rules):
+            assert await checker.finished(PROBLEM, f"3 + {i} = 7", rule) is verdict
+        return checker.ledger
 
+    #         agrees, disagrees twice, unreadable, failed
+    rules = [(True, True), (True, False), (False, True), (False, False), (True, True)]
     said = iter(["FINISHED", "unfinished.", "<think>unfinished?</think> Finished", "maybe"])
     server = FaultServer(
         lambda number, asked: "400" if number == 4 else "ok", lambda asked: next(said, "")
     )
-    verdicts, checker = play(server, use)
-    #                  agrees, disagrees, disagrees, unreadable, failed
-    assert verdicts == [True, False, True, False, True]
-    assert checker.ledger.failures == {"unusable": 1, "http 400": 1} and checker.ledger.calls == 5
+    ledger = play(server, use)
+    assert ledger.failures == {"unusable": 1, "http 400": 1} and ledger.calls == 5
 
 
 # -- who is asked, and when ------------------------------------------------------------------------
 
 
 def test_the_ensemble_asks_for_both_directions():
-    def made():
-        return ensemble_of([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5)
+    def found():
+        return ask(ensemble_of([*map(Fake, "abc")], right=2, wrong=1, seed=5), 11)
 
-    found = ask(made(), 11)
-    assert [p.direction for p in found] == [Direction.RIGHT, Direction.RIGHT, Direction.WRONG]
-    assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
-    assert ask(made(), 11) == found
+    assert [p.direction for p in found()] == [Direction.RIGHT, Direction.RIGHT, Direction.WRONG]
+    assert {p.source for p in found()} == {"teacher:a", "teacher:b", "teacher:c"}
+    assert found() == found()
 
 
 def test_wrong_steps_gain_by_being_wrong():
@@ -551,23 +463,23 @@ def test_wrong_steps_gain_by_being_wrong():
     assert ensemble.ledgers.of("a").as_dict()["mean_value"] == pytest.approx(0.75)
 
 
-def test_when_teachers_are_asked():
-    assert ensemble_of([], ask="always").asks(1.0, 1.0)
-    uncertain, failing = ensemble_of([], ask="uncertain"), ensemble_of([], ask="failing")
-    assert uncertain.asks(0.5, 1.0) and not uncertain.asks(0.75, 0.0)
-    assert failing.asks(1.0, 0.0) and not failing.asks(0.0, 0.5)
+@pytest.mark.parametrize(
+    "when, agreement, best, asked",
+    [
+        ("always", 1.0, 1.0, True), ("uncertain", 0.5, 1.0, True), ("uncertain", 0.75, 0.0, False),
+        ("failing", 1.0, 0.0, True), ("failing", 0.0, 0.5, False),
+    ],
+)  # fmt: skip
+def test_when_teachers_are_asked(when, agreement, best, asked):
+    assert ensemble_of([], ask=when).asks(agreement, best) is asked
 
 
 def test_where_one_fails_the_next_is_asked_and_it_is_said_once(caplog):
     bad = Fake("bad", lambda call: True)
     ensemble = ensemble_of([bad, Fake("good")])
-    assert [[one.source for one in ask(ensemble, seed)] for seed in range(5)] == [
-        ["teacher:good"] * 2
-    ] * 5
-    assert bad.ledger.failures == {"http 500": bad.ledger.calls}
-    assert [record.getMessage() for record in caplog.records] == [
-        "a call of bad failed: bad is down"
-    ]
+    for seed in range(5):
+        assert [one.source for one in ask(ensemble, seed)] == ["teacher:good"] * 2
+    assert bad.ledger.failures == {"http 500": bad.ledger.calls} and len(caplog.messages) == 1
     assert ask(ensemble_of([bad])) == []
 
 

@@ -8,6 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import Lines, ScriptedPolicy, run
+from support import SHAPE
+from tables import table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
@@ -55,14 +57,10 @@ def network(student):
 
 def random_value(student, bias):
     torch.manual_seed(5)
-    shape = LlamaConfig(
-        vocab_size=student.model.config.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=1024, initializer_range=0.3,
-    )  # fmt: skip
-    engine = InProcessEngine(
-        LlamaForCausalLM(shape).eval(), eos_id=student.engine.eos_id, step_ends=student.engine.step_ends,
-        settings=EngineConfig(max_context=1024),
-    )  # fmt: skip
+    sizes = {"vocab_size": student.model.config.vocab_size, "max_position_embeddings": 1024}
+    model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **sizes}))
+    own = {"eos_id": student.engine.eos_id, "step_ends": student.engine.step_ends}
+    engine = InProcessEngine(model.eval(), settings=EngineConfig(max_context=1024), **own)
     engine.set_value(torch.randn(32) * 0.3, bias)
     return CriticVerifier(Critic(engine, 0.0, {}), "value")
 
@@ -134,14 +132,9 @@ def test_over_budget_is_an_error(student, config, monkeypatch):
         return "#### 1", "finished"
 
     monkeypatch.setitem(METHODS, "greedy", spendthrift)
-    with pytest.raises(
-        OverBudgetError, match=r"greedy sampled 51 and scored 0 tokens on .* with a budget of 50"
-    ):
-        asyncio.run(
-            answered(
-                "greedy", MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 50
-            )
-        )
+    context = MethodContext(student, NoVerifier(), config)
+    with pytest.raises(OverBudgetError):
+        run(lambda: answered("greedy", context, TASKS[0].problem, 0, 50))
 
 
 def test_greedy_is_the_package_s_greedy(student):
@@ -175,13 +168,7 @@ class Watched(ScriptedPolicy):
         self.drawn = {}
         self.left_out = []
 
-    def prompt_ids(self, problem):
-        return (1,)
-
-    async def continuations(
-        self, problem, steps, n, seed, limits, *more,
-        **named,
-    ):  # fmt: skip
+    async def continuations(self, problem, steps, n, seed, limits, *more, **named):
         without = more[1] if len(more) > 1 else named.get("without")
         found, cost = await super().continuations(problem, steps, n, seed, limits)
         before = self.drawn.setdefault((ids_of(steps), limits.steps == 1), set())
@@ -248,17 +235,7 @@ def test_a_tree_votes_by_what_its_source_reads(student):
     assert found.response in ("#### Paris", "#### The Paris")
 
 
-@pytest.mark.parametrize(
-    "texts, ended, usable, states",
-    [
-        (("1 + 1 = 2\n", "#### 2"), True, True, True),
-        (("1 + 1 = 2\n", "so it is 2"), True, True, True),
-        (("1 + 1 = 2\n", "2 + 1 ="), False, False, False),
-        (("1 + 1 = 2\n",), False, False, False),
-        (("1 + 1 = 2\n", "#### 2"), False, True, True),
-        (("nothing",), True, True, False),  # graded as unparsed
-    ],
-)
+@pytest.mark.parametrize("texts, ended, usable, states", table("search")["responses"])
 def test_a_response_that_a_limit_cut_is_no_answer(student, config, texts, ended, usable, states):
     attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
     steps = tuple(Step((1,), (0.0,), text) for text in texts)

@@ -6,13 +6,10 @@ import importlib.util
 import math
 
 import pytest
-from scripted import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+from scripted import Rule, ScriptedPolicy, hashed_reward, search
 from tables import CHECKOUT, TESTS, read_json
 
-from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.mcts.descent import closed, rescaled
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
     gumbel,
@@ -159,29 +156,11 @@ def through_root_children(tree):
     return counts
 
 
-class HalfGood:
-    """FAKE verifier: a step's score is a hash of its text, and none is rejected. A test tool."""
-
-    name, checks, guides, computes, scored_tokens = "half", True, False, False, 0
-
-    async def __call__(self, problem, prompt_ids, steps):
-        scores = tuple(0.1 + 0.8 * hashed_reward(step.text) for step in steps)
-        return Judgement(scores, min(scores, default=1.0))
-
-
 def verified_search(seed, select="gumbel", **changes):
-    config = SearchConfig.model_validate(
-        {
-            "select": select,
-            "simulations": 1000,
-            "verify": {"accept_above": 1.0, "reject_below": 0.15},
-            **changes,
-        }
-    )
+    half = Rule(lambda text: 0.1 + 0.8 * hashed_reward(text))
+    changes |= {"verify": {"accept_above": 1.0, "reject_below": 0.15}, "select": select}
     policy = ScriptedPolicy(seed, words=9, close=0.2)
-    policy.prompt_ids = lambda problem: (1, 2, 3)
-    search = Search(policy, scripted_evaluate, config, verifier=HalfGood())
-    return run(lambda: search.run(a_problem(), seed))
+    return search(policy, seed=seed, verifier=half, simulations=1000, **changes)
 
 
 def test_a_budget_of_tokens_is_halved_under_a_verifier():

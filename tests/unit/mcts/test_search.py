@@ -10,13 +10,14 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import StepReference
 from scripted import (
     ScriptedAdvisor,
     ScriptedPolicy,
     a_problem,
-    hashed_reward,
     run,
     scripted_evaluate,
+    search,
 )
 from tables import TESTS, read_json, table
 
@@ -27,10 +28,8 @@ from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
-from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.problems.source import source_of
@@ -43,124 +42,7 @@ CASES = table("search")
 GOLDEN = TESTS / "golden"
 
 
-def search(policy, problem, seed=0, tree=None, **more):
-    """One search to its end. `more`: SearchConfig's fields, and Search's advisor, finished, stop,
-    evaluate.
-    """
-    parts = {name: more.pop(name) for name in ("advisor", "finished", "stop") if name in more}
-    evaluate = more.pop("evaluate", scripted_evaluate)
-    one = Search(policy, evaluate, SearchConfig(**more), **parts)
-    return run(lambda: one.run(problem, seed, tree))
-
-
 # -- (a) the reference -----------------------------------------------------------------------------
-
-
-class Node:
-    """A linked node of the reference."""
-
-    def __init__(self, parent, step):
-        self.parent, self.step = parent, step
-        self.children = []
-        self.N, self.W = 0, 0.0
-        self.reward = None
-        self.expanded = False
-
-
-class Reference:
-    """Recursive MCTS with linked nodes: descend while expanded, graft whole playouts, merge equal
-    siblings.
-    """
-
-    def __init__(self, policy, problem, seed, config):
-        self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
-        self.root = Node(None, Step((), (), ""))
-        self.made = [self.root]
-        for _ in range(config.simulations):
-            self.simulate(self.root, [])
-
-    def simulate(self, node, steps):
-        if node.reward is not None:
-            rewards = [node.reward]
-        elif node.expanded and node.children:
-            best = max(
-                node.children,
-                key=lambda child: (self.score(node, child), -node.children.index(child)),
-            )
-            rewards = self.simulate(best, [*steps, best.step])
-        else:
-            rewards = [self.graft(node, playout, steps) for playout in self.playouts(node, steps)]
-            node.expanded = True
-        return self.back_up(node, rewards)
-
-    def back_up(self, node, rewards):
-        for reward in rewards:
-            node.N += 1
-            node.W += reward
-        return rewards
-
-    def playouts(self, node, steps):
-        tokens = self.config.max_tokens - sum(len(step.token_ids) for step in steps)
-        limits = Limits(self.config.max_depth - len(steps), tokens)
-        if min(limits.steps, limits.tokens) <= 0:
-            return []
-        seed = derive_seed(self.seed, self.made.index(node), node.N)
-        return [
-            c.steps
-            for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)
-        ]
-
-    def graft(self, leaf, playout, steps):
-        earned = hashed_reward("".join(step.text for step in [*steps, *playout]))
-        return self.descend(leaf, playout, earned, at_leaf=True)
-
-    def descend(self, node, rest, earned, at_leaf=False):
-        if rest and node.reward is None:
-            earned = self.descend(self.child(node, rest[0]), rest[1:], earned)
-        else:
-            if node.reward is None and not node.children:
-                node.reward = earned
-            earned = earned if node.reward is None else node.reward
-        if not at_leaf:
-            self.back_up(node, [earned])
-        return earned
-
-    def child(self, node, step):
-        for child in node.children:
-            a, b = sorted((child.step.token_ids, step.token_ids), key=len)
-            if child.step.text == step.text and (a == b or b[: len(a)] != a):
-                return child
-        made = Node(node, step)
-        node.children.append(made)
-        self.made.append(made)
-        return made
-
-    def score(self, node, child):
-        c = self.config.exploration
-        if self.config.select == "ucb1":
-            return (
-                math.inf
-                if child.N == 0
-                else child.W / child.N + c * math.sqrt(math.log(node.N) / child.N)
-            )
-        priors = [math.exp(math.fsum(one.step.logprobs)) for one in node.children]
-        share = priors[node.children.index(child)] / math.fsum(priors)
-        return (child.W / child.N if child.N else 0.0) + c * share * math.sqrt(node.N) / (
-            1 + child.N
-        )
-
-    def columns(self):
-        index = {id(node): i for i, node in enumerate(self.made)}
-        return [
-            (
-                -1 if node.parent is None else index[id(node.parent)],
-                node.step.text,
-                node.N,
-                node.W,
-                node.reward,
-            )
-            for node in self.made
-        ]
 
 
 @pytest.mark.parametrize("select", ["ucb1", "puct"])
@@ -180,7 +62,11 @@ def test_the_arena_equals_the_recursive_reference(select):
         problem = a_problem(f"p{seed}")
         tree = search(policy, problem, seed, **config.model_dump()).tree
         found = list(zip(tree.parent, tree.text, tree.N, tree.W, tree.reward, strict=True))
-        assert found == Reference(policy, problem, seed, config).columns(), f"seed {seed}: {config}"
+        made = StepReference(policy, problem, seed, config).made
+        number = {None: -1} | {node: at for at, node in enumerate(made)}
+        assert found == [
+            (number[node.parent], node.step.text, node.N, node.W, node.reward) for node in made
+        ], f"seed {seed}: {config}"
         deepest = max(deepest, *(len(tree.path(node)) for node in range(len(tree))))
         widest = max(widest, len(tree))
         revisited += sum(tree.N[leaf] > tree.samples[leaf] for leaf in tree.leaves())
@@ -204,17 +90,18 @@ LAST, UCB1, NONE = Selector(last, never, 0.0, 0.0), Selector(ucb1, never, 2**0.5
 def test_a_selector_of_ones_own_leads_the_descent(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
-    policy, problem = ScriptedPolicy(1), a_problem()
-    plain = search(policy, problem, 0, select="ucb1", simulations=20).tree.to_dict()
-    same = search(policy, problem, 0, select=f"{file}:UCB1", simulations=20).tree.to_dict()
-    assert same == plain
-    tree = search(policy, problem, 0, select=f"{file}:LAST", simulations=20).tree
+
+    def tree_by(select):
+        return search(ScriptedPolicy(1), select=select, simulations=20).tree
+
+    assert tree_by(f"{file}:UCB1").to_dict() == tree_by("ucb1").to_dict()
+    tree = tree_by(f"{file}:LAST")
     visited = [node for node in range(1, len(tree)) if tree.expanded[node]]
     assert len(visited) > 1
     for node in visited:
         assert node == tree.children[tree.parent[node]][-1]
     with pytest.raises(ConfigError, match=r"search\.select"):
-        search(policy, problem, 0, select=f"{file}:NONE")
+        tree_by(f"{file}:NONE")
     with pytest.raises(ConfigError, match=r"search\.select"):
         load_config(overrides=["search.select=nearest"])
 
@@ -223,18 +110,13 @@ def test_a_selector_of_ones_own_leads_the_descent(tmp_path):
 
 
 def test_a_tree_is_a_table():
-    tree = Tree()
-    step = Step((1, 2), (-0.5, -0.25), "3 + 4 = 7\n")
-    node = tree.attach(ROOT, step)
-    tree.finish(node, "answer", RewardParts(0.5))
-    tree.backup(node, 0.5)
+    tree = grown((("3 + 4 = 7\n",), 0.5, 1))
     tree.attach(ROOT, Step((3,), (-1.0,), "no\n"))
     rows = tree.rows()
     assert [(row["node"], row["parent"], row["depth"], row["N"], row["Q"]) for row in rows] == [
         (0, -1, 0, 1, 0.5), (1, 0, 1, 1, 0.5), (2, 0, 1, 0, None),
     ]  # fmt: skip
-    assert (rows[1]["text"], rows[1]["verdict"]) == (step.text, "answer")
-    assert "3 nodes" in repr(tree)
+    assert (rows[1]["text"], rows[1]["verdict"]) == ("3 + 4 = 7\n", "ended")
 
 
 def check_invariants(tree):
@@ -300,17 +182,19 @@ def test_invariants_hold_whatever_is_told(rounds, rule, exploration):
     assert mcts.simulation <= 20
 
 
+def ended(token, reward):
+    """A playout of one token that ends a response."""
+    steps = (Step((token,), (-1.0,), str(token)),)
+    return Playout(Continuation(steps, True), "ended", RewardParts(reward))
+
+
 @pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
 def test_a_reward_outside_0_to_1_changes_nothing(reward):
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
-    fine, wrong = (
-        Playout(Continuation((Step((i,), (-1.0,), str(i)),), True), "ended", RewardParts(total))
-        for i, total in enumerate((0.5, reward))
-    )
     before = mcts.tree.to_dict()
     with pytest.raises(ValueError, match="outside"):
-        mcts.tell(leaf, LeafEvaluation([fine, wrong]))
+        mcts.tell(leaf, LeafEvaluation([ended(0, 0.5), ended(1, reward)]))
     assert mcts.tree.to_dict() == before and mcts.ask() == [leaf] == [Leaf(ROOT, 1)]
 
 
@@ -337,10 +221,8 @@ def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
 ):
     mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
-    playout = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(1.0))
-    mcts.tell(
-        leaf, LeafEvaluation([playout], estimate=estimate, rollout_weight=weight, value=value)
-    )
+    told = {"estimate": estimate, "rollout_weight": weight, "value": value}
+    mcts.tell(leaf, LeafEvaluation([ended(1, 1.0)], **told))
     assert mcts.tree.W[ROOT] == pytest.approx(backed_up) and mcts.tree.W[1] == 1.0
     assert mcts.tree.V[ROOT] == estimate and mcts.tree.V[1] is None
 
@@ -403,55 +285,19 @@ def test_a_tree_of_depth_2000_is_searched_saved_and_read():
 # -- (f) budgets, verdicts, teachers ---------------------------------------------------------------
 
 
-def test_the_token_budget_is_never_exceeded():
-    ended = set()
-    for seed in range(40):
-        rng, budget = Random(seed), 1 + seed * 7
-        step = TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)
-        result = search(
-            ScriptedPolicy(seed, words=4),
-            a_problem(),
-            seed,
-            simulations=rng.randint(1, 20),
-            samples=rng.randint(1, 6),
-            max_tokens=rng.choice([10, 60, 160]),
-            budget_tokens=budget,
-            advisor=ScriptedAdvisor([step] * 2) if seed % 2 else None,
-        )
-        assert result.cost.sampled_tokens <= budget, f"seed {seed}"
-        ended.add(result.ended_by)
-        check_invariants(result.tree)
-    assert ended == {"tokens", "simulations"}
-
-
 def test_stop_returns_the_best_so_far():
     policy = ScriptedPolicy(5)
-    result = search(policy, a_problem(), simulations=1000, stop=lambda: policy.calls >= 4)
+    result = search(policy, simulations=1000, stop=lambda: policy.calls >= 4)
     assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
-    whole = search(ScriptedPolicy(5), a_problem(), simulations=200)
-    assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(
-        result.tree
-    )
+    whole = search(ScriptedPolicy(5), simulations=200).tree
+    known = len(result.tree)
+    assert whole.text[:known] == result.tree.text and len(whole) > known
 
 
-def continuation(*texts, ended=False):
-    return Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
-
-
-@pytest.mark.parametrize(
-    "response, limits, verdict",
-    [
-        (continuation("1 + 1 = 2\n", "#### 2", ended=True), Limits(5, 9), "answer"),
-        (continuation("#### 2\n"), Limits(1, 9), "answer"),
-        (continuation("1 + 1 = 2\n", ended=True), Limits(5, 9), "ended"),
-        (continuation("a\n", "b\n"), Limits(2, 9), "depth"),
-        (continuation("a\n", "b"), Limits(3, 2), "length"),
-        (continuation("####"), Limits(3, 1), "length"),
-        (continuation(ended=True), Limits(3, 1), "ended"),
-    ],
-)
-def test_verdicts(response, limits, verdict):
-    assert steps.verdict(response, limits) == verdict
+@pytest.mark.parametrize("texts, ended, most_steps, most_tokens, verdict", CASES["verdicts"])
+def test_verdicts(texts, ended, most_steps, most_tokens, verdict):
+    response = Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
+    assert steps.verdict(response, Limits(most_steps, most_tokens)) == verdict
 
 
 def test_teachers_steps_become_children_with_source_and_direction():
@@ -459,18 +305,14 @@ def test_teachers_steps_become_children_with_source_and_direction():
 
     async def evaluate(problem, steps, directions, verdict):
         assert len(directions) == len(steps)
-        asked.append(directions)
+        asked.append(directions[:2])
         return await scripted_evaluate(problem, steps, directions, verdict)
 
-    proposals = [
-        TeacherProposal("right step", "teacher:good", Direction.RIGHT),
-        TeacherProposal("wrong step", "teacher:bad", Direction.WRONG),
-        TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
-        TeacherProposal("w0", "teacher:good", Direction.RIGHT),  # the student's own step, too
-    ]
+    good = ("right step", "#### 1", "w0")  # the last is the student's own step, too
+    proposals = [TeacherProposal(text, "teacher:good", Direction.RIGHT) for text in good]
+    proposals.append(TeacherProposal("wrong step", "teacher:bad", Direction.WRONG))
     result = search(
         ScriptedPolicy(1, words=1),
-        a_problem(),
         simulations=30,
         samples=2,
         advisor=ScriptedAdvisor(proposals),
@@ -489,7 +331,7 @@ def test_teachers_steps_become_children_with_source_and_direction():
     below = tree.children[top["right step\n"][2]]
     assert below and tree.source[below[0]] == "student"
     # Directions on the way down are given to the evaluation too.
-    assert any(d[:2] == [Direction.RIGHT, Direction.WRONG] for d in map(list, asked))
+    assert (Direction.RIGHT, Direction.WRONG) in map(tuple, asked)
     assert result.cost.scored_tokens > 0
     check_invariants(tree)
 
@@ -502,7 +344,7 @@ def test_the_finished_checker_ends_a_response_where_it_says_so():
         return rule or "w1" in response
 
     policy = ScriptedPolicy(2, words=2, close=0.2)
-    tree = search(policy, a_problem(), simulations=8, max_depth=3, finished=finished).tree
+    tree = search(policy, simulations=8, max_depth=3, finished=finished).tree
     # The rule's final-answer lines are never put to it.
     assert asked and not any("####" in response for response in asked)
     checked = [leaf for leaf in tree.leaves() if tree.verdict[leaf] == "checked"]

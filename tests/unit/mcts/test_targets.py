@@ -3,10 +3,8 @@ one.
 """
 
 import pytest
-from scripted import ScriptedPolicy, a_problem, run, scripted_evaluate
+from scripted import ScriptedPolicy, search
 
-from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import (
     graded,
     outcomes,
@@ -83,8 +81,7 @@ def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so():
 
 def test_targets_of_a_searched_tree_agree_with_counting_its_endings():
     policy = ScriptedPolicy(3)
-    search = Search(policy, scripted_evaluate, SearchConfig(simulations=25, samples=4, max_depth=6))
-    tree = run(lambda: search.run(a_problem(), 5)).tree
+    tree = search(policy, seed=5, simulations=25, samples=4, max_depth=6).tree
     paths = prefixes(tree)
     whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in graded(tree)]
     for target in value_targets(tree):

@@ -6,11 +6,13 @@ import asyncio
 import json
 import math
 import sys
+from functools import partial
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import TokenReference
 from scripted import (
     ScriptedPolicy,
     ScriptedTokens,
@@ -18,6 +20,7 @@ from scripted import (
     hashed_reward,
     run,
     scripted_evaluate,
+    search,
 )
 from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
 from tables import TESTS, read_json
@@ -27,90 +30,20 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, mix
+from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import RewardParts, Step, ids_of
 
 GOLDEN = TESTS / "golden" / "token.json"
 
 
-def token_search(policy, problem=None, seed=0, *, evaluate=None, **more):
-    """One token-level search. `more`: SearchConfig's fields, and Search's value and generating."""
-    parts = {name: more.pop(name) for name in ("value", "generating", "stop") if name in more}
-    config = SearchConfig(**{"mode": "token", "max_tokens": 20, **more})
-    one = Search(policy, evaluate or scripted_evaluate, config, **parts)
-    return run(lambda: one.run(a_problem() if problem is None else problem, seed))
+token_search = partial(search, mode="token", max_tokens=20)
 
 
 # -- (a) the reference -----------------------------------------------------------------------------
-
-
-class Reference:
-    """Recursive token-level PUCT with linked nodes and no memory of any rollout."""
-
-    def __init__(self, policy, config, seed, value, prompt):
-        self.policy, self.config, self.seed, self.value, self.prompt = (
-            policy,
-            config,
-            seed,
-            value,
-            prompt,
-        )
-        self.made = []
-        self.root = self.node((), 1.0)
-        for _ in range(config.simulations):
-            self.simulate(self.root)
-
-    def node(self, ids, prior):
-        made = {"ids": ids, "P": prior, "N": 0, "W": 0.0, "children": None, "reward": None}
-        self.made.append(made)
-        return made
-
-    def simulate(self, node):
-        if node["reward"] is not None:
-            found = node["reward"]
-        elif node["children"] is not None:
-            parent = node["N"]
-            low, span = 0.0, 1.0
-            if self.value is not None:  # MuZero, appendix B: by the least and largest Q of the tree
-                seen = [made["W"] / made["N"] for made in self.made[1:] if made["N"]] or [0.0]
-                low, span = min(seen), max(seen) - min(seen) or 1.0
-
-            def score(child):
-                q = (child["W"] / child["N"] - low) / span if child["N"] else 0.0
-                return q + self.config.exploration * child["P"] * math.sqrt(parent) / (
-                    1 + child["N"]
-                )
-
-            found = self.simulate(max(node["children"], key=score))
-        else:
-            found = self.evaluate(node)
-        node["N"] += 1
-        node["W"] += found
-        return found
-
-    def evaluate(self, node):
-        ids, limit = node["ids"], self.config.max_tokens - len(node["ids"])
-        if self.policy.verdict(ids) or limit <= 0:
-            node["reward"] = hashed_reward(self.policy.text(ids))
-            return node["reward"]
-        seed = derive_seed(self.seed, self.made.index(node), node["N"])
-        top = self.policy.ranked(self.prompt + ids, self.config.top_k)
-        total = math.fsum(math.exp(logprob - top[0][1]) for _, logprob in top)
-        node["children"] = [
-            self.node((*ids, t), math.exp(logprob - top[0][1]) / total) for t, logprob in top
-        ]
-        estimate = None if self.value is None else asyncio.run(self.value(self.prompt + ids))
-        if self.config.rollout == "none":
-            return estimate
-        rolled, _ = asyncio.run(
-            self.policy.rollout(self.prompt, ids, self.config.rollout, limit, seed, 1)
-        )
-        reward = hashed_reward(self.policy.text(ids + rolled.token_ids))
-        return reward if estimate is None else mix(estimate, reward, self.config.rollout_weight)
 
 
 async def hashed_value(token_ids):
@@ -139,23 +72,13 @@ def test_token_search_equals_the_recursive_reference(rollout, weight):
         )
         policy, problem = ScriptedTokens(seed, close=rng.choice([0.2, 1.0])), a_problem(f"p{seed}")
         tree = token_search(policy, problem, seed, **{**config.model_dump(), "value": value}).tree
-        found = [
-            (
-                tuple(t for i in tree.path(n) for t in tree.token_ids[i]),
-                tree.N[n],
-                tree.W[n],
-                tree.reward[n],
-            )
-            for n in range(len(tree))
-        ]
-        reference = Reference(policy, config, seed, value, policy.prompt_ids(problem))
-        assert found == [
-            (node["ids"], node["N"], node["W"], node["reward"]) for node in reference.made
-        ], seed
-        assert [tree.prior[n] for n in range(1, len(tree))] == [
-            node["P"] for node in reference.made[1:]
-        ]
-        deepest = max(deepest, *(len(ids) for ids, *_ in found))
+        ids = [tree.sequence(node)[0] for node in range(len(tree))]
+        made = TokenReference(policy, problem, seed, config, value).made
+        assert ids == [ids_of(node.steps) for node in made], seed
+        assert ([node.N for node in made], [node.W for node in made]) == (tree.N, tree.W), seed
+        assert tree.reward == [node.reward for node in made]
+        assert tree.prior[1:] == [node.prior for node in made[1:]]
+        deepest = max(deepest, *map(len, ids))
         ended += sum(tree.verdict[n] == "ended" and tree.N[n] > 1 for n in range(len(tree)))
         assert all(tree.samples[leaf] == 1 for leaf in tree.leaves())
     # The comparison saw deep trees and terminal re-visits.
@@ -196,18 +119,16 @@ def golden():
     st.sampled_from(["ucb1", "puct", "gumbel"]),
 )
 def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(seed, width, mode, select):
-    config = SearchConfig.model_validate(
-        {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width}
-    )
+    asked = {"mode": mode, "select": select, "simulations": 20, "samples": 2, "width": width}
 
     def searched():
         policy = (
             ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
         )
-        return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed)).tree
+        return search(policy, seed=seed, **asked).tree
 
     tree = searched()
-    assert len(tree.simulations) == 30 and not any(tree.virtual)
+    assert len(tree.simulations) == 20 and not any(tree.virtual)
     assert tree.to_dict() == searched().to_dict(), "twice the same"
     for node in range(len(tree)):
         assert tree.N[node] >= sum(tree.N[child] for child in tree.children[node])
@@ -254,33 +175,21 @@ def test_virtual_loss_by_hand():
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it():
-    policy = ScriptedTokens(8, close=0.1)
-    result = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0
-    )
-    tree = result.tree
+    policy, asked = ScriptedTokens(8, close=0.1), {"rollout": "none", "value": hashed_value}
+    result = token_search(policy, simulations=30, exploration=2.0, **asked)
+    tree, choice = result.tree, result.choice
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
-    assert result.choice.why.startswith("end of the most visited path")
-    best = token_search(
-        policy, simulations=30, rollout="none", value=hashed_value, exploration=2.0, choose="value"
-    ).choice
-    assert best.why.startswith("largest mean reward")
-    path = tree.path(result.choice.node)
+    path = tree.path(choice.node)
     for parent, child in zip([ROOT, *path], path, strict=False):
         assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
-    assert result.choice.response.endswith(".") or len(result.choice.response) == 20
+    assert choice.response.endswith(".") or len(choice.response) == 20
 
 
 def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole_response():
-    class Valued(ScriptedPolicy):
-        def prompt_ids(self, problem):
-            return (7,)
-
-    found = set()
+    found, asked = set(), {"select": "puct", "rollout": "none", "simulations": 8, "samples": 3}
     for seed in range(6):
-        config = SearchConfig(select="puct", rollout="none", simulations=8, samples=3)
-        one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
-        result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
+        policy = ScriptedPolicy(seed, close=0.2)
+        result = search(policy, seed=seed, value=hashed_value, **asked)
         assert result.tree.V[ROOT] is not None
         found.add(result.tree.verdict[result.choice.node])
     assert found <= {"answer", "ended", "depth", "length"} and found & {"answer", "ended"}
@@ -333,18 +242,6 @@ def test_a_tree_ends_after_enough_right_rollouts():
 # -- (f) budgets -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
-@pytest.mark.parametrize("budget", [3, 12, 40])
-def test_a_token_budget_is_never_overspent(rollout, budget):
-    for seed in range(12):
-        policy = ScriptedTokens(seed, close=0.02)
-        result = token_search(
-            policy, seed=seed, simulations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
-            budget_tokens=budget, generating=True, evaluate=graded,
-        )  # fmt: skip
-        assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
-
-
 def test_a_response_never_outgrows_the_context():
     policy, problem = engine_tokens(max_context=32), a_problem("p" * 20)
     prompt = len(policy.prompt_ids(problem))
@@ -362,19 +259,13 @@ def test_rollouts_sink_to_the_deepest_node_they_pass():
     tree = Tree()
     tree.expand(ROOT, [Step((1,), (-0.1,), "a"), Step((2,), (-0.2,), "b")], [0.5, 0.5])
     tree.expand(1, [Step((3,), (-0.3,), "c")], [1.0])
-    tree.rollouts = [
-        Rollout(node, ids, tuple(-token / 10 for token in ids), "", "ended", reward, reward, None)
-        for node, ids, reward in (
-            (ROOT, (1, 3, 4), 1.0),
-            (1, (3, 4), 1.0),
-            (ROOT, (5,), 0.0),
-        )
-    ]
+    for node, ids, reward in ((ROOT, (1, 3, 4), 1.0), (1, (3, 4), 1.0), (ROOT, (5,), 0.0)):
+        logprobs = tuple(-token / 10 for token in ids)
+        tree.rollouts.append(Rollout(node, ids, logprobs, "", "ended", reward, reward, None))
     tree.sink_rollouts(lambda ids: "".join(chr(96 + i) for i in ids))
     assert [(r.node, r.token_ids, r.logprobs, r.text, r.count) for r in tree.rollouts] == [
-        (3, (4,), (-0.4,), "d", 2),
-        (ROOT, (5,), (-0.5,), "e", 1),
-    ]
+        (3, (4,), (-0.4,), "d", 2), (ROOT, (5,), (-0.5,), "e", 1),
+    ]  # fmt: skip
     tree.N[:], tree.W[:] = [4, 3, 0, 3], [3.0, 3.0, 0.0, 3.0]
     first, second = trajectories(tree)
     assert (first.token_ids, first.nodes, first.samples) == ((1, 3, 4), (1, 3, OUTSIDE), 2)
@@ -434,12 +325,12 @@ def test_priors_and_logprobs_are_the_librarys():
         if children:
             ids = [*policy.prompt_ids(a_problem()), *tree.sequence(node)[0]]
             values, best = library_logprobs(model, ids)[-1].topk(4)
-            assert [tree.token_ids[c][0] for c in children] == best.tolist()
-            logprobs, priors = zip(
-                *((*tree.logprobs[c], tree.prior[c]) for c in children), strict=True
-            )
-            assert logprobs == pytest.approx(values.tolist(), abs=1e-5)
-            assert priors == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
+            priors = values.softmax(0).tolist()
+            expected = zip(best.tolist(), values.tolist(), priors, strict=True)
+            for child, (token, logprob, prior) in zip(children, expected, strict=True):
+                assert tree.token_ids[child] == (token,)
+                assert tree.logprobs[child] == pytest.approx((logprob,), abs=1e-5)
+                assert tree.prior[child] == pytest.approx(prior, abs=1e-5)
 
 
 def test_beam_rollouts_find_what_enumeration_finds():

@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import json
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Lines, ScriptedPolicy, hashed_reward
+from scripted import Lines, Rule, ScriptedPolicy, hashed_reward
 from tables import TESTS, read_json
 
 from alphazero_llm_trainer.config.load import load_config
@@ -33,19 +35,6 @@ from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts
 PROBLEM = Problem("p", "question", "test")
 
 
-class Rule:
-    """FAKE verifier: judges each step by a function of its text. A test tool."""
-
-    name, checks, guides, scored_tokens = "rule", True, False, 0
-
-    def __init__(self, good, computes=False):
-        self.good, self.computes = good, computes
-
-    async def __call__(self, problem, prompt_ids, steps):
-        scores = tuple(self.good(step.text) for step in steps)
-        return Judgement(scores, min(scores, default=1.0))
-
-
 class Ranker(Rule):
     """FAKE value: a function of a response's beginning, which checks no step. A test tool."""
 
@@ -62,14 +51,11 @@ def step(text, probability=0.5):
 
 
 def search(verifier, seed=0, policy_seed=0, **changes):
-    settings_ = SearchConfig.model_validate({"simulations": 60, **changes})
-
     async def unasked(*given):
         raise AssertionError("a verifier's search asks no other judge")
 
-    policy = ScriptedPolicy(policy_seed)
-    policy.prompt_ids = lambda problem: (1, 2, 3)
-    return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
+    asked = {"simulations": 60, "verifier": verifier, **changes}
+    return scripted.search(ScriptedPolicy(policy_seed), PROBLEM, seed, evaluate=unasked, **asked)
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -332,57 +318,32 @@ def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_o
 
 
 def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no_mean():
-    rejected = steps = ends = 0
+    seen = Counter()
     for seed in range(20):
         value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
         rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
         tree = search(Product([rule, value]), seed, simulations=30, max_depth=3).tree
-        before = 0
-        for number, (leaf, nodes, backups) in enumerate(tree.simulations):
-            known = 1 if number == 0 else tree.simulations[number - 1][1]
-            made = tree.backups[before:backups]
-            before = backups
-            if known == nodes:  # an end is visited again
-                continue
-            [node] = range(known, nodes)
-            assert tree.parent[node] == leaf
-            if tree.verdict[node] is None:
-                steps += 1
-                assert made == [(node, tree.V[node], -1)]
-            elif tree.verdict[node] == REJECTED:
-                rejected += 1
-                past = Tree()  # what the mean was before this simulation
-                past.parent, past.N, past.W = tree.parent, [0] * len(tree), [0.0] * len(tree)
-                for backup in tree.backups[: before - 2]:
-                    past.backup(*backup)
-                assert made == [(node, 0.0, leaf), (leaf, past.q(leaf), -1)]
-            else:
-                ends += 1
-                assert made == [(node, tree.reward[node], -1)]
-                if tree.verdict[node] == "depth":
+        known, before = 1, 0
+        past = Tree()  # what the means were before each simulation
+        past.parent, past.N, past.W = tree.parent, [0] * len(tree), [0.0] * len(tree)
+        for leaf, nodes, backups in tree.simulations:
+            made, before = tree.backups[before:backups], backups
+            if known < nodes:  # else an end is visited again
+                [node] = range(known, nodes)
+                known, verdict = nodes, tree.verdict[node]
+                seen[verdict if verdict in (None, REJECTED) else "end"] += 1
+                assert tree.parent[node] == leaf
+                if verdict == REJECTED:
+                    assert made == [(node, 0.0, leaf), (leaf, past.q(leaf), -1)]
+                else:
+                    worth = tree.V[node] if verdict is None else tree.reward[node]
+                    assert made == [(node, worth, -1)]
+                if verdict == "depth":
                     assert tree.reward[node] == 0.0 and len(tree.path(node)) == 3
+            for backup in made:
+                past.backup(*backup)
         assert tree.N[ROOT] == len(tree.simulations)
-    assert min(rejected, steps, ends) > 20
-
-
-def test_a_better_value_gets_more_visits_and_is_the_answer():
-    def visits(good, best):
-        """Visits of the first step `best` in 20 trees, whose responses are the answers."""
-        count = 0
-        for seed in range(20):
-            result = search(
-                Ranker(good), seed, seed, simulations=60, rollout="sample", choose="value"
-            )
-            tree = result.tree
-            first = [child for child in tree.children[ROOT] if tree.text[child].startswith(best)]
-            count += sum(tree.N[child] for child in first)
-            answers = [tree.response(end) for end in tree.leaves() if tree.verdict[end] == "answer"]
-            if any(answer.startswith(best) for answer in answers) and good(best) > good("w"):
-                assert result.response.startswith(best)
-        return count
-
-    liked = visits(lambda text: 0.45 if text.startswith("w1") else 0.01, "w1")
-    assert liked > 1.1 * visits(lambda text: 0.2, "w1")
+    assert len(seen) == 3 and min(seen.values()) > 20
 
 
 def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there():
@@ -399,16 +360,22 @@ def test_what_is_kept_for_a_last_chain_is_spent_once_a_response_is_there():
 
 # -- what the verifier could not check -------------------------------------------------------------
 
+TASK = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
+
+
+def trained_on(*responses, **asked):
+    """A training search under the calculator of a student that says `responses`."""
+    graded = make_evaluate(load_config().rewards, None, {TASK.problem.id: TASK})
+    common = {"verifier": Calculator(), "generating": True, "enough_correct": 1}
+    policy = Lines(*responses)
+    return scripted.search(policy, TASK.problem, evaluate=graded, **common, **asked)
+
 
 def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked():
     """And the first response that is learnt from is one that the rule could judge."""
-    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
-    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
-    settings_ = SearchConfig.model_validate({"simulations": 12, "enough_correct": 1})
 
     def grown(*responses):
-        made = Search(Lines(*responses), graded, settings_, verifier=Calculator(), generating=True)
-        return asyncio.run(made.run(task.problem, 0))
+        return trained_on(*responses, simulations=12)
 
     bare, worked = ("#### 25",), ("It is a square.\n", "5 * 5 = 25\n", "#### 25")
     assert grown(bare).ended_by == "simulations"
@@ -417,15 +384,13 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     # The bare answer, and the worked one's lines.
     assert found.tree.prm[1:] == [None, None, 1.0, None]
     source = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
-    tree = GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0)
+    tree = GradedTree("0/0", TASK, found.tree, found.cost, found.ended_by, False, 0)
     right = [response.text for response in GoodRows.right(source, tree)]
     assert right == ["".join(worked), *bare]
 
 
 def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     """Which is step rejection; the end of a chain at a rejected step finishes no response."""
-    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
-    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
     rejected, wrong, right = (
         ("5 * 5 = 26\n",),
         ("5 + 5 = 10\n", "#### 10"),
@@ -433,15 +398,8 @@ def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     )
 
     def chains(simulations, finished):
-        asked = {"select": "restart", "enough_correct": 1, "enough_finished": finished}
-        made = Search(
-            Lines(rejected, wrong, right),
-            graded,
-            SearchConfig.model_validate({"simulations": simulations, **asked}),
-            verifier=Calculator(),
-            generating=True,
-        )
-        result = asyncio.run(made.run(task.problem, 0))
+        asked = {"simulations": simulations, "enough_finished": finished, "select": "restart"}
+        result = trained_on(rejected, wrong, right, **asked)
         return result.ended_by, len(result.tree.simulations)
 
     assert chains(12, 0) == ("enough", 3)

@@ -3,14 +3,21 @@ within the budget.
 """
 
 import asyncio
+from itertools import product
 
 import pytest
-from scripted import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
+from scripted import (
+    ScriptedAdvisor,
+    ScriptedPolicy,
+    ScriptedTokens,
+    run,
+    scripted_evaluate,
+    search,
+)
 
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.learning.methods.registry import method_of
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.metered import ReadTokens
 from alphazero_llm_trainer.mcts.tree import ROOT
@@ -18,7 +25,7 @@ from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rollouts import Collector, answer_search
-from alphazero_llm_trainer.types import Cost, Step
+from alphazero_llm_trainer.types import Cost, Direction, Step
 
 MODES = ["search.mode=step", "search.mode=token"]
 
@@ -26,13 +33,6 @@ MODES = ["search.mode=step", "search.mode=token"]
 def loaded(*overrides):
     config = load_config(overrides=["student=embedded", *overrides])
     return config, load_student(config)
-
-
-class Valued(ScriptedPolicy):
-    """FAKE policy: as its base, with a prompt for value functions."""
-
-    def prompt_ids(self, problem):
-        return (7, 8, 9)
 
 
 class Network:
@@ -126,34 +126,29 @@ def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget():
     )
 
 
-@pytest.mark.parametrize("rollout", ["sample", "none"])
-@pytest.mark.parametrize("tokens", [False, True], ids=["step", "token"])
-def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout, tokens):
-    for seed in range(4):
-        for budget in (30, 90, 400):
-            for judges in (False, True):
-                network = Network()
-                policy = ScriptedTokens(seed, close=0.05) if tokens else Valued(seed)
-                settings = SearchConfig(
-                    mode="token" if tokens else "step", rollout=rollout, simulations=40, samples=2, top_k=3,
-                    max_tokens=25, budget_tokens=budget,
-                )  # fmt: skip
-                search = Search(
-                    policy, None if judges else scripted_evaluate, settings, value=network
-                )
-                cost = run(lambda search=search, seed=seed: search.run(a_problem(), seed)).cost
-                assert cost.sampled_tokens + cost.scored_tokens <= budget
-                assert cost.scored_tokens == distinct(network.reads)
-                if budget == 400:
-                    assert network.reads and cost.sampled_tokens > 0
+STEP = TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)
 
 
-def test_a_head_on_the_policy_is_free():
-    class Head(Network):
-        computes = False
-
-    search = Search(Valued(1), None, SearchConfig(simulations=5), value=Head())
-    assert run(lambda: search.run(a_problem(), 1)).cost.scored_tokens == 0
+@pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
+@pytest.mark.parametrize("kind", ["step", "taught", "token", "token, from a prefix"])
+def test_a_value_network_reads_within_the_budget_and_each_token_once(kind, rollout):
+    mode, prefix = kind[:5].replace("taugh", "step"), kind.endswith("prefix")
+    advisor = ScriptedAdvisor([STEP] * 2) if kind == "taught" else None
+    for seed, budget, judges in product(range(4), (3, 30, 90, 400), (False, True)):
+        network = Network()
+        policy = ScriptedTokens(seed, close=0.05) if mode == "token" else ScriptedPolicy(seed)
+        result = search(
+            policy, seed=seed, evaluate=None if judges else scripted_evaluate, value=network, mode=mode,
+            advisor=advisor, generating=prefix, simulations=40, samples=2, top_k=3, max_tokens=25,
+            budget_tokens=budget, rollout=rollout,
+        )  # fmt: skip
+        cost = result.cost
+        assert cost.sampled_tokens <= budget and not any(result.tree.virtual)
+        if not advisor:  # whose steps are scored too
+            assert cost.sampled_tokens + cost.scored_tokens <= budget
+            assert cost.scored_tokens == distinct(network.reads)
+        if budget == 400:
+            assert network.reads and cost.sampled_tokens > 0
 
 
 def test_a_reader_reads_each_token_once():

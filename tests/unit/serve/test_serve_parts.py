@@ -152,44 +152,41 @@ def prm_over(engine):
     return CriticVerifier(Critic(engine, 1.0, {}), "prm")
 
 
+def engine_like(student, config, **more):
+    own = student.engine
+    ends = {"eos_id": own.eos_id, "step_ends": own.step_ends, "settings": config.engine}
+    return InProcessEngine(student.model, **ends, **more)
+
+
 @pytest.mark.parametrize("method", ["best-of-4", "mcts"])
 def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
-    engine = InProcessEngine(
-        student.model,
-        eos_id=student.engine.eos_id,
-        step_ends=student.engine.step_ends,
-        settings=config.engine,
-    )
-    prm = prm_over(engine)
+    prm = prm_over(engine_like(student, config))
     answerer = Answerer(student, config, prm)
 
     async def ask(before):
         one = wanted(student, config, method, before, seed=3, temperature=1.0)
-        return await answerer(one, one.seed, None, lambda text, tokens: None, f"p{len(before)}")
+        outcome = await answerer(one, one.seed, None, lambda text, tokens: None, f"p{len(before)}")
+        return one, outcome
 
     async def main():
         # The same last question, after different chats, at the same time.
         chats, compared = ["", "Tom has 3 cards.", "Ana gets 25 apples on Monday."], []
-        together = await asyncio.gather(*(asyncio.ensure_future(ask(chat)) for chat in chats))
-        for chat, outcome in zip(chats, together, strict=True):
-            alone = await asyncio.ensure_future(ask(chat))
-            assert (alone.text, alone.cost.sampled_tokens) == (
-                outcome.text,
-                outcome.cost.sampled_tokens,
-            )
-            prompt = wanted(student, config, method, chat).prompt
+        together = await asyncio.gather(*map(ask, chats))
+        for chat, (one, outcome) in zip(chats, together, strict=True):
+            _, alone = await ask(chat)
+            assert alone.text == outcome.text
+            assert alone.cost.sampled_tokens == outcome.cost.sampled_tokens
             # Such a network reads the prompt once and each judged token once.
-            assert outcome.cost.scored_tokens > len(prompt)
-            told = Wire([wanted(student, config, method)], "").usage([outcome])
-            details = told["completion_tokens_details"]
-            assert details["scored_tokens"] == outcome.cost.scored_tokens
-            assert told["completion_tokens"] == outcome.cost.sampled_tokens > 0
-            tree = outcome.tree
+            assert outcome.cost.scored_tokens > len(one.prompt)
+            usage, tree = Wire([one], "").usage([outcome]), outcome.tree
+            scored = usage["completion_tokens_details"]["scored_tokens"]
+            assert scored == outcome.cost.scored_tokens
+            assert usage["completion_tokens"] == outcome.cost.sampled_tokens > 0
             # What the budget's end left unjudged has the reward 0; random numbers may reject all of
             # a tree.
             for leaf in tree.leaves():
                 if tree.verdict[leaf] != "rejected" and tree.reward[leaf]:
-                    judged = await prm(build("test", 0, 1).problem, prompt, tree.steps(leaf))
+                    judged = await prm(build("test", 0, 1).problem, one.prompt, tree.steps(leaf))
                     assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
                     compared.append(leaf)
         assert compared
@@ -224,27 +221,12 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
 
 def test_every_end_token_ends_a_sample_and_is_no_text(student, config):
     """Chat models have several end tokens; here a line end is made one."""
-    newline = student.encode("\n")[-1]
-    engine = InProcessEngine(
-        student.model,
-        eos_id=student.engine.eos_id,
-        eos_ids=frozenset({newline}),
-        step_ends=student.engine.step_ends,
-        settings=config.engine,
-    )
-    several = replace(student, engine=engine)
-    answerer = Answerer(several, config)
-
-    async def main():
-        one = wanted(
-            student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1
-        )
-        outcome = await answered(answerer, one)
-        assert outcome.finish == "stop" and "\n" not in outcome.text and outcome.text
-        assert outcome.tokens is not None
-        assert "".join(token.text for token in outcome.tokens) == outcome.text
-
-    run(main)
+    ends = frozenset({student.encode("\n")[-1]})
+    several = replace(student, engine=engine_like(student, config, eos_ids=ends))
+    one = wanted(student, config, "sample", seed=1, temperature=0, logprobs=True, top_logprobs=1)
+    outcome = run(lambda: answered(Answerer(several, config), one))
+    assert outcome.finish == "stop" and "\n" not in outcome.text and outcome.text
+    assert "".join(token.text for token in outcome.tokens) == outcome.text
 
 
 # -- connections -----------------------------------------------------------------------------------

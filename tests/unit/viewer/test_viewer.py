@@ -6,25 +6,17 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from scripted import (
-    ScriptedAdvisor,
-    ScriptedPolicy,
-    ScriptedTokens,
-    a_problem,
-    hashed_reward,
-    run,
-    scripted_evaluate,
-)
+import scripted
+from scripted import ScriptedAdvisor, ScriptedPolicy, ScriptedTokens, hashed_reward
 from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
-from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
 from alphazero_llm_trainer.types import Direction, RewardParts
@@ -44,46 +36,25 @@ async def graded(problem, steps, directions, verdict):
     )
 
 
-def search(
-    policy,
-    seed=0,
-    evaluate=scripted_evaluate,
-    tree=None,
-    **more,
-):
-    advisor = more.pop("advisor", None)
-    one = Search(
-        policy, evaluate, SearchConfig(**{"max_tokens": 60, "max_depth": 6, **more}), advisor
-    )
-    return run(lambda: one.run(a_problem(), seed, tree))
+search = partial(scripted.search, max_tokens=60, max_depth=6)
 
 
 def taught(seed=3, iterations=40):
     """A graded step tree with a teacher's right and wrong steps."""
-    steps = [("w0\n", Direction.RIGHT), ("w9 is wrong\n", Direction.WRONG)]
-    advisor = ScriptedAdvisor(
-        [TeacherProposal(text.strip(), "teacher:t", asked) for text, asked in steps]
-    )
-    return search(
-        ScriptedPolicy(seed), seed, graded, advisor=advisor, simulations=iterations, samples=3
-    )
+    steps = [("w0", Direction.RIGHT), ("w9 is wrong", Direction.WRONG)]
+    advisor = ScriptedAdvisor([TeacherProposal(text, "teacher:t", asked) for text, asked in steps])
+    asked = {"evaluate": graded, "advisor": advisor, "simulations": iterations, "samples": 3}
+    return search(ScriptedPolicy(seed), seed=seed, **asked)
 
 
-def record_of(result, key="k1", **more):
+def record_of(result):
     choice = result.choice
-    problem = {"id": f"q-{key}", "question": f"question {key}?", "source": "scripted"}
     return {
-        "key": key,
-        "problem": problem,
-        "ended_by": result.ended_by,
-        "cost": result.cost.as_dict(),
-        "chosen": choice.node,
-        "answer": choice.answer,
-        "why": choice.why,
-        "search": {"rule": "ucb1", "exploration": 2**0.5},
+        "key": "k1", "problem": {"id": "q-k1", "question": "question k1?", "source": "scripted"},
+        "ended_by": result.ended_by, "cost": result.cost.as_dict(), "chosen": choice.node,
+        "answer": choice.answer, "why": choice.why, "search": {"rule": "ucb1", "exploration": 2**0.5},
         "tree": json.loads(json.dumps(result.tree.to_dict())),
-        **more,
-    }
+    }  # fmt: skip
 
 
 class Data(HTMLParser):
@@ -91,22 +62,13 @@ class Data(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.blocks = {}
-        self.fetching = []
-        self.scripts = 0
-        self._id = ""
+        self.blocks, self.fetching, self.scripts, self._id = {}, [], 0, ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         named = dict(attrs)
-        self.fetching += [
-            f"{tag} {name}={value}"
-            for name, value in attrs
-            if name in ("src", "href", "srcset", "data")
-        ]
-        self.fetching += (
-            [tag] if tag in ("link", "iframe", "img", "object", "embed", "base") else []
-        )
+        self.fetching += {"src", "href", "srcset", "data"} & named.keys()
+        self.fetching += {tag} & {"link", "iframe", "img", "object", "embed", "base"}
         self._id = ""
         if tag == "script":
             self.scripts += named.get("type") != "application/json"
@@ -119,6 +81,9 @@ class Data(HTMLParser):
     def tree(self, number=0):
         return json.loads(self.blocks[f"tree-{number}"])
 
+    def facts(self):
+        return json.loads(self.blocks["facts"])
+
 
 # -- the history -----------------------------------------------------------------------------------
 
@@ -126,12 +91,8 @@ class Data(HTMLParser):
 def replay(tree, simulations=None):
     """N and W after so many simulations (None: all)."""
     visits, sums = [0] * len(tree), [0.0] * len(tree)
-    upto = (
-        len(tree.backups)
-        if simulations is None
-        else ([0] + [end for *_, end in tree.simulations])[simulations]
-    )
-    for start, reward, above in tree.backups[:upto]:
+    ends = [0, *(end for *_, end in tree.simulations)]
+    for start, reward, above in tree.backups[: ends[-1 if simulations is None else simulations]]:
         node = start
         while node != above:
             visits[node] += 1
@@ -201,15 +162,10 @@ def test_a_row_says_what_came_of_a_question():
 
 def many(count):
     """Every third one has mixed outcomes, the others are failures."""
-    mixed = record_of(taught(iterations=4))
+    mixed, none = record_of(taught(iterations=4)), Tree().to_dict()
     for i in range(count):
-        failed = {
-            "key": f"k{i}",
-            "problem": {"id": f"q-k{i}"},
-            "ended_by": "failed: x",
-            "tree": Tree().to_dict(),
-        }
-        yield {**mixed, "key": f"k{i}"} if i % 3 == 0 else failed
+        failed = {"problem": {"id": f"q-k{i}"}, "ended_by": "failed: x", "tree": none}
+        yield (failed if i % 3 else mixed) | {"key": f"k{i}"}
 
 
 def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
@@ -218,7 +174,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
     monkeypatch.setattr(page_module, "MOST_BYTES", 3 * len(few.blocks["tree-3"]))
     monkeypatch.setattr(page_module, "MOST_ROWS", 8)
     page = Data(run_page(many(30), title="run", limit=200))
-    facts = json.loads(page.blocks["facts"])
+    facts = page.facts()
     assert facts["left_out"] == 27 and len(page.blocks) == 4
     # The mixed ones, the first of them.
     assert [one["number"] for one in facts["rows"]] == list(range(0, 24, 3))
@@ -235,14 +191,11 @@ def sampled(tmp_path_factory):
     half-written line.
     """
     folder = tmp_path_factory.mktemp("view") / "sample"
-    settings = (
-        "problems.levels=[3,4]",
-        "search.simulations=12",
-        "search.temperature=1.3",
-        "teachers.tier=embedded",
-    )
-    more = [part for setting in settings for part in ("--set", setting)]
-    assert main([*f"sample --model embedded --out {folder} --num 6".split(), *more]) == 0
+    flags = """
+        --set problems.levels=[3,4] --set search.simulations=12 --set search.temperature=1.3
+        --set teachers.tier=embedded
+    """
+    assert main(f"sample --model embedded --out {folder} --num 6 {flags}".split()) == 0
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
@@ -259,7 +212,7 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled, capsys):
 
     whole = page(sampled)
     assert "6 questions in" in capsys.readouterr().out
-    rows = json.loads(whole.blocks["facts"])["rows"]
+    rows = whole.facts()["rows"]
     assert len(rows) == 6 and len(whole.blocks) == 7
     records = {record["key"]: record for record in records_of(sampled / "journal.jsonl")}
     for number, one in enumerate(rows):
@@ -276,24 +229,25 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled, capsys):
     for named in (rows[2]["id"], str(rows[2]["number"] + 1)):  # the page counts from 1
         single = page(sampled, "--question", named, *out, name="one.html")
         assert single.tree()["key"] == rows[2]["key"]
-        assert json.loads(single.blocks["facts"])["single"]
+        assert single.facts()["single"]
     few = page(sampled, "--trees", "2", *out, name="one.html")
-    assert json.loads(few.blocks["facts"])["left_out"] == 4
+    assert few.facts()["left_out"] == 4
     assert view(sampled, "--question", "7") == 2 and "number of its page" in capsys.readouterr().err
 
 
 def test_scores_have_the_name_of_the_verifier_that_gave_them(tmp_path, capsys):
-    train = f"train -n 4 --model embedded --eval-size 0 --out {tmp_path}".split()
-    small = ["train.preflight=0", "train.validation_size=0", "train.questions_per_round=4"]
-    sets = [word for key in small for word in ("--set", key)]
-    assert main([*train, *sets]) == 0
+    small = (
+        "--set train.preflight=0 --set train.validation_size=0 --set train.questions_per_round=4"
+    )
+    command = f"train -n 4 --model embedded --eval-size 0 --out {tmp_path} {small}"
+    assert main(command.split()) == 0
     run = tmp_path / "run-001"  # which evaluated nothing
     assert "nan" not in capsys.readouterr().out and "NaN" not in (run / "run.json").read_text()
     journal = run / "journal.jsonl"
     reader = TreeReader(journal)
-    shown = [reader(record)["search"] for record in records_of(journal)]
-    assert len(shown) == 4 and all(search["verifier"] == "calculator" for search in shown)
-    page = tree_page(reader(next(iter(records_of(journal)))), title="x")
+    records = [reader(record) for record in records_of(journal)]
+    assert [record["search"]["verifier"] for record in records] == ["calculator"] * 4
+    page = tree_page(records[0], title="x")
     assert '"PRM"' not in page and "PRM:" not in page and '"verifier":"calculator"' in page
 
 
@@ -313,14 +267,11 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path, capsys):
 class Screen:
     """A page in the browser, and what a person does with it."""
 
-    def __init__(self, browser, path, text=None, size=(1400, 900)):
+    def __init__(self, browser, path):
         self.browser = browser
-        if text is not None:
-            path.write_text(text, encoding="utf-8")
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        file, _, place = str(path).partition("#")
-        browser.get(Path(file).as_uri() + (f"#{place}" if place else ""))
+        browser.get(path.as_uri())
 
     def js(self, code, *arguments):
         return self.browser.execute_script(f"const v = viewer.view; return {code}", *arguments)
@@ -331,85 +282,62 @@ class Screen:
     def all(self, css):
         return self.browser.find_elements("css selector", css)
 
-    def card(self, node):
-        return self.one(f'.card[data-node="{node}"]')
-
-    def cards(self):
-        return {int(card.get_attribute("data-node")) for card in self.all(".card")}
-
-    def stat(self, name):
-        found = self.all(f'[data-stat="{name}"]')
-        return found[0].text if found else ""
-
     def quiet(self):
         """Nothing was logged, nothing was fetched, no text acted."""
         assert [entry["message"] for entry in self.browser.get_log("browser")] == []
-        assert (
-            self.browser.execute_script("return performance.getEntriesByType('resource').length")
-            == 0
-        )
-        assert self.browser.execute_script("return window.hacked === undefined")
-
-
-def visited(tree):
-    """The nodes that are drawn at first: those that a simulation went to, or that ended a
-    response.
-    """
-    return {
-        node for node, visits in enumerate(tree["N"]) if visits or tree["verdict"][node] is not None
-    }
+        assert self.js("performance.getEntriesByType('resource').length") == 0
+        assert self.js("window.hacked === undefined")
 
 
 def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser, tmp_path):
     record = record_of(taught())
     record["problem"]["question"] = record["why"] = HOSTILE
-    screen = Screen(browser, tmp_path / "tree.html", tree_page(record, title=HOSTILE))
+    (tmp_path / "tree.html").write_text(tree_page(record, title=HOSTILE), encoding="utf-8")
+    screen = Screen(browser, tmp_path / "tree.html")
     screen.one("#unfold").click()
-    tree = record["tree"]
-    assert screen.cards() == visited(tree)
-    for node in (
-        1,
-        max(range(1, len(tree["N"])), key=lambda one: tree["N"][one]),
-        record["chosen"],
-    ):
-        screen.card(node).find_element("css selector", ".label").click()
+    tree, known = record["tree"], Tree.from_dict(record["tree"])
+    # At first those that a simulation went to, or that ended a response.
+    drawn = {node for node in range(len(known)) if known.N[node] or known.verdict[node] is not None}
+    assert {int(card.get_attribute("data-node")) for card in screen.all(".card")} == drawn
+    most = max(range(1, len(known)), key=lambda node: known.N[node])
+    for node in (1, most, record["chosen"]):
+        screen.one(f'.card[data-node="{node}"] .label').click()
         assert screen.one("#panel-title").text == f"Node {node}"
         assert screen.one("#panel-text").get_attribute("textContent") == tree["text"][node]
-        assert screen.stat("Visits N") == f"{tree['N'][node]:,}"
-        assert screen.stat("Mean value Q") == f"{tree['W'][node] / tree['N'][node]:.3f}"
-        up = tree["parent"][node]
-        bonus = 2**0.5 * math.sqrt(math.log(tree["N"][up]) / tree["N"][node])
-        assert screen.stat("U") == f"{bonus:.3f}"
+        bonus = 2**0.5 * math.sqrt(math.log(known.N[known.parent[node]]) / known.N[node])
+        for name, value in {
+            "Visits N": f"{known.N[node]:,}", "Mean value Q": f"{known.q(node):.3f}", "U": f"{bonus:.3f}"
+        }.items():  # fmt: skip
+            assert screen.one(f'[data-stat="{name}"]').text == value
     for step in (0, 7, 40):
         screen.js("v.step(arguments[0])", step)
-        visits, sums = replay(Tree.from_dict(tree), step)
+        visits, sums = replay(known, step)
         assert screen.js("v.model.N.slice(0, v.model.nodes)") == visits
         assert screen.js("v.model.W.slice(0, v.model.nodes)") == pytest.approx(sums)
     screen.quiet()
 
 
 def test_a_list_filters_sorts_and_opens_its_trees(browser, sampled, tmp_path):
-    assert view(sampled, "--out", tmp_path / "run.html") == 0
-    screen = Screen(browser, tmp_path / "run.html")
-    rows = json.loads(Data((tmp_path / "run.html").read_text(encoding="utf-8")).blocks["facts"])[
-        "rows"
-    ]
-    assert len(screen.all("#list-table tbody tr")) == 6
-    [nodes] = [
-        head for head in screen.all("#list-table th button") if head.text.startswith("Nodes")
-    ]
-    nodes.click()
-    shown = [int(cell.text) for cell in screen.all("#list-table td.nodes")]
-    assert shown == sorted((one["nodes"] for one in rows), reverse=True)
+    file = tmp_path / "run.html"
+    assert view(sampled, "--out", file) == 0
+    screen, rows = Screen(browser, file), Data(file.read_text(encoding="utf-8")).facts()["rows"]
+
+    def shown():
+        return [int(cell.text) for cell in screen.all("#list-table td.nodes")]
+
+    assert len(shown()) == 6
+    heads = screen.all("#list-table th button")
+    next(head for head in heads if head.text.startswith("Nodes")).click()
+    assert shown() == sorted((one["nodes"] for one in rows), reverse=True)
     screen.one("#list-find").send_keys(rows[4]["key"])
-    assert len(screen.all("#list-table tbody tr")) == 1
+    assert shown() == [rows[4]["nodes"]]
     screen.one("[data-open='4']").click()
     assert screen.one("#title").text.startswith(rows[4]["question"][:40])
     screen.one("#back").click()
     assert screen.one("#list").is_displayed()
-    outcome = rows[0]["outcome"]
     screen.one("#list-find").clear()
     screen.js("(document.getElementById('list-find').value = '', viewer.list.fill(0))")
+    outcome = rows[0]["outcome"]
     screen.one(f".tile[data-outcome='{outcome}']").click()
-    assert len(screen.all("#list-table tbody tr")) == sum(one["outcome"] == outcome for one in rows)
+    assert len(shown()) == sum(one["outcome"] == outcome for one in rows)
     screen.quiet()
