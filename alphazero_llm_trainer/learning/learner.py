@@ -190,7 +190,8 @@ class Learner:
         with (
             within_memory(f"an update of {self.rows_of_a_forward} rows at once", LESS),
             torch.random.fork_rng([self.device] if cuda else []),
-            self.accelerator.no_sync(self.scorer),
+            # DDP has no part in it; FSDP would keep gradients apart from the parameters.
+            nullcontext() if self.sharded else self.accelerator.no_sync(self.scorer),
         ):
             # AdamW's two moments; those in 8 bits are paged out.
             moments = [] if self.memory.eight_bit else [torch.empty_like(p) for p in trained * 2]

@@ -41,6 +41,13 @@ GRPO = """
     --set train.optimizer.epochs=2 --set train.demonstration_share=0.25
     --set train.optimizer.warmup=0
 """.split()
+TRIED = """
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.learning import learner
+
+learner.LARGE = 1
+raise SystemExit(train_main())
+"""
 METHODS = {"alphazero": FEW, "grpo": GRPO}
 # What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
 FSDP = {
@@ -128,6 +135,10 @@ def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, m
     assert code == 0, error
     if fsdp:
         set_fsdp(monkeypatch)
+    # The two try an update first, as of a large student, of which nothing may be left.
+    script = tmp_path / "train.py"
+    script.write_text(TRIED)
+    monkeypatch.setitem(globals(), "TRAIN", str(script))
     (code, said, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
     assert (code, other) == (0, 0), error
     assert "student, metrics and report.html" in said and quiet == ""  # rank 0 alone speaks
