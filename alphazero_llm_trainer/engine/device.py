@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any
 from ..errors import ConfigError, EngineError
 
 GIB = 1 << 30
+# Of torch's allocators, cuBLAS and oneDNN.
+FULL = re.compile("allocate memory|out of memory|ALLOC_FAILED|create a memory object")
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ def within_memory(what: str, fix: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "memory" not in str(error):
+        if not isinstance(error, MemoryError) and not FULL.search(str(error)):
             raise
         raise ConfigError(
             f"{what} takes more memory than {device} has free ({free / GIB:.1f} GiB): {fix}"
