@@ -46,6 +46,21 @@ def log_again():
     logging.getLogger("alphazero_llm_trainer.engine").setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="module")
+def config():
+    """The configuration of the shipped student."""
+    from alphazero_llm_trainer.config.load import load_config
+
+    return load_config(overrides=["student=embedded"])
+
+
+@pytest.fixture(scope="module")
+def student(config):
+    from alphazero_llm_trainer.policy.student import load_student
+
+    return load_student(config)
+
+
 @pytest.fixture(scope="session")
 def data_dir():
     """The folder with the real rows: ALPHAZERO_DATA_DIR, else `../shared/data` beside the checkout;

@@ -147,23 +147,18 @@ class ScriptedTokens:
     async def rollout(self, prompt, response, kind, limit, seed, top_k):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
-        rng, ids, chosen, top = Random(seed), prompt + response, [], []
+        rng, ids, chosen, values, top = Random(seed), prompt + response, [], [], []
         while len(chosen) < limit and (not chosen or chosen[-1] != END):
             logprobs = self.logprobs(ids)
             top.append(tuple(self.ranked(ids, top_k)))
-            weights = [math.exp(logprob) for logprob in logprobs]
-            token = (
-                top[-1][0][0] if kind == "greedy" else rng.choices(range(len(weights)), weights)[0]
-            )
+            [token] = rng.choices(range(len(logprobs)), list(map(math.exp, logprobs)))
+            if kind == "greedy":
+                token = top[-1][0][0]
             chosen.append(token)
+            values.append(logprobs[token])
             ids = (*ids, token)
-        values = tuple(
-            self.logprobs((*prompt, *response, *chosen[:i]))[token]
-            for i, token in enumerate(chosen)
-        )
-        generated = Generated(
-            tuple(chosen), values, "eos" if chosen[-1] == END else "length", tuple(top)
-        )
+        finish = "eos" if chosen[-1] == END else "length"
+        generated = Generated(tuple(chosen), tuple(values), finish, tuple(top))
         return generated, Cost(sampled_tokens=len(chosen), calls=1)
 
 

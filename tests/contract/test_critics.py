@@ -106,11 +106,6 @@ def settings(**critic):
     )
 
 
-@pytest.fixture(scope="module")
-def embedded():
-    return load_student(load_config(overrides=["student=embedded"]))
-
-
 # -- states in rows --------------------------------------------------------------------------------
 
 
@@ -535,7 +530,7 @@ def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
     assert course.line["loss"] == 0.5 and torch.equal(critic.score.weight, seen[1])
 
 
-def test_a_broken_folder_is_refused(embedded, tmp_path):
+def test_a_broken_folder_is_refused(student, tmp_path):
     config, numbers = public(None), tmp_path / "critic.safetensors"
     facts = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3}
     save_file({"weight": torch.zeros(8), "bias": torch.zeros(1)}, numbers)
@@ -549,7 +544,7 @@ def test_a_broken_folder_is_refused(embedded, tmp_path):
         if card is not None:
             (tmp_path / "critic.json").write_text(json.dumps(card))
         with pytest.raises(CheckpointError, match=message):
-            load_prm(tmp_path, embedded, config)
+            load_prm(tmp_path, student, config)
 
 
 @pytest.mark.parametrize(
@@ -616,9 +611,9 @@ PUBLIC_STEPS = [Step((), (), line + "\n") for line in LINES]
 
 
 @torch.inference_mode()
-def test_rlhflow_is_read_where_the_assistant_answers(embedded, tmp_path):
+def test_rlhflow_is_read_where_the_assistant_answers(student, tmp_path):
     tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
-    verifier = load_prm(tmp_path, embedded, public("rlhflow"))
+    verifier = load_prm(tmp_path, student, public("rlhflow"))
     found = judged(verifier, (), PUBLIC_STEPS, QUESTION)
     # As in the project's evaluation script, where `-3` is the token before the assistant's answer
     # and its end.
@@ -637,7 +632,7 @@ def test_rlhflow_is_read_where_the_assistant_answers(embedded, tmp_path):
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_qwen_prm_is_read_at_its_separators(deep, embedded, tmp_path):
+def test_qwen_prm_is_read_at_its_separators(deep, student, tmp_path):
     tokenizer = a_byte_tokenizer(tmp_path)
     torch.manual_seed(0)
     backbone = Qwen2Model(Qwen2Config(**{**PRM_SHAPE, "vocab_size": len(tokenizer)})).eval()
@@ -652,7 +647,7 @@ def test_qwen_prm_is_read_at_its_separators(deep, embedded, tmp_path):
         for of, tensor in layer.state_dict().items()
     }
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    verifier = load_prm(tmp_path, embedded, public("qwen-prm"))
+    verifier = load_prm(tmp_path, student, public("qwen-prm"))
     found = judged(verifier, (), PUBLIC_STEPS, QUESTION)
     # As on the model's card.
     answer = "<extra_0>".join([*LINES, ""])
@@ -669,10 +664,10 @@ def test_qwen_prm_is_read_at_its_separators(deep, embedded, tmp_path):
     assert judged(verifier, (), []).total == 1.0
 
 
-def test_a_folder_of_another_kind_is_refused(embedded, tmp_path):
+def test_a_folder_of_another_kind_is_refused(student, tmp_path):
     with pytest.raises(CheckpointError, match="can't be read as rlhflow"):
-        load_prm(tmp_path, embedded, public("rlhflow"))
+        load_prm(tmp_path, student, public("rlhflow"))
     a_tokenizer(tmp_path)
     a_causal_model(tmp_path)
     with pytest.raises(CheckpointError, match="no score head"):
-        load_prm(tmp_path, embedded, public("qwen-prm"))
+        load_prm(tmp_path, student, public("qwen-prm"))

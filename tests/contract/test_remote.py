@@ -173,6 +173,14 @@ def test_a_server_that_lacks_something_is_asked_otherwise(url, lacks):
         assert student.word is not None
 
 
+def replied(url, says, steps=12, tokens=60, **settings):
+    """The sample that a server streams, its cost, and the student that asked."""
+    with Proxy(url, says=says) as place:
+        student = student_at(place, **settings)
+        [reply], cost = drawn(student, steps=steps, tokens=tokens, n=1)
+    return reply, cost, student
+
+
 def chunk(text=None, finish=None, **more):
     """An event of a streamed reply."""
     tokens = [{"token": text, "logprob": more.pop("logprob", -0.5)}] if text else []
@@ -208,10 +216,9 @@ NONSENSE = {
 def test_a_server_that_answers_nonsense_ends_in_a_sentence(url, case, monkeypatch):
     monkeypatch.setattr(chat_server, "PAUSE_SECONDS", 0.0)
     says, words = NONSENSE[case]
-    with Proxy(url, says=says) as place, pytest.raises(az.AlphaZeroError) as caught:
-        drawn(student_at(place), tokens=40, n=1)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-    assert str(caught.value).isprintable()
+    with pytest.raises(az.AlphaZeroError) as caught:
+        replied(url, says, tokens=40)
+    assert words in str(caught.value) and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -250,16 +257,14 @@ ENDS = ("stop", "eos", "eos_token", "end_turn", "STOP", "tool_calls", "stop_sequ
 def test_only_a_cut_is_no_end(url, reason):
     text = "3 + 4 = 7\n#### 7"
     says = [chunk("3 + 4 = 7\n"), chunk("#### 7"), chunk(finish=reason), END[-1]]
-    with Proxy(url, says=says) as place:
-        [reply], _ = drawn(student_at(place), n=1)
+    reply, _, _ = replied(url, says)
     assert text_of(reply.steps) == text
     assert (reply.ended, reply.cut) == ((True, False) if reason in ENDS else (False, True))
 
-    class Calls:
-        async def __call__(self, *_, **more):
-            return {"message": {"content": text}, "finish_reason": reason}, Cost()
+    async def call(*_, **more):
+        return {"message": {"content": text}, "finish_reason": reason}, Cost()
 
-    steps = ChatSteps(cast(Any, Calls()), [], load_config().search, None)
+    steps = ChatSteps(cast(Any, call), [], load_config().search, None)
     [own], _ = asyncio.run(steps.continuations(PROBLEMS[0], (), 1, 5, Limits(12, 60)))
     assert (own.ended, own.cut) == (reply.ended, reply.cut)
 
@@ -302,18 +307,21 @@ def test_proxies_addresses_and_refused_connections(monkeypatch):
     assert "sesame" not in str(slip.value)
 
 
-def test_what_a_server_says_of_tokens_is_held_to_what_came(url):
-    lies = {"prompt_tokens": -4, "completion_tokens": "many", "cost": float("nan")}
-    for usage in (lies, {**USAGE, "completion_tokens": 0}, "none", None):
-        says = [chunk("3 + 4"), chunk(" = 7\n"), chunk("####"), chunk(" 7", "stop", usage=usage)]
-        with Proxy(url, says=says) as place:
-            [reply], cost = drawn(student_at(place), n=1)
-        assert text_of(reply.steps) == "3 + 4 = 7\n#### 7" and reply.ended
-        assert cost.sampled_tokens == 4 and cost.dollars == 0.0
+LIES = {"prompt_tokens": -4, "completion_tokens": "many", "cost": float("nan")}
+
+
+@pytest.mark.parametrize("usage", [LIES, {**USAGE, "completion_tokens": 0}, "none", None])
+def test_what_a_server_says_of_tokens_is_held_to_what_came(url, usage):
+    says = [chunk("3 + 4"), chunk(" = 7\n"), chunk("####"), chunk(" 7", "stop", usage=usage)]
+    reply, cost, _ = replied(url, says)
+    assert text_of(reply.steps) == "3 + 4 = 7\n#### 7" and reply.ended
+    assert cost.sampled_tokens == 4 and cost.dollars == 0.0
+
+
+def test_an_impossible_log_probability_is_that_of_unknown_ones(url):
     odd = [chunk("3", logprob=2.0), chunk(" + 4 = 7\n", logprob=-1e9), *END]
-    with Proxy(url, says=odd) as place:
-        [reply], _ = drawn(student_at(place), n=1)
-    assert [step.logprobs for step in reply.steps] == [(-20.0, 0.0)]  # of unknown probability
+    reply, _, _ = replied(url, odd)
+    assert [step.logprobs for step in reply.steps] == [(-20.0, 0.0)]
 
 
 def test_a_beginning_that_is_repeated_is_left_out(url):
@@ -331,23 +339,20 @@ def test_a_beginning_that_is_repeated_is_left_out(url):
 
 def test_thinking_alone_is_a_reply_without_words(url):
     says = [chunk(delta={"reasoning_content": "Hm. "}), chunk(finish="length", usage=USAGE)]
-    with Proxy(url, says=says) as place:
-        student = student_at(place)
-        [reply], cost = drawn(student, n=1)
+    reply, cost, student = replied(url, says)
     assert reply.cut and not reply.ended and text_of(reply.steps) == "" and cost.sampled_tokens == 2
-    assert student.word is not None and "1 replies that were thinking alone" in student.word
+    assert student.word is not None and "thinking alone" in student.word
     assert student.engine.server.logprobs  # a thought kept apart says nothing of them
 
 
-def test_a_sample_is_closed_as_soon_as_its_step_is_whole(url):
+@pytest.mark.parametrize("dollars, tokens", [(0.0, 1), (1.0, 50)])
+def test_a_sample_is_closed_as_soon_as_its_step_is_whole(url, dollars, tokens):
+    """In dollars the usage at its end counts."""
     lines = ["3 + 4 = 7\n", "7 - 5 = 2\n", "2 + 2 = 4\n", "#### 4"]
     says = [*map(chunk, lines), chunk(finish="stop", usage={**USAGE, "completion_tokens": 50})]
-    for priced in (False, True):  # in dollars the usage at its end counts
-        with Proxy(url, says=says) as place:
-            student = student_at(place, completion_cost=float(priced))
-            [line], cost = drawn(student, steps=1, n=1)
-        assert [step.text for step in line.steps] == lines[:1] and not line.ended
-        assert cost.sampled_tokens == (50 if priced else 1)
+    line, cost, _ = replied(url, says, steps=1, completion_cost=dollars)
+    assert [step.text for step in line.steps] == lines[:1] and not line.ended
+    assert cost.sampled_tokens == tokens
 
 
 def test_a_server_that_comes_late_is_greeted_again(url):

@@ -3,11 +3,9 @@ them.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell
@@ -19,7 +17,6 @@ from alphazero_llm_trainer.eval.results import (
     summary,
 )
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text
@@ -27,19 +24,11 @@ from alphazero_llm_trainer.report.evaluation import result_text
 
 def cell(method, outcomes, budget=100, **more):
     n = len(outcomes)
-    verdicts = {"correct": outcomes.count("1"), "wrong": outcomes.count("0")}
-    return Cell(
-        "embedded",
-        method,
-        budget,
-        outcomes,
-        verdicts,
-        {"finished": n},
-        [40] * n,
-        40 * n,
-        calls=n,
-        **more,
-    )
+    facts = {
+        "verdicts": {"correct": outcomes.count("1"), "wrong": outcomes.count("0")},
+        "ended_by": {"finished": n}, "tokens": [40] * n, "sampled_tokens": 40 * n, "calls": n,
+    }  # fmt: skip
+    return Cell("embedded", method, budget, outcomes, **facts | more)
 
 
 def sampled(correct, tokens):
@@ -49,23 +38,17 @@ def sampled(correct, tokens):
 # -- cells -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sampler():
-    config = load_config(overrides=["student=embedded"])
-    return MethodContext(load_student(config), Calculator(), config)
-
-
-def test_a_cell_adds_up(sampler):
+def test_a_cell_adds_up(student, config):
     benchmark = Benchmark("embedded", load_tasks("embedded", "test", 30))
-    found = asyncio.run(run_cell(sampler, benchmark, "best-of-n", 120, Progress(quiet=True)))
+    context = MethodContext(student, Calculator(), config)
+    found = asyncio.run(run_cell(context, benchmark, "best-of-n", 120, Progress(quiet=True)))
     assert len(found.outcomes) == 30 == sum(found.verdicts.values()) == sum(found.ended_by.values())
-    assert found.outcomes.count("1") == found.verdicts["correct"] > 0
-    assert found.sampled_tokens == sum(found.tokens) and max(found.tokens) <= 120
+    right = found.outcomes.count("1")
+    assert right == found.verdicts["correct"] > 0 and max(found.tokens) <= 120
     assert found.calls > 30 and found.cached_tokens > 0 and found.seconds > 0
     row = summary(found)
-    assert row["accuracy"][0] == found.outcomes.count("1") / 30
-    assert row["sampled_tokens"] == found.sampled_tokens / 30
-    assert row["most_tokens"] == max(found.tokens)
+    assert row["accuracy"][0] == right / 30 and row["most_tokens"] == max(found.tokens)
+    assert row["sampled_tokens"] * 30 == found.sampled_tokens == sum(found.tokens)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -73,22 +56,15 @@ def test_a_cell_adds_up(sampler):
 
 def test_pairs_say_gain_loss_and_no_gain():
     base, better, worse = "0110" * 60, "1110" * 60, "0010" * 60
-    cells = [
-        cell("greedy", base),
-        cell("best-of-n", better),
-        cell("majority", worse),
-        cell("adaptive-best-of-n", base),
-        cell("mcts", base),
-        cell("mcts", base, budget=200),  # nothing to pair with
-    ]
-    rows = paired(cells)
+    methods = {
+        "greedy": base, "best-of-n": better, "majority": worse, "adaptive-best-of-n": base, "mcts": base
+    }  # fmt: skip
+    cells = [cell(*one) for one in methods.items()]
+    rows = paired([*cells, cell("mcts", base, budget=200)])  # the last has nothing to pair with
     assert {row["budget"] for row in rows} == {100}
     said = {(row["method"], row["over"]): row["reading"] for row in rows}
-    assert [said["mcts", over] for over in ("greedy", "best-of-n", "majority")] == [
-        "no gain",
-        "loss",
-        "gain",
-    ]
+    for over, reading in {"greedy": "no gain", "best-of-n": "loss", "majority": "gain"}.items():
+        assert said["mcts", over] == reading
     assert ("mcts", "adaptive-best-of-n") in said
     assert ("best-of-n", "adaptive-best-of-n") not in said
 
@@ -115,7 +91,7 @@ def results_of(*cells):
         ((cell("greedy", "0011"), cell("majority", "0101")), "greedy, majority are level"),
         ((cell("greedy", "0101"), cell("mcts", "0111")), "mcts is best, accuracy 0.750 [0.301, "),
         ((cell("mcts", "0000"),), "no method has a right answer"),
-        ((replace(cell("mcts", "0000"), verdicts={"too long": 4}),), "4 of 4 questions don't fit"),
+        ((cell("mcts", "0000", verdicts={"too long": 4}),), "4 of 4 questions don't fit"),
     ],
 )
 def test_what_came_of_it_is_said_in_a_sentence(cells, said):

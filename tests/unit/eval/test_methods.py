@@ -31,22 +31,11 @@ from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Pro
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.types import Problem, Step, Task, ids_of
 
 TASKS = load_tasks("embedded", "test", 40)
-
-
-@pytest.fixture(scope="module")
-def config():
-    return load_config(overrides=["student=embedded"])
-
-
-@pytest.fixture(scope="module")
-def student(config):
-    return load_student(config)
 
 
 @pytest.fixture(scope="module")

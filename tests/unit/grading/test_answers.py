@@ -43,19 +43,7 @@ def test_units_of_formulas(latex, formula):
     assert answers.without_unit(latex) == formula
 
 
-@pytest.mark.parametrize(
-    "unit, end",
-    [
-        ("111,", "111x"),
-        ("\\boxed{", ""),
-        ("\\boxed 5 and ", ""),
-        ("\\boxed{5} and ", ""),
-        ("Answer: J. K. ", ""),
-        ("answer is ", ""),
-        ("#### 5\n", ""),
-        ("1 apples ", ""),
-    ],
-)
+@pytest.mark.parametrize("unit, end", CASES["long"])
 def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
     def read(text):
         answers.extract.__wrapped__(text + "}" * text.count("{"))

@@ -140,23 +140,5 @@ def test_final_answers_and_votes():
     assert GRADERS["numbers"].vote_key("no answer") == ""
 
 
-def test_a_response_that_was_cut_needs_a_mark():
-    """What is read more kindly than before is still no answer of a response that a limit cut."""
-    grader = GRADERS["numbers"]
-    for response in (
-        "答案是18。",
-        "So it weighs 18g.",
-        "<answer>18</answer>",
-        "9 + 9 = 18",
-        "The answer is $18$.",
-    ):
-        assert grader.final_answer(response) is not None
-        assert grader.final_answer(response, strict=True) is None
-    for response in (
-        "#### $18$",
-        "#### 18 ✅",
-        "#### m+n = 9+9 = 18",
-        "<think>5</think>\\boxed{18}",
-    ):
-        assert grader.grade_many([(response, "18")], strict=True)[0].correct
+def test_a_choice_of_a_response_that_was_cut_needs_a_mark():
     assert GRADERS["choice"].final_answer("So it is C.\nDone.", strict=True) is None

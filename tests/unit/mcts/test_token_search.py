@@ -298,22 +298,24 @@ def engine_tokens(**more):
 
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "beam"])
 def test_the_same_tree_alone_in_32_and_concurrent(rollout):
-    problems = [a_problem(f"p{i}") for i in range(32)]
     config = SearchConfig(mode="token", simulations=10, top_k=4, max_tokens=12, rollout=rollout)
 
-    async def searched(policy, numbers):
-        one = Search(policy, scripted_evaluate, config)
-        return await asyncio.gather(*(one.run(problems[i], i) for i in numbers))
+    def searched(*numbers, **engine):
+        one = Search(engine_tokens(**engine), scripted_evaluate, config)
 
-    together = run(lambda: searched(engine_tokens(), range(32)))
-    crowded = run(lambda: searched(engine_tokens(max_batch=3), range(32)))
+        async def main():
+            return await asyncio.gather(*(one.run(a_problem(f"p{i}"), i) for i in numbers))
+
+        return [result.tree for result in run(main)]
+
+    together, crowded = searched(*range(32)), searched(*range(32), max_batch=3)
     for i in (0, 7, 31):
-        [alone] = run(lambda i=i: searched(engine_tokens(), [i]))
-        for other in (together[i].tree, crowded[i].tree):
+        [alone] = searched(i)
+        for other in (together[i], crowded[i]):
             for name in ("parent", "token_ids", "N", "reward"):
-                assert getattr(other, name) == getattr(alone.tree, name), name
-            assert pytest.approx(alone.tree.W) == other.W
-            for mine, theirs in zip(alone.tree.logprobs, other.logprobs, strict=True):
+                assert getattr(other, name) == getattr(alone, name), name
+            assert pytest.approx(alone.W) == other.W
+            for mine, theirs in zip(alone.logprobs, other.logprobs, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-5)
 
 

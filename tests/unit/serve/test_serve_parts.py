@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run
 
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import Choice
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import app, server
@@ -115,16 +113,6 @@ def test_models_say_how_an_answer_is_made():
 # -- answering -------------------------------------------------------------------------------------
 
 QUESTION = build("test", 1, 1).problem.question
-
-
-@pytest.fixture(scope="module")
-def config():
-    return load_config(overrides=["student=embedded"])
-
-
-@pytest.fixture(scope="module")
-def student(config):
-    return load_student(config)
 
 
 def wanted(student, config, method, before="", **more):
