@@ -51,10 +51,11 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
     assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
     assert main([*flags, "--split", "validation", "--resume"]) == 0
     assert not (tmp_path / "eval-003").exists()
+    # Four of the student's answers.
     for overrides, budget in (
         (["student=qwen2.5-0.5b", "search.verify.reserve=9"], 1000),
         (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
-    ):  # four of the student's answers
+    ):
         assert load_answering(overrides=overrides).answer_budget == budget
 
 
