@@ -4,7 +4,6 @@ goes on.
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
@@ -16,6 +15,7 @@ import pytest
 import torch
 from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts
 from support import grpo_config
+from tables import read_jsonl
 
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
@@ -47,7 +47,7 @@ def sealed(run, number):
 
 
 def cut(name):
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 9)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,7 @@ def cut(name):
     ],
 )
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(damage, name, tmp_path):
-    said = []
-    run = RunFolder(tmp_path)
+    said, run = [], RunFolder(tmp_path)
     assert run.newest_checkpoint(said.append) == (None, {})
     for number in (9, 10, 100):  # by number, not by name
         newest = sealed(tmp_path, number)
@@ -76,40 +75,63 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(damage, name, 
 
 
 def test_the_newest_checkpoints_stay_and_broken_ones_after_them_go(tmp_path):
+    def left(kept, count):
+        RunFolder(tmp_path).keep_newest(kept, count)
+        return {path.name for path in tmp_path.iterdir()}
+
     for number in (4, 8, 10, 12, 100):
         newest = sealed(tmp_path, number)
     cut("weights.bin")(newest)  # the run goes on from 12, and writes 14
     (tmp_path / "checkpoint-9").mkdir()  # never sealed
-    RunFolder(tmp_path).keep_newest(sealed(tmp_path, 14), 3)
-    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (10, 12, 14)}
-    RunFolder(tmp_path).keep_newest(tmp_path / "checkpoint-14", 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-14"]
+    last = sealed(tmp_path, 14)
+    assert left(last, 3) == {f"checkpoint-{n}" for n in (10, 12, 14)}
+    assert left(last, 1) == {last.name}
 
 
 def test_runs_are_numbered_and_found_again(tmp_path):
+    def find(path=None):
+        return RunFolder.find(tmp_path, path)
+
     with pytest.raises(CheckpointError, match=r"found no run\.json"):
-        RunFolder.find(tmp_path, None)
-    runs = []
+        find()
     for _ in range(3):
-        runs.append(RunFolder.new(tmp_path))
-        runs[-1].path.mkdir()
-    first, second, third = runs
+        third = RunFolder.new(tmp_path)
+        third.path.mkdir()
     assert third.path.name == "run-003"
     for name in ("run-999", "run-1000", "run-old"):
         (tmp_path / name).mkdir()
     assert RunFolder.new(tmp_path).path.name == "run-1001"
     config = grpo_config(["search.budget_tokens=77", "student=embedded"])
+    first, second = (RunFolder(tmp_path / f"run-00{number}") for number in (1, 2))
     for folder in (first, second):
         folder.write_card({"config": config.model_dump(mode="json")})
     # The others never began.
-    assert RunFolder.find(tmp_path, None).path == second.path and second.config() == config
-    assert RunFolder.find(tmp_path, first.path).path == first.path
+    assert find().path == second.path and second.config() == config
+    assert find(first.path).path == first.path
     with pytest.raises(CheckpointError):
-        RunFolder.find(tmp_path, third.path)
+        find(third.path)
     for text in ("{", "[]", '{"seed": 3}'):
         third.card.write_text(text)
         with pytest.raises(CheckpointError, match=r"run\.json"):
             third.read_card()
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """Makes a forgetful disk of a folder."""
+    (tmp_path / "disk").mkdir()
+    made = []
+
+    def make(at_cut):
+        def look(disk):
+            at_cut(disk.left(tmp_path / "cut"))
+
+        made.append(ForgetfulDisk(tmp_path / "disk", monkeypatch, look))
+        return made[0]
+
+    yield make
+    monkeypatch.undo()
+    made[0].close()
 
 
 def test_metrics_survive_a_cut_and_a_step_back(tmp_path):
@@ -223,37 +245,13 @@ class ForgetfulDisk:
         return target
 
 
-def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path, monkeypatch):
-    root, done, seen = tmp_path / "disk", [-1], set()
-    root.mkdir()
-
-    def look(disk):
-        left = disk.left(tmp_path / "cut")
-        if done[-1] >= 0:
-            seen.add(int((left / "plain").read_text()))
-            assert int((left / "plain").read_text()) >= done[-1]
-
-    disk = ForgetfulDisk(root, monkeypatch, look)
-    for number in range(20):
-        write_whole(root / "plain", str(number))
-        done.append(number)
-    assert disk.cuts >= 40 and seen == set(range(20))
-    with (root / "bare").open("w") as file:  # the disk does forget
-        file.write("not synced")
-    os.rename(root / "bare", root / "other")
-    assert not list(disk.left(tmp_path / "cut").glob("[bo]*"))
-    disk.close()
-
-
-def test_checkpoints_at_every_cut(tmp_path, monkeypatch):
+def test_checkpoints_at_every_cut(tmp_path, disk):
     """A checkpoint that was reported is there whole, with all trees that it counts, whatever its
-    trainer synced.
+    trainer synced; a small file is the old one or the new one.
     """
-    root, reported = tmp_path / "run", 0
-    root.mkdir()
+    root, reported, seen = tmp_path / "disk", 0, set()
 
-    def look(disk):
-        left = disk.left(tmp_path / "cut")
+    def look(left):
         folder, facts = RunFolder(left).newest_checkpoint(pytest.fail)
         assert facts.get("rounds_done", 0) >= reported
         if folder is not None:
@@ -261,22 +259,28 @@ def test_checkpoints_at_every_cut(tmp_path, monkeypatch):
             trees = Journal(left / "journal.jsonl")
             assert len(trees) >= 3 * facts["rounds_done"]
             trees.close()
+        if reported:
+            seen.add(int((left / "plain").read_text()))
+            assert max(seen) >= int((left / "plain").read_text()) >= reported
 
-    disk = ForgetfulDisk(root, monkeypatch, look)
+    made = disk(look)
     journal = Journal(root / "journal.jsonl")
     for number in range(1, 6):
         for tree in range(3):
             journal.append({"key": f"{number}/{tree}"})
         journal.sync()
+        write_whole(root / "plain", str(number))
         sealed(root, number)
         reported = number
     journal.close()
-    assert disk.cuts >= 50
-    disk.close()
+    assert made.cuts >= 50 and seen == set(range(1, 6))
+    (root / "bare").write_text("not synced")  # the disk does forget
+    os.rename(root / "bare", root / "other")
+    assert not [*made.left(tmp_path / "cut").glob("[bo]*")]
 
 
 @pytest.mark.slow
-def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypatch):
+def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypatch, disk):
     """A tree is kept once the journal was synced. What is left in the middle is gone on from."""
     job, root, cuts = a_job(5), tmp_path / "disk", 0
     kept = frozenset()
@@ -286,13 +290,10 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypa
         nonlocal kept
         sync_journal(journal)
         if journal.path == root / JOURNAL:
-            kept = frozenset(
-                json.loads(line)["key"] for line in journal.path.read_bytes().splitlines()
-            )
+            kept = frozenset(record["key"] for record in read_jsonl(journal.path))
 
-    def look(disk):
+    def look(left):
         nonlocal cuts
-        left = disk.left(tmp_path / "cut")
         if 0 < len(kept) < 5:
             shutil.copytree(left, tmp_path / "on", dirs_exist_ok=True)
         folder = SampleFolder(left, identity(job), job.tasks, resume=True)
@@ -301,13 +302,11 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypa
         folder.end("stopped")
         cuts += 1
 
-    root.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(folder_module, "SYNC_TREES", 2)
-        patch.setattr(Journal, "sync", sync_and_note)
-        disk = ForgetfulDisk(root, patch, look)
-        run_sample(job, root)
-        disk.close()
+    monkeypatch.setattr(folder_module, "SYNC_TREES", 2)
+    monkeypatch.setattr(Journal, "sync", sync_and_note)
+    disk(look)
+    run_sample(job, root)
+    monkeypatch.undo()
     assert set(trees_in(root)) == set(keys_of(job)) == kept and cuts >= 20
     run_sample(job, tmp_path / "on", resume=True)
     assert trees_of(tmp_path / "on") == trees_of(root)
@@ -330,10 +329,7 @@ def ended(work):
 @pytest.mark.parametrize(
     "error, words",
     [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/d/journal.jsonl"),
-            "/d/journal.jsonl: No space",
-        ),
+        (OSError(errno.ENOSPC, "No space", "/d/journal.jsonl"), "/d/journal.jsonl: No space"),
         (OSError(errno.EFBIG, "File too large"), "a file: File too large"),
         (StorageError("/d has 3 MB free: free some space"), "3 MB free"),
     ],
@@ -350,12 +346,12 @@ def test_what_a_disk_refuses_is_one_sentence(error, words, capsys):
 @contextlib.contextmanager
 def small_files(most):
     """No file of this process may grow beyond `most` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path, capsys):
@@ -393,15 +389,13 @@ def test_train_on_a_full_disk_goes_on_to_the_same_weights(tmp_path, capsys):
 def test_weights_that_cannot_be_written_or_are_gone(tmp_path):
     path = tmp_path / "run" / "best.safetensors"
     path.parent.mkdir()
-    with (
-        small_files(1000),
-        pytest.raises(StorageError, match=r"best\.safetensors can't be written"),
-    ):
+    said = r"best\.safetensors can't be written"
+    with small_files(1000), pytest.raises(StorageError, match=said):
         save_tensors({"a": torch.zeros(100_000)}, path)
-    assert not list(path.parent.iterdir())
+    assert not [*path.parent.iterdir()]
     with pytest.raises(CheckpointError, match="restore it or train again"):
         load_tensors(path)
-    shutil.rmtree(path.parent)
+    path.parent.rmdir()
     with pytest.raises(StorageError, match="run was removed meanwhile"):
         load_tensors(path)
 
@@ -410,22 +404,17 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path):
 
 
 def test_one_process_writes_a_folder_until_it_dies(tmp_path):
-    holder = forked(lambda: (Folder(tmp_path / "run").lock(), time.sleep(60)))
+    path = tmp_path / "run"
+    holder = forked(lambda: (Folder(path).lock(), time.sleep(60)))
     try:
-        wait_for(
-            lambda: (
-                (tmp_path / "run" / files.LOCK).exists()
-                and (tmp_path / "run" / files.LOCK).read_text()
-            )
-        )
+        wait_for(lambda: (path / files.LOCK).exists() and (path / files.LOCK).read_text())
         with pytest.raises(ConfigError, match=f"written by process {holder.pid}: wait for it"):
-            Folder(tmp_path / "run").lock("--resume")
+            Folder(path).lock("--resume")
     finally:
         holder.kill()
         holder.join()
-    folder = Folder(tmp_path / "run")
-    with folder.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-        Folder(folder.path).lock()
+    with Folder(path).lock(), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        Folder(path).lock()
 
 
 def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> None:

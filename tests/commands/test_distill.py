@@ -4,6 +4,7 @@ takes for a teacher.
 
 import asyncio
 import itertools
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -29,9 +30,6 @@ from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.runs.folder import RunFolder
-from alphazero_llm_trainer.runs.recorder import Recorder
-from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)
@@ -64,60 +62,58 @@ def a_tree(model):
     return tree
 
 
-def builder(engine):
+@pytest.fixture
+def models():
+    """A student with its gradients, and a teacher."""
+    return tiny_llama(3).requires_grad_(True), tiny_llama(4)
+
+
+def builder(engine, tree):
+    """Rows of this tree, and what makes them."""
     config = load_training(overrides=["train.method=distill", "train.teacher=embedded"])
     source = SimpleNamespace(demonstrations=[], size=None, config=config)
-    return DrawnRows(source, SimpleNamespace(prompt_ids=lambda question: PROMPT), None, engine)
-
-
-def graded(tree):
+    made = DrawnRows(source, SimpleNamespace(prompt_ids=lambda question: PROMPT), None, engine)
     task = Task(Problem("p", "question", "numbers"), "1")
-    return GradedTree("0/p", task, tree, Cost(), "simulations", False, 0)
-
-
-def learner(model):
-    train = load_training(overrides=["train.method=distill"]).train
-    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
-    objective = DISTILL.objective(train, model, None)
-    return Learner(model, objective, MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer)
+    return made, made.drawn(GradedTree("0/p", task, tree, Cost(), "simulations", False, 0))
 
 
 def gradient(model, rows):
     """The loss of one update and the gradient by parameter."""
-    made, total = learner(model), 0.0
+    train = load_training(overrides=["train.method=distill"]).train
+    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
+    objective, rate = DISTILL.objective(train, model, None), RateSchedule(1e-3, 0, 10)
+    made, total = Learner(model, objective, MemoryOptions(), rate, optimizer), 0.0
     for part in made.parts(rows):
         scores = made.score(part)
         loss, figures = made.objective.loss(part, scores, made.totals)
         made.backward(loss, scores, figures)
         total += float(loss.detach())
-    return total, {name: p.grad.clone() for name, p in model.named_parameters()}
+    return total, taken(model)
 
 
-def agree(model, found):
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(found[name], parameter.grad, atol=1e-5), name
+def taken(model):
+    """The gradient by parameter, which the model has no more."""
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return found
 
 
-def test_a_token_counts_as_often_as_it_was_drawn():
-    tree = a_tree(tiny_llama(3))
+def test_a_token_counts_as_often_as_it_was_drawn(models):
+    tree = a_tree(models[0])
     # (10, 11) and (12, EOS) of the first simulation; (12, EOS) again, and (14, 15), of the second.
     assert draws(tree) == [0, 2, 3, 1, 1, 1]
-    rows = builder(None).drawn(graded(tree))
-    assert [(row.completion_ids, row.value_weights) for row in rows] == [
+    assert [(row.completion_ids, row.value_weights) for row in builder(None, tree)[1]] == [
         ((10, 11, 12, EOS), (3.0, 2.0, 3.0, 3.0)),
         ((10, 13, EOS), (0.0, 1.0, 1.0)),
         ((10, 11, 14, 15, EOS), (0.0, 0.0, 1.0, 1.0, 1.0)),
     ]
 
 
-def test_the_gradient_is_that_of_each_draw_by_itself():
+def test_the_gradient_is_that_of_each_draw_by_itself(models):
     """Against a loop over draws, each alone under the model's own forward."""
-    model, teacher = tiny_llama(3).requires_grad_(True), tiny_llama(4)
-    tree, stats = a_tree(model), RoundStats(0)
-    made = builder(tiny_engine(teacher))
-    rows = made.taught(made.drawn(graded(tree)), stats)
-    loss, found = gradient(model, rows)
-    model.zero_grad()
+    (model, teacher), stats = models, RoundStats(0)
+    made, rows = builder(tiny_engine(teacher), a_tree(model))
+    loss, found = gradient(model, made.taught(rows, stats))
     drawn = [((), steps) for steps in FIRST] + [((10, 11), steps) for steps in THEN]
     tokens = sum(len(step) for _, steps in drawn for step in steps)
     expected = kl = torch.tensor(0.0)
@@ -125,56 +121,51 @@ def test_the_gradient_is_that_of_each_draw_by_itself():
         prefix = (*PROMPT, *before)
         for token in itertools.chain(*steps):
             own = model(torch.tensor([prefix])).logits[0, -1].log_softmax(-1)[token]
-            [theirs] = library_scores(teacher, prefix, (token,))
-            expected = expected - (theirs - own.detach()) * (own - own.detach()).exp() / tokens
-            kl = kl + (own.detach() - theirs) / tokens
+            gap = library_scores(teacher, prefix, (token,))[0] - own.detach()
+            expected = expected - gap * (own - own.detach()).exp() / tokens
+            kl = kl - gap / tokens
             prefix = (*prefix, token)
     expected.backward()
     assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
-    agree(model, found)
+    torch.testing.assert_close(found, taken(model), atol=1e-5, rtol=1e-5)
     assert stats.teacher_kl == pytest.approx(float(kl), abs=1e-5)
     # Nine tokens that differ; one by one: three responses of 4, one of 3, one of 5.
     assert stats.cost.scored_tokens == 9 and stats.teacher_share == pytest.approx(9 / 20)
 
 
-def test_in_the_mean_over_draws_it_is_the_gradient_of_the_reverse_kl():
+def test_in_the_mean_over_draws_it_is_the_gradient_of_the_reverse_kl(models):
     """Every next token, as often as the student draws it: KL(student || teacher), differentiated."""
-    model, teacher = tiny_llama(3).requires_grad_(True), tiny_llama(4)
-    words = range(model.config.vocab_size)
-    ids = torch.tensor([PROMPT])
-    own = model(ids).logits[0, -1].log_softmax(-1)
-    theirs = teacher(ids).logits[0, -1].log_softmax(-1).detach()
-    (own.exp() * (own - theirs)).sum().backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    rows = []
-    for token in words:
-        logprob = float(own[token].detach())
-        chance, gap = float(own[token].detach().exp()), float(theirs[token]) - logprob
-        one = ((token,), (logprob,), (chance * gap,))
+    model, ids = models[0], torch.tensor([PROMPT])
+    own, theirs = (one(ids).logits[0, -1].log_softmax(-1) for one in models)
+    (own.exp() * (own - theirs.detach())).sum().backward()
+    wanted, rows = taken(model), []
+    for token, (logprob, other) in enumerate(zip(own.tolist(), theirs.tolist(), strict=True)):
+        chance = math.exp(logprob)
+        one = ((token,), (logprob,), (chance * (other - logprob),))
         rows.append(TrainRow(PROMPT, *one, value_weights=(chance,), index=token))
-    gradient(model, rows)
-    agree(model, wanted)
+    _, found = gradient(model, rows)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def settings(teacher, *more):
+    asked = ["train.method=distill", "student=embedded", {"train": {"teacher": str(teacher)}}]
+    return load_training(overrides=[*asked, *more])
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
     sizes = ["search.samples=4", "train.rows_per_round=16", "train.optimizer.batch_size=8"]
-    asked = ["train.method=distill", "student=embedded", "train.teacher=embedded", *sizes]
-    config = load_training(overrides=asked)
+    config = settings("embedded", *sizes)
     teacher = load_student(config).engine
     source = Source.of(config, load_tasks("embedded", "train", 4), tmp_path, teacher)
     rows, stats = source.rows(), source.stats
-    taught = [row for row in rows if row.kind == "policy"]
-    assert taught and max(abs(a) for row in rows for a in row.advantages) < 1e-4
+    assert max(abs(a) for row in rows for a in row.advantages) < 1e-4
     assert stats.teacher_kl == pytest.approx(0.0, abs=1e-5)
     # What is shared was scored once, and all that was drawn counts.
-    assert stats.cost.scored_tokens == sum(w > 0 for row in taught for w in row.value_weights)
+    counts = [w for row in rows if row.kind == "policy" for w in row.value_weights]
+    assert stats.cost.scored_tokens == sum(w > 0 for w in counts) > 0
     assert 0.1 < stats.teacher_share < 1.0
-    assert sum(w for row in taught for w in row.value_weights) == sum(
-        response.samples * len(response.token_ids)
-        for tree in source.trees()
-        for response in tree.responses
-    )
+    responses = [response for tree in source.trees() for response in tree.responses]
+    assert sum(counts) == sum(one.samples * len(one.token_ids) for one in responses)
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -210,36 +201,29 @@ def whole(blurred, tmp_path_factory):
 
 
 def test_rounds_bring_the_student_nearer_to_its_teacher(whole):
-    lines = RunFolder(whole).read_metrics()
+    lines, card = RunFolder(whole).read_metrics(), RunFolder(whole).read_card()
     kl = [line["teacher_kl"] for line in lines]
     assert len(kl) == 3 and kl[0] > 0.5 and kl[2] < kl[1] < kl[0] / 2
     assert all(0 < line["teacher_share"] < 1 for line in lines)
-    card = RunFolder(whole).read_card()
-    assert card["search_cost"]["scored_tokens"] == sum(
-        line["cost"]["scored_tokens"] for line in lines
-    )
+    scored = sum(line["cost"]["scored_tokens"] for line in lines)
+    assert card["search_cost"]["scored_tokens"] == scored
     assert "KL to the teacher" in (whole / "report.html").read_text()
 
 
-def test_stopped_between_rounds_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
-    stored, asked = RunFolder(whole).config(), False
-    folder, saved = RunFolder(tmp_path / "run-001"), Recorder.checkpoint
-    folder.path.mkdir()
-
-    def once(*given):
-        nonlocal asked
-        saved(*given)
-        asked = True
-
-    monkeypatch.setattr(Recorder, "checkpoint", once)
-    first = Run(prepare(stored), lambda: asked)
-    first.load()
-    assert first.execute(folder) is None and len(folder.read_metrics()) == 1
-    monkeypatch.undo()
-    assert train_main(["--resume", str(folder.path), "-q"]) == 0
-    one, other = (load_file(run / "student" / "model.safetensors") for run in (whole, folder.path))
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+def test_from_a_checkpoint_it_goes_on_to_the_same_bits(whole, tmp_path):
+    run, (first, *_) = (
+        tmp_path / "run-001",
+        (whole / "journal.jsonl").read_bytes().split(b'{"key": "1/'),
+    )
+    run.mkdir()
+    shutil.copytree(whole / "checkpoint-8", run / "checkpoint-8")
+    (run / "journal.jsonl").write_bytes(first)
+    card = RunFolder(whole).read_card()
+    del card["after"]
+    write_json(run / "run.json", card)
+    assert train_main(["--resume", str(run), "-q"]) == 0
+    one, other = (load_file(each / "student" / "model.safetensors") for each in (whole, run))
+    torch.testing.assert_close(one, other, atol=0, rtol=0)
 
 
 # -- teachers --------------------------------------------------------------------------------------
@@ -252,33 +236,22 @@ def server():
     made.close()
 
 
-def loaded(teacher, *more):
-    config = load_training(
-        overrides=[
-            "train.method=distill",
-            "student=embedded",
-            {"train": {"teacher": teacher}},
-            *more,
-        ]
-    )
-    student = load_student(config)
-    return student, load(student, config)
-
-
 def test_a_server_scores_as_the_same_weights_here(server):
-    student, far = loaded(server.url, "engine.max_context=1000")
-    near = load(
-        student,
-        load_training(
-            overrides=["train.method=distill", "student=embedded", "train.teacher=embedded"]
-        ),
-    )
+    config = settings(server.url, "engine.max_context=1000")
+    student = load_student(config)
+    far, near = load(student, config), load(student, settings("embedded"))
     prompt = student.prompt_ids("Tom has 3 bags. How many?")
     pair = [(prompt, tuple(student.encode("3 * 4 = 12\n"))), (prompt, (student.engine.eos_id,))]
     scores = [asyncio.run(engine.score(pair)) for engine in (far, near)]
     for one, other in zip(*scores, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
     far.close()
+
+
+def refused(teacher, said):
+    config = settings(teacher)
+    with pytest.raises(ConfigError, match=rf"^train\.teacher is .*{said}.*$"):
+        load(load_student(config), config)
 
 
 @pytest.mark.parametrize("broken", ["scores", "tokenizer", "gone"])
@@ -296,32 +269,22 @@ def test_a_server_that_cannot_teach_is_refused(server, broken, monkeypatch):
 
     monkeypatch.setattr(server, "post", silent)
     url = "http://127.0.0.1:9/v1" if broken == "gone" else server.url
-    with pytest.raises(
-        ConfigError, match=r"^train\.teacher is http.*: name a vLLM server"
-    ) as error:
-        loaded(url)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    refused(url, "http.*: name a vLLM server")
 
 
-def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+def test_a_teacher_of_other_tokens_or_of_a_shorter_context_is_refused(tmp_path):
     """One that knows all of the student's tokens, and more, may teach."""
-    more = tiny_chat(tmp_path / "more")
-    student, engine = loaded(str(more))
-    assert engine.vocabulary > student.engine.vocabulary
-    other = tiny_chat(tmp_path / "other")
-    file = other / "tokenizer.json"
-    told = read_json(file)
+    folder = tiny_chat(tmp_path / "other")
+    student = load_student(settings(folder))
+    assert load(student, settings(folder)).vocabulary > student.engine.vocabulary
+    shape, tokenizer = folder / "config.json", folder / "tokenizer.json"
+    told = read_json(shape)
+    write_json(shape, told | {"max_position_embeddings": 512})
+    refused(folder, r" 512 .*engine\.max_context=512")
+    write_json(shape, told)
+    told = read_json(tokenizer)
     words = told["model"]["vocab"]
     one, another = [*words][-2:]
     words[one], words[another] = words[another], words[one]
-    write_json(file, told)
-    with pytest.raises(ConfigError, match=r"train\.teacher is .*other.*vocabulary"):
-        loaded(str(other))
-
-
-def test_a_teacher_that_reads_less_is_refused(tmp_path):
-    folder = tiny_chat(tmp_path / "short")
-    shape = read_json(folder / "config.json")
-    write_json(folder / "config.json", shape | {"max_position_embeddings": 512})
-    with pytest.raises(ConfigError, match=r"train\.teacher .* 512 .*engine\.max_context=512"):
-        loaded(str(folder))
+    write_json(tokenizer, told)
+    refused(folder, "other.*vocabulary")

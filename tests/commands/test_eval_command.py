@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from support import tiny_chat
 from tables import read_json, write_jsonl
 
@@ -16,7 +15,6 @@ from alphazero_llm_trainer.problems.load import with_context
 from alphazero_llm_trainer.runs import plan
 
 SMALL = "eval --num 12 --model embedded --budget-tokens 60 120".split()
-SHORT = [*SMALL, *"--methods greedy best-of-n mcts --samples 2".split()]
 
 
 def results(out):
@@ -28,19 +26,14 @@ def results(out):
     return found
 
 
-def test_every_method_has_its_name():
-    assert set(METHOD_NAMES) == set(METHODS)
-
-
 def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
     out = tmp_path / "out"
+    assert set(METHOD_NAMES) == set(METHODS)
     assert main([*SMALL, *f"--out {out} --samples 2".split()]) == 0
-    said = capsys.readouterr().out
+    said, found = capsys.readouterr().out, read_json(out / "results.json")
     assert said.startswith("embedded at 60 tokens: ") and "pass@k" in said
-    found = read_json(out / "results.json")
-    assert {(row["method"], row["budget"]) for row in found["rows"]} == {
-        (m, b) for m in METHODS for b in (60, 120)
-    }
+    cells = {(row["method"], row["budget"]) for row in found["rows"]}
+    assert cells == {(method, budget) for method in METHODS for budget in (60, 120)}
     for row in found["rows"]:
         assert len(row["outcomes"]) == 12 and row["most_tokens"] <= row["budget"]
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
@@ -49,59 +42,50 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
 
 
 def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):
-    hashes = set()
-    for split in ("test", "validation"):
-        out = tmp_path / split
-        assert main(f"eval -n 3 --methods greedy --split {split} --out {out}".split()) == 0
-        hashes.add(read_json(out / "results.json")["benchmarks"]["embedded"]["data_hash"])
-    assert len(hashes) == 2
+    hashes, flags = [], f"eval -n 3 --methods greedy --set train.checkpoint_dir={tmp_path}".split()
+    for number, split in enumerate(("test", "validation"), 1):
+        assert main([*flags, "--split", split]) == 0
+        found = read_json(tmp_path / f"eval-00{number}" / "results.json")  # the default folder
+        hashes.append(found["benchmarks"]["embedded"]["data_hash"])
+    assert hashes[0] != hashes[1]
     assert "embedded, validation problems, at 160 tokens" in capsys.readouterr().out
+    assert main([*flags, "--split", "validation", "--resume"]) == 0
+    assert not (tmp_path / "eval-003").exists()
+    # Four of the student's answers.
+    for overrides, budget in (
+        (["student=qwen2.5-0.5b", "search.verify.reserve=9"], 1000),
+        (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
+    ):
+        assert load_answering(overrides=overrides).answer_budget == budget
 
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    combined = [*SHORT, "--verifier", "calculator+log-probability"]
-    assert main([*combined, "--out", str(whole)]) == 0
+    command = """
+        --methods greedy best-of-n mcts --samples 2 --verifier calculator+log-probability --out
+    """
+    command = [*SMALL, *command.split()]
+    assert main([*command, str(whole)]) == 0
     # Stopped inside the third cell.
     real, started = eval_run.run_cell, []
 
-    async def stopped_in_the_third(context, benchmark, method, budget, progress, custom):
-        started.append(method)
-        cell = await real(context, benchmark, method, budget, progress, custom)
+    async def stopped_in_the_third(*given):
+        started.append(given)
+        cell = await real(*given)
         if len(started) == 3:
             raise StoppedError
         return cell
 
-    monkeypatch.setattr(eval_run, "run_cell", stopped_in_the_third)
-    assert main([*combined, "--out", str(cut)]) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(eval_run, "run_cell", stopped_in_the_third)
+        assert main([*command, str(cut)]) == 130
     assert "--resume" in capsys.readouterr().err
-    assert len(list((cut / "cells").iterdir())) == 2 and not (cut / "results.json").exists()
-    monkeypatch.setattr(eval_run, "run_cell", real)
-    assert main([*combined, "--out", str(cut)]) == 0
+    assert len([*(cut / "cells").iterdir()]) == 2 and not (cut / "results.json").exists()
+    assert main([*command, str(cut)]) == 0
     assert results(cut) == results(whole)
 
 
-def test_the_default_folder_is_numbered(tmp_path):
-    numbered = [*SMALL, *f"--num 2 --methods greedy --set train.checkpoint_dir={tmp_path}".split()]
-    assert main(numbered) == 0 and main(numbered) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-001", "eval-002"]
-    assert main([*numbered, "--resume"]) == 0
-
-
 # -- budgets and contexts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "overrides, budget",
-    [
-        (["student=embedded"], 160),
-        (["student=qwen2.5-0.5b"], 1000),
-        (["student=qwen2.5-0.5b", "search.verify.reserve=9"], 1000),
-        (["student=qwen3-0.6b", "models.qwen3-0.6b.thinking=on"], 5000),
-    ],
-)
-def test_the_default_budget_is_four_of_the_student_s_answers(overrides, budget):
-    assert load_answering(overrides=overrides).answer_budget == budget
 
 
 def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsys):
@@ -125,31 +109,27 @@ def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsy
 
 
 def long_rows(folder, words):
-    """--source of four questions with so many words each, and a model that reads 4,096 tokens."""
-    file = folder / "long.jsonl"
-    rows = [
-        {"question": f"Ana has {n} pens." + " She has 2 pens." * (words // 5), "answer": "2"}
-        for n in range(4)
-    ]
+    """--source of four questions with so many words each."""
+    file, more = folder / "long.jsonl", " She has 2 pens." * (words // 5)
+    rows = [{"question": f"Ana has {n} pens.{more}", "answer": "2"} for n in range(4)]
     write_jsonl(file, (row | {"split": "test"} for row in rows))
-    model = tiny_chat(folder / "model")
-    card = read_json(model / "config.json")
-    (model / "config.json").write_text(json.dumps(card | {"max_position_embeddings": 4096}))
-    return f"--source {file} --model {model}".split()
+    return file
 
 
 def test_the_context_follows_the_rows(tmp_path, capsys):
-    out = ["--out", str(tmp_path / "out")]
-    flags = ["eval", *long_rows(tmp_path, 1500), *"--methods greedy -n 4".split()]
-    short = "--set search.max_tokens=8 --budget-tokens 8".split()
-    assert main([*flags, *short, *out]) == 0
+    file, model = long_rows(tmp_path, 1500), tiny_chat(tmp_path / "model")
+    shape = read_json(model / "config.json")
+    (model / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 4096}))
+    flags = f"""
+        eval --source {file} --model {model} --methods greedy -n 4 --set search.max_tokens=8
+        --budget-tokens 8 --out
+    """.split()
+    assert main([*flags, str(tmp_path / "out")]) == 0
     assert read_json(tmp_path / "out" / "results.json")["rows"][0]["too long"] == 0
     capsys.readouterr()
-    assert main([*flags, *short, *f"--set engine.max_context=1024 --out {out[1]}2".split()]) == 2
+    assert main([*flags, *f"{tmp_path / 'out2'} --set engine.max_context=1024".split()]) == 2
     said = capsys.readouterr().err
-    assert (
-        "error: 4 of 4 questions don't fit engine.max_context, which is 1,024: the longest" in said
-    )
+    assert "error: 4 of 4 questions don't fit engine.max_context, which is 1,024" in said
 
 
 def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path):
@@ -161,7 +141,7 @@ def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path):
     assert context("hotpotqa") == 3800
     assert context("hotpotqa", "engine.max_context=1500") == 1500
     assert context("gsm8k", "models.qwen2.5-0.5b.thinking=on") == 1720
-    [_, file, *_] = long_rows(tmp_path, 9000)
+    file = long_rows(tmp_path, 9000)
     assert context(file) > 9000
     config = load_training(overrides=[f"problems.source={file}", "engine.max_context=1024"])
     assert "raise engine.max_context" in plan.context(config)

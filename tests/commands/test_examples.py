@@ -36,26 +36,23 @@ def learnt(printed):
     """Whether a printed run's student gained, or had nothing left to gain, and does most of its
     task.
     """
-    before, after = (
-        float(value)
-        for value in re.findall(r"^(?:before|after) \[95%\] +([\d.]+)", printed, re.MULTILINE)
-    )
+    figures = re.findall(r"^(?:before|after)(?: \[95%\]|:) +([\d.]+)", printed, re.MULTILINE)
+    before, after = map(float, figures)
     return after >= 0.6 and (after > before + 0.05 or before >= 0.9)
 
 
-def alphazero_example(monkeypatch):
-    """The example as a module, with small sizes."""
+@pytest.fixture
+def example(monkeypatch):
+    """AlphaZero's example as a module, with small sizes."""
     spec = spec_from_file_location("alphazero", EXAMPLES / "alphazero.py")
-    example = module_from_spec(spec)
-    spec.loader.exec_module(example)
-    small = {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}
-    for name, value in small.items():
-        monkeypatch.setattr(example, name, value)
-    return example
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    for name, value in {"ROUNDS": 2, "QUESTIONS": 8, "UPDATES": 2, "HELD_OUT": 8}.items():
+        monkeypatch.setattr(made, name, value)
+    return made
 
 
-def test_alphazeros_loop_runs(monkeypatch, capsys):
-    example = alphazero_example(monkeypatch)
+def test_alphazeros_loop_runs(example, capsys):
     example.main()
     printed = capsys.readouterr().out
     assert re.findall(r"^round (\d): \d of 8 ", printed, re.M) == ["1", "2"]
@@ -64,30 +61,45 @@ def test_alphazeros_loop_runs(monkeypatch, capsys):
     assert "AUC" not in printed.splitlines()[0] and "AUC of the value" in printed.splitlines()[1]
 
 
-def test_the_examples_rows_and_scores_are_what_they_say(monkeypatch):
+def test_the_examples_rows_and_scores_are_what_they_say(example):
     """Each state's z is the package's, and each V is of the tokens before it alone."""
-    example = alphazero_example(monkeypatch)
     student = az.load("embedded")
     value = torch.nn.Linear(student.model.config.hidden_size, 1)
-    trees = example.search(student, value, 1)
-    rows = [(tree.tree, row) for tree in trees for row in example.rows_of(tree, Random(0))]
-    assert {row.chosen for _, row in rows} == {True, False}
-    for tree, row in rows:
-        z = outcomes(tree, example.DISCOUNT)
-        known = {tree.sequence(node)[0]: z[node] for node in z}
-        assert row.values == pytest.approx({n: known[row.response[:n]] for n in row.values})
-    for _, row in (rows[0], rows[-1]):
+    rows = []
+    for saved in example.search(student, value, 1):
+        z = outcomes(saved.tree, example.DISCOUNT)
+        known = {saved.tree.sequence(node)[0]: z[node] for node in z}
+        for row in example.rows_of(saved, Random(0)):
+            rows.append(row)
+            assert row.values == pytest.approx({n: known[row.response[:n]] for n in row.values})
+    assert {row.chosen for row in rows} == {True, False}
+    for row in (rows[0], rows[-1]):
         logprobs, pi, logits, target, there = example.score(student.model, value, [row] * 2)
         assert pi[0].sum() == len(row.response) * row.chosen and there[0].sum() == len(row.values)
         for length, z in row.values.items():
             ids = torch.tensor([row.prompt + row.response[:length]])
-            out = student.model(ids, output_hidden_states=True)
-            at = ids.shape[1] - 1
+            out, at = student.model(ids, output_hidden_states=True), ids.shape[1] - 1
             assert torch.allclose(logits[0, at], value(out.hidden_states[-1][0, -1])[0], atol=1e-4)
             assert target[0, at] == pytest.approx(z)
             if length < len(row.response):
                 expected = out.logits[0, -1].log_softmax(-1)[row.response[length]]
                 assert torch.allclose(logprobs[0, at], expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, made, last",
+    [
+        ("own_task", {"checkpoints"}, "13 pens are left of 9 + 8 - 4"),
+        ("own_rows", {"checkpoints", "rows.jsonl"}, ""),
+        ("trl_sft", None, ""),
+    ],
+)
+def test_what_an_example_trains_gains(name, made, last, capsys, tmp_path):
+    run(name)
+    printed = capsys.readouterr().out
+    assert learnt(printed) and last in printed.splitlines()[-1]
+    assert made is None or {path.name for path in tmp_path.iterdir()} == made
 
 
 @pytest.mark.parametrize("name", ["serve_client", "prime_rl_trees"])
@@ -104,21 +116,6 @@ def test_alphazeros_loop_improves_the_student(capsys):
     run("alphazero")
     [(gain, low)] = re.findall(r"^gain (\S+) \[(\S+), ", capsys.readouterr().out, re.M)
     assert float(gain) > 0.03 and float(low) > 0
-
-
-@pytest.mark.slow
-def test_a_task_and_a_reward_of_ones_own(capsys, tmp_path):
-    run("own_task")
-    printed = capsys.readouterr().out
-    assert learnt(printed) and printed.splitlines()[-1] == "13 pens are left of 9 + 8 - 4"
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}
-
-
-@pytest.mark.slow
-def test_rows_of_ones_own(capsys, tmp_path):
-    run("own_rows")
-    assert learnt(capsys.readouterr().out)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "rows.jsonl"}
 
 
 @pytest.mark.slow
@@ -141,16 +138,6 @@ def test_search_beside_best_of_n(capsys):
     share = {(method, int(budget)): float(value) for method, budget, value in rows}
     for budget in (100, 200):
         assert share["mcts", budget] >= max(share["greedy", budget], share["best-of-n", budget])
-
-
-@pytest.mark.slow
-def test_trl_learns_from_right_responses(capsys):
-    run("trl_sft")
-    before, after = (
-        float(value)
-        for value in re.findall(r"^(?:before|after): ([\d.]+)", capsys.readouterr().out, re.M)
-    )
-    assert after >= 0.6 and (after > before + 0.05 or before >= 0.9)
 
 
 @pytest.mark.slow
@@ -187,37 +174,23 @@ def test_the_notebook_is_saved_with_what_its_cells_show():
 def test_the_notebook(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
-    )
+    there = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=there).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    printed = "".join(output.get("text", "") for output in outputs)
     assert re.search(r"^23 for \d+ sampled tokens$", printed, re.MULTILINE)  # the right answer
     assert learnt(printed) and "majority" in printed
-    assert not [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output.output_type == "error"
-    ]
+    assert "error" not in [output.output_type for output in outputs]
 
 
 def test_examples_are_short_and_all_known_here():
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
-    known = {
-        "alphazero",
-        "best_of_n",
-        "coins",
-        "own_rows",
-        "own_task",
-        "prime_rl_trees",
-        "serve_client",
-        "tree_credit",
-        "trl_dpo",
-        "trl_sft",
-    }
-    assert set(files) == known  # serve_client runs in test_serve, prime_rl_trees in test_prime_rl
+    # serve_client runs in test_serve, prime_rl_trees in test_prime_rl.
+    known = """
+        alphazero best_of_n coins own_rows own_task prime_rl_trees serve_client tree_credit trl_dpo
+        trl_sft
+    """.split()
+    assert {*files} == {*known}
     most = {"alphazero": 170, "prime_rl_trees": 88}
     for name, path in files.items():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= most.get(name, 65), path

@@ -4,6 +4,7 @@ training and resuming.
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,22 +41,17 @@ from alphazero_llm_trainer.runs.merging import bare, merged
 
 pytest.importorskip("bitsandbytes")
 
-FOUR_BITS = [
-    {"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}
-]
 FLAGS = """
     --set student=embedded
     --set models.embedded.quantization=nf4 --set models.embedded.adapter=lora
 """.split()
-SMALL = (
-    """
+FOUR_BITS = FLAGS[1::2]
+SMALL = """
     --set train.method=grpo --num-examples 16 --save-every 8 --eval-size 8
     --set train.questions_per_round=8 --set train.validation_size=8 --set train.keep_best=false
     --set train.rows_per_round=8 --set train.demonstrations=20
     --set train.optimizer.batch_size=5 --set train.optimizer.epochs=2
 """.split()
-    + FLAGS
-)
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
 
 
@@ -72,6 +68,15 @@ def config():
 @pytest.fixture
 def student(config):
     return load_student(config)
+
+
+@pytest.fixture
+def adapted(student):
+    """A student with an adapter that changes something."""
+    make_trainable(student.model, student.spec, "lora")
+    randomise(student.model, adapters.POLICY, 0)
+    student.model.eval()
+    return student
 
 
 def randomise(model, adapter, seed, size=0.03):
@@ -94,14 +99,6 @@ def difference(found, expected):
     apart.
     """
     return float((found - expected).abs().max())
-
-
-def in_64_bits(student, adapter):
-    """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
-    model = bare(student.model, torch.float32)
-    adapters.load_adapter(model, adapter, adapters.POLICY)
-    adapters.activate(model, adapters.POLICY)
-    return model.double()
 
 
 def engine_scores(student):
@@ -137,138 +134,104 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student):
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
 
 
-def test_merging_is_exact_and_the_folder_is_plain(student, tmp_path):
-    make_trainable(student.model, student.spec, "lora")
-    randomise(student.model, adapters.POLICY, 0)
-    student.model.eval()
-    trained = logprobs(student.model, student)
-    save_adapter(student.model, tmp_path / "adapter")
-    merged(bare(student.model), tmp_path / "adapter").save_pretrained(tmp_path)
-    student.tokenizer.save_pretrained(tmp_path)
+def test_merging_is_exact_and_the_folder_is_plain(adapted, tmp_path):
+    trained = logprobs(adapted.model, adapted)
+    save_adapter(adapted.model, tmp_path / "adapter")
+    merged(bare(adapted.model), tmp_path / "adapter").save_pretrained(tmp_path)
     assert "quantization_config" not in read_json(tmp_path / "config.json")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     # 4-bit kernel and fp32 rounding included
-    assert difference(logprobs(plain, student), trained) < 5e-5
-    exact = in_64_bits(student, tmp_path / "adapter")
-    assert difference(logprobs(plain.double(), student), logprobs(exact, student)) < 1e-5
+    assert difference(logprobs(plain, adapted), trained) < 5e-5
+    # Against the 4-bit base's own numbers with the adapter beside them, unmerged, in fp64.
+    exact = bare(adapted.model, torch.float32)
+    adapters.load_adapter(exact, tmp_path / "adapter", adapters.POLICY)
+    adapters.activate(exact, adapters.POLICY)
+    found, expected = (logprobs(model.double(), adapted) for model in (plain, exact))
+    assert difference(found, expected) < 1e-5
     # And the 4-bit model is as it was.
-    torch.testing.assert_close(logprobs(student.model, student), trained)
+    torch.testing.assert_close(logprobs(adapted.model, adapted), trained)
     # A merge into the weights before quantisation is another model.
-    other = load_student(load_config(overrides=["student=embedded"]))
-    make_trainable(other.model, other.spec, "lora")
-    randomise(other.model, adapters.POLICY, 0)
-    wrong = make_trainable(other.model, other.spec, "lora").eval()
-    assert difference(logprobs(wrong, student), trained) > 0.1
-    rounded = merged(bare(student.model, torch.bfloat16), tmp_path / "adapter")
+    other = load_student(load_config(overrides=["student=embedded"])).model
+    assert difference(logprobs(merged(other, tmp_path / "adapter"), adapted), trained) > 0.1
+    rounded = merged(bare(adapted.model, torch.bfloat16), tmp_path / "adapter")
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
-def test_an_adapter_comes_back_exactly_and_knows_its_base(student, config, tmp_path):
-    make_trainable(student.model, student.spec, "lora")
-    randomise(student.model, adapters.POLICY, 0)
-    save_adapter(student.model, tmp_path)
-    student.model.eval()
-    again = load_student(config, path=tmp_path)
-    assert torch.equal(logprobs(again.model, again), logprobs(student.model, student))
-    assert adapters.fingerprint(again.model) == adapters.fingerprint(student.model)
+def test_an_adapter_comes_back_exactly_and_knows_its_base(adapted, config, tmp_path):
+    save_adapter(adapted.model, tmp_path)
+    again, trained = load_student(config, path=tmp_path), logprobs(adapted.model, adapted)
+    assert torch.equal(logprobs(again.model, again), trained)
+    assert adapters.fingerprint(again.model) == adapters.fingerprint(adapted.model)
     assert adapters.fingerprint(again.model) != adapters.fingerprint(again.model, None)
-    assert engine_scores(again) == pytest.approx(
-        logprobs(student.model, student)[len(student.prompt_ids(QUESTION)) - 1 : -1]
-        .gather(1, torch.tensor(student.encode(ANSWER))[:, None])[:, 0].tolist(), abs=1e-4,
-    )  # fmt: skip
+    along = trained[len(adapted.prompt_ids(QUESTION)) - 1 : -1]
+    along = along.gather(1, torch.tensor(adapted.encode(ANSWER))[:, None])[:, 0]
+    assert engine_scores(again) == pytest.approx(along.tolist(), abs=1e-4)
     # Training goes on from it.
-    trainable = make_trainable(again.model, again.spec, "lora")
-    again.model.eval()
-    assert torch.equal(logprobs(trainable, again), logprobs(student.model, student))
+    trainable = make_trainable(again.model, again.spec, "lora").eval()
+    assert torch.equal(logprobs(trainable, again), trained)
     assert all("lora_" in name for name, p in trainable.named_parameters() if p.requires_grad)
     # The adapter knows that its base was loaded in 4 bits.
-    assert (
-        load_student(load_config(overrides=["student=embedded"]), path=tmp_path).spec.quantization
-        == "nf4"
-    )
+    plain = load_config(overrides=["student=embedded"])
+    assert load_student(plain, path=tmp_path).spec.quantization == "nf4"
 
 
-LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
-
-
-def test_all_weights_under_an_adapter_are_not_trained(tmp_path, capsys):
-    config = load_config(overrides=LORA)
-    first = load_student(config)
-    make_trainable(first.model, first.spec, "lora")
-    randomise(first.model, adapters.POLICY, 0)
-    save_adapter(first.model, tmp_path / "adapter")
-    first.model.eval()
-    flags = [
-        *SMALL,
-        *f"--model {tmp_path / 'adapter'} --checkpoint-dir {tmp_path / 'runs'}".split(),
-    ]
-    whole = "--set models.embedded.quantization=none --set models.embedded.adapter=full".split()
-    assert train_main([*flags, *whole]) == 2
+def test_all_weights_under_an_adapter_are_not_trained_and_a_cut_one_is_refused(tmp_path, capsys):
+    config = load_config(overrides=["student=embedded", "models.embedded.adapter=lora"])
+    student, adapter = load_student(config), tmp_path / "adapter"  # without 4 bits
+    save_adapter(make_trainable(student.model, student.spec, "lora"), adapter)
+    flags = f"--model {adapter} --set models.embedded.adapter=full --checkpoint-dir {tmp_path}"
+    assert train_main([*SMALL, "--set", "student=embedded", *flags.split()]) == 2
     error = capsys.readouterr().err
     assert "folder is a LoRA adapter" in error and error.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_cut_adapter_is_one_sentence(tmp_path):
-    config = load_config(overrides=LORA)
-    student = load_student(config)
-    make_trainable(student.model, student.spec, "lora")
-    save_adapter(student.model, tmp_path)
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5000])
+    assert [*tmp_path.iterdir()] == [adapter]
+    os.truncate(adapter / "adapter_model.safetensors", 5000)
     with pytest.raises(CheckpointError, match="can't be loaded over this student"):
-        load_student(config, path=tmp_path)
-    (tmp_path / "base.json").write_text("[]")
+        load_student(config, path=adapter)
+    (adapter / "base.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"has a broken base\.json"):
-        load_student(config, path=tmp_path)
+        load_student(config, path=adapter)
 
 
 # -- one base --------------------------------------------------------------------------------------
 
 
 def test_policy_reference_value_and_critic_share_one_base(student, config):
-    base = storages(student.model)
-    apart = {name: load_student(config) for name in ("policy", "value", "critic")}
+    base, names = storages(student.model), (adapters.POLICY, "value", adapters.CRITIC)
     frozen = frozen_student(student, config, shared=True)
     reference, before = logprobs(student.model, student), engine_scores(frozen)
     make_trainable(student.model, student.spec, "lora")
-    network = new_critic(student, config, "value")
-    critic = CriticNetwork(student.model, student.spec.lora)
-    assert not [
-        name
-        for name, p in student.model.named_parameters()
-        if p.requires_grad and not adapters.is_adapted(name)
-    ]
-    for model in (student.model, network, critic, frozen.model.model):
+    networks = {"value": new_critic(student, config, "value")}
+    networks[adapters.CRITIC] = CriticNetwork(student.model, student.spec.lora)
+    for name, parameter in student.model.named_parameters():
+        assert adapters.is_adapted(name) or not parameter.requires_grad
+    for model in (student.model, frozen.model.model, *networks.values()):
         assert storages(model) - storages(getattr(model, "score", torch.nn.Identity())) == base
-    names = {"policy": adapters.POLICY, "value": "value", "critic": adapters.CRITIC}
     student.model.eval()
-    for seed, (who, name) in enumerate(names.items()):
+    apart = {}  # by name, a student of its own with the same adapter
+    for seed, name in enumerate(names):
         randomise(student.model, name, seed)
-        make_trainable(apart[who].model, apart[who].spec, "lora")
-        state = {k.replace(f".{name}.", f".{adapters.POLICY}."): p
-                 for k, p in adapters.own_parameters(student.model, name).items()}  # fmt: skip
-        for key, parameter in adapters.own_parameters(apart[who].model, adapters.POLICY).items():
-            parameter.data = state[key].detach().clone()
-        apart[who].model.eval()
+        apart[name] = load_student(config).model
+        make_trainable(apart[name], student.spec, "lora").eval()
+        own = adapters.own_parameters(student.model, name)
+        for key, parameter in adapters.own_parameters(apart[name], adapters.POLICY).items():
+            parameter.data = own[key.replace(f".{adapters.POLICY}.", f".{name}.")].detach().clone()
     student.engine.set_policy(None, 1)
     with adapters.under(student.model, None):
         assert torch.equal(logprobs(student.model, student), reference)
     found = {}
-    for who, name in names.items():
+    for name in names:
         with adapters.under(student.model, name):
-            found[who] = logprobs(student.model, student)
-        assert torch.equal(found[who], logprobs(apart[who].model, student)), who
-    assert not torch.allclose(found["policy"], found["value"], atol=1e-2)
+            found[name] = logprobs(student.model, student)
+        assert torch.equal(found[name], logprobs(apart[name], student)), name
+    assert not torch.allclose(found[adapters.POLICY], found["value"], atol=1e-2)
     # Outside, the policy's own is active.
-    assert torch.equal(logprobs(student.model, student), found["policy"])
+    assert torch.equal(logprobs(student.model, student), found[adapters.POLICY])
     assert engine_scores(frozen) == pytest.approx(before, abs=1e-6)
-    ids = torch.tensor([student.prompt_ids(QUESTION)])
+    asked = student.prompt_ids(QUESTION)
     with torch.no_grad():
-        asked = student.prompt_ids(QUESTION)
-        for name, own in (("value", network), ("critic", critic)):
-            hidden = apart[name].model.base_model(ids).last_hidden_state
+        for name, own in networks.items():
+            hidden = apart[name].base_model(torch.tensor([asked])).last_hidden_state
             own.score.weight.fill_(0.01)
             values = own([TrainRow(asked[:-4], asked[-4:], (), ())])
             assert torch.allclose(values[0], own.score(hidden)[0, -5:-1, 0], atol=1e-4)
@@ -285,33 +248,25 @@ def test_an_optimiser_of_8_bits_keeps_embeddings_in_32():
             assert bits == (32 if parameter is embeddings else 8)
 
 
-def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student):
-    make_trainable(student.model, student.spec, "lora")
-    attach(student.model, student.spec.lora, adapters.CRITIC)
-    for seed, name in enumerate((adapters.POLICY, adapters.CRITIC)):
-        randomise(student.model, name, seed)
-    ids = torch.tensor([student.prompt_ids(QUESTION)])
-
-    def gradients():
-        student.model.zero_grad(set_to_none=True)
-        loss = student.model(ids).logits.logsumexp(-1).sum()
-        with adapters.under(student.model, adapters.CRITIC):
-            loss = loss + student.model(ids).logits.square().mean()
+def test_checkpointing_recomputes_under_the_adapter_of_the_forward(adapted):
+    model = adapted.model
+    attach(model, adapted.spec.lora, adapters.CRITIC)
+    randomise(model, adapters.CRITIC, 1)
+    ids, found = torch.tensor([adapted.prompt_ids(QUESTION)]), []
+    model.train()
+    for recompute in (False, True):
+        if recompute:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
+        model.zero_grad(set_to_none=True)
+        loss = model(ids).logits.logsumexp(-1).sum()
+        with adapters.under(model, adapters.CRITIC):
+            loss = loss + model(ids).logits.square().mean()
         loss.backward()
-        return {
-            n: p.grad.clone() for n, p in student.model.named_parameters() if p.grad is not None
-        }
-
-    student.model.train()
-    plain = gradients()
-    student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
-    again = gradients()
-    assert plain.keys() == again.keys()
-    assert any(f".{adapters.CRITIC}." in name for name in plain) and any(
-        ".default." in name for name in plain
-    )
-    for name, gradient in plain.items():
-        torch.testing.assert_close(gradient, again[name], rtol=1e-4, atol=1e-6, msg=name)
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append({name: grad.clone() for name, grad in grads.items()})
+    for adapter in (adapters.POLICY, adapters.CRITIC):
+        assert any(f".{adapter}." in name for name in found[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 # -- the whole path --------------------------------------------------------------------------------
@@ -320,7 +275,7 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("qlora")
-    assert train_main([*SMALL, "--checkpoint-dir", str(directory)]) == 0
+    assert train_main([*SMALL, *FLAGS, "--checkpoint-dir", str(directory)]) == 0
     return directory / "run-001"
 
 
@@ -332,22 +287,13 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run, config):
     assert len(gaps) == 2 and max(gaps) < 1e-4
     state = load_file(whole_run / "adapter" / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
-    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
-    trained = load_student(config, path=whole_run / "adapter")
-    plain = AutoModelForCausalLM.from_pretrained(whole_run / "student")
-    assert difference(logprobs(plain, trained), logprobs(trained.model, trained)) < 5e-5
-    assert (
-        difference(
-            logprobs(plain.double(), trained),
-            logprobs(in_64_bits(trained, whole_run / "adapter"), trained),
-        )
-        < 1e-5
-    )
+    assert any("lora_B" in name and tensor.any() for name, tensor in state.items())
     # The merged folder is a student too, and answers as the trained one did.
-    unquantised = load_student(
-        load_config(overrides=["student=embedded"]), path=whole_run / "student"
-    )
-    assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
+    trained = load_student(config, path=whole_run / "adapter")
+    plain = load_student(load_config(overrides=["student=embedded"]), path=whole_run / "student")
+    found = logprobs(plain.model, plain)
+    assert difference(found, logprobs(trained.model, trained)) < 5e-5
+    assert engine_scores(plain) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
 # -- what a user trips over ------------------------------------------------------------------------
@@ -371,29 +317,16 @@ def test_the_mirror_takes_a_gated_model_s_place(monkeypatch, caplog):
     assert "unsloth/Llama-3.2-3B-Instruct takes its place" in caplog.text
 
 
-def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(
-    monkeypatch,
-):
+def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError("You are trying to access a gated repo.\nMore of it.")
 
     spec = load_config().models["llama-3.2-3b"]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever ran before
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", refuse)
-    with pytest.raises(CheckpointError) as caught:
+    said = r"access a gated repo\).*/Llama-3\.2-3B-Instruct.*HF_TOKEN.*path=DIR.*path=unsloth/Llama"
+    with pytest.raises(CheckpointError, match=said):  # in one line
         load_model(spec.path, spec, "llama-3.2-3b")
-    message = str(caught.value)
-    assert (
-        "\n" not in message
-        and "path=unsloth/Llama-3.2-3B-Instruct" in message
-        and "path=DIR" in message
-    )
-    for word in (
-        "access a gated repo)",
-        "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct",
-        "HF_TOKEN",
-    ):
-        assert word in message
 
 
 # -- merging and uploading -------------------------------------------------------------------------
@@ -415,67 +348,38 @@ class Hub:
             self.files[str(Path(path_in_repo or "") / file.name)] = file.read_bytes()
 
 
-def test_merge_writes_a_plain_folder_and_uploads_it(
-    whole_run,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
-    hub, out = Hub(), tmp_path / "merged"
+def test_merge_writes_a_plain_folder_and_uploads_it(whole_run, tmp_path, monkeypatch, capsys):
+    hub, out, adapter = Hub(), tmp_path / "merged", whole_run / "adapter"
     monkeypatch.setattr("alphazero_llm_trainer.runs.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    given = f"--adapter {whole_run / 'adapter'} --out {out} --push-to-hub me/student".split()
-    assert main(["merge", "--model", "embedded", *given]) == 0, (
-        "the adapter knows that its base has 4 bits"
-    )
+    # The adapter knows that its base has 4 bits.
+    given = f"merge --model embedded --adapter {adapter} --out {out} --push-to-hub me/student"
+    assert main(given.split()) == 0
     assert "uploaded to" in capsys.readouterr().out
     assert hub.made == [{"repository": "me/student", "private": True, "exist_ok": True}]
-    weights = (out / "model.safetensors").read_bytes()
-    assert (
-        hub.files["model.safetensors"]
-        == weights
-        == (whole_run / "student" / "model.safetensors").read_bytes()
-    )
+    weights = (whole_run / "student" / "model.safetensors").read_bytes()
+    assert hub.files["model.safetensors"] == (out / "model.safetensors").read_bytes() == weights
     assert "quantization_config" not in json.loads(hub.files["config.json"])
+    for wrong, said in (
+        (f"--out {whole_run}", "is there already"),
+        (f"--out {tmp_path / 'x'} --model {out}", "trained over other weights"),
+    ):
+        assert main(["merge", *FLAGS, *f"--adapter {adapter} {wrong}".split()]) == 2
+        assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "flags, wanted",
-    [
-        ("--adapter {adapter} --out {run}".split(), "is there already"),
-        (
-            "--adapter {adapter} --out x --model {run}/student".split(),
-            "trained over other weights",
-        ),
-    ],
-)
-def test_merge_refuses_what_is_wrong(flags, wanted, whole_run, capsys):
-    given = [flag.format(adapter=whole_run / "adapter", run=whole_run) for flag in flags]
-    assert main(["merge", *FLAGS, *given]) == 2
-    assert wanted in capsys.readouterr().err
-
-
-def test_sft_goes_on_in_4_bits(tmp_path):
-    out = tmp_path / "sft"
-    flags = "--eval-size 8 --set train.demonstrations=24 --set train.validation_size=8".split()
-    flags += """
-        --set train.sft_steps=6 --set train.optimizer.learning_rate=5e-3 --set
-        train.micro_batch=8
-    """.split()
-    assert main(["sft", *FLAGS, *f"--model {PACKAGED} --out {out}".split(), *flags]) == 0
-    manifest = read_json(out / "manifest.json")
+def test_sft_goes_on_in_4_bits(config, tmp_path):
+    flags = f"""
+        --model {PACKAGED} --out {tmp_path} --eval-size 8 --set train.demonstrations=24
+        --set train.validation_size=8 --set train.sft_steps=6 --set train.micro_batch=8
+        --set train.optimizer.learning_rate=5e-3
+    """
+    assert main(["sft", *FLAGS, *flags.split()]) == 0
+    manifest = read_json(tmp_path / "manifest.json")
     assert manifest["adapter"] == "lora" and manifest["steps"] == 6
     assert manifest["test_before"]["problems"] == manifest["test_greedy"]["problems"] == 8
-    config = load_config(overrides=FOUR_BITS)
-    adapted, base = load_student(config, path=out / "adapter"), load_student(config, path=PACKAGED)
-    plain = load_student(load_config(overrides=["student=embedded"]), path=out)
-    prompt = adapted.prompt_ids("Zoe has 3 bags with 4 coins each. How many coins does Zoe have?")
-    pair = (prompt, tuple(adapted.encode("3 * 4 = 12\n#### 12")))
-
-    def scores(student):
-        [found] = asyncio.run(student.engine.score([pair]))
-        return torch.tensor(found)
-
-    # The merged folder is the trained student.
-    assert torch.allclose(scores(adapted), scores(plain), atol=1e-3)
-    assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it
+    trained = engine_scores(load_student(config, path=tmp_path / "adapter"))
+    plain = load_student(load_config(overrides=["student=embedded"]), path=tmp_path)
+    # The merged folder is the trained student, and training moved it.
+    assert engine_scores(plain) == pytest.approx(trained, abs=1e-3)
+    assert engine_scores(load_student(config)) != pytest.approx(trained, abs=1e-2)

@@ -3,13 +3,13 @@ in one sentence.
 """
 
 import itertools
-import json
 import os
 import socket
 import time
 
 import pytest
 import torch
+from faults import trees_in
 from processes import TRAIN, Started
 from safetensors.torch import load_file
 from support import grpo_config
@@ -110,13 +110,8 @@ def apart(one, other):
 
 
 def journal(run):
-    lines = (run / "run-001" / "journal.jsonl").read_text().splitlines()
-    found = {
-        record["key"]: (record["tree"]["token_ids"], record["tree"]["N"])
-        for record in map(json.loads, lines)
-    }
-    assert len(found) == len(lines)
-    return found
+    found = trees_in(run / "run-001").items()
+    return {key: (record["tree"]["token_ids"], record["tree"]["N"]) for key, record in found}
 
 
 @pytest.mark.slow
@@ -126,12 +121,11 @@ def journal(run):
     [("alphazero", "ddp"), ("grpo", "ddp"), ("grpo", "fsdp")],
 )
 def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, monkeypatch):
-    named = ["--config", method] if method == "alphazero" else [f"--use-{method}"]
-    flags = [*named, "--num-examples", "16", *METHODS[method]]
-    fsdp = sharding == "fsdp"
+    flags = [*f"--set train.method={method} --num-examples 16".split(), *METHODS[method]]
+    fsdp, runs = sharding == "fsdp", [tmp_path / "one", tmp_path / "two"]
     if fsdp:  # with an adapter, which most of the sharded weights are no part of
         flags += "--set train.adapter=lora --set train.optimizer.learning_rate=0.003".split()
-    [(code, _, error)] = train(1, tmp_path / "one", *flags)
+    [(code, _, error)] = train(1, runs[0], *flags)
     assert code == 0, error
     if fsdp:
         set_fsdp(monkeypatch)
@@ -139,26 +133,23 @@ def test_two_processes_end_with_the_weights_of_one(method, sharding, tmp_path, m
     script = tmp_path / "train.py"
     script.write_text(TRIED)
     monkeypatch.setitem(globals(), "TRAIN", str(script))
-    (code, said, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
+    (code, said, error), (other, quiet, _) = train(2, runs[1], *flags)
     assert (code, other) == (0, 0), error
     assert "student, metrics and report.html" in said and quiet == ""  # rank 0 alone speaks
-    sharded = list((tmp_path / "two" / "run-001").glob("checkpoint-*/pytorch_model_fsdp.bin"))
+    sharded = [*(runs[1] / "run-001").glob("checkpoint-*/pytorch_model_fsdp.bin")]
     assert bool(sharded) == fsdp
     # The same trees, each once, of whole weights.
-    assert journal(tmp_path / "one") == journal(tmp_path / "two")
+    assert journal(runs[0]) == journal(runs[1])
     # Figures of the first round's rows are those of all processes' rows.
-    told = [read_lines(tmp_path / name / "run-001" / "metrics.jsonl")[0] for name in ("one", "two")]
+    told = [read_lines(run / "run-001" / "metrics.jsonl")[0] for run in runs]
     for name in ("advantage_mean", "advantage_std") if method == "grpo" else ():
         assert told[0][name] == pytest.approx(told[1][name], abs=1e-4)
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     if method == "alphazero":
-        value, other = (
-            load_file(tmp_path / name / "run-001/student/value/critic.safetensors")
-            for name in ("one", "two")
-        )
-        assert value["weight"].any() and apart(value, other) < 1e-3 * apart(
-            value, {name: torch.zeros_like(number) for name, number in value.items()}
-        )
+        file = "run-001/student/value/critic.safetensors"
+        value, other = (load_file(run / file) for run in runs)
+        size = apart(value, {name: torch.zeros_like(number) for name, number in value.items()})
+        assert value["weight"].any() and apart(value, other) < 1e-3 * size
+    one, two = map(weights, runs)
     assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
     moved = apart(one, load_file(PACKAGED / "model.safetensors"))
     # Shards add up in another order, and Adam's first steps are the signs of small numbers.

@@ -5,7 +5,6 @@ the run down.
 import json
 import os
 import signal
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -26,25 +25,30 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 def test_a_folder_holds_one_run(tmp_path):
     tasks = a_job(12).tasks
+
+    def refused(said, *given, kind=ConfigError):
+        with pytest.raises(kind, match=said):
+            SampleFolder(tmp_path, *given)
+
     # Nothing there yet: a new run.
     folder = SampleFolder(tmp_path, IDENTITY, tasks[:10], resume=True)
     folder.begin(POLICY)
     folder.end("stopped")
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
-    for arguments, words in (
-        ((IDENTITY, tasks[:10], False), "--resume"),
-        ((other, tasks[:10], True), r"search.samples is 5, the run in .* has 4"),
-        ((IDENTITY, tasks[:9], True), "--num is 9"),
-        ((IDENTITY, tasks[2:], True), "other questions or answers"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            SampleFolder(tmp_path, *arguments)
+    refused("--resume", IDENTITY, tasks[:10], False)
+    refused(r"search.samples is 5, the run in .* has 4", other, tasks[:10], True)
+    refused("--num is 9", IDENTITY, tasks[:9], True)
+    refused("other questions or answers", IDENTITY, tasks[2:], True)
     folder = SampleFolder(tmp_path, IDENTITY, tasks, resume=True)  # more questions are welcome
     with pytest.raises(ConfigError, match=r"policy\.fingerprint"):
         folder.begin({**POLICY, "fingerprint": "bb"})
     (tmp_path / "manifest.json").write_text('{"half')
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        SampleFolder(tmp_path, IDENTITY, tasks, resume=True)
+    refused(r"manifest\.json", IDENTITY, tasks, True, kind=CheckpointError)
+
+
+def counted(folder):
+    """What counts of each question's tree."""
+    return {key: what_counts(record) for key, record in trees_in(folder).items()}
 
 
 # -- whole runs ------------------------------------------------------------------------------------
@@ -54,30 +58,26 @@ def test_a_folder_holds_one_run(tmp_path):
 def whole(tmp_path_factory):
     """Trees of 30 questions, by a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole")
-    summary = run_sample(a_job(30), out)
-    return trees_in(out), summary
+    run_sample(a_job(30), out)
+    return counted(out)
 
 
 def test_a_run_leaves_a_manifest_that_adds_up(tmp_path):
     job = a_job(16)
-    summary = run_sample(job, tmp_path / "out")
-    manifest = read_json(tmp_path / "out" / "manifest.json")
-    found = trees_in(tmp_path / "out")
+    summary, found = run_sample(job, tmp_path), trees_in(tmp_path)
+    manifest = read_json(tmp_path / "manifest.json")
     assert set(found) == set(keys_of(job)) and summary.status == manifest["status"] == "complete"
     sampled = sum(record["cost"]["sampled_tokens"] for record in found.values())
     assert manifest["trees"] == 16 and summary.cost.sampled_tokens == sampled > 0
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
-    assert (
-        manifest["config"]["search"]["simulations"] == 2
-        and "concurrent" not in manifest["config"]["search"]
-    )
-    assert {(record["policy_version"], record["split"]) for record in found.values()} == {
-        (0, "train")
-    }
+    search = manifest["config"]["search"]
+    assert search["simulations"] == 2 and "concurrent" not in search
+    for record in found.values():
+        assert (record["policy_version"], record["split"]) == (0, "train")
     assert 0 < summary.right <= summary.responses
     # Nothing is left to do.
-    assert run_sample(job, tmp_path / "out", resume=True).session_trees == 0
-    more = run_sample(a_job(18), tmp_path / "out", resume=True)
+    assert run_sample(job, tmp_path, resume=True).session_trees == 0
+    more = run_sample(a_job(18), tmp_path, resume=True)
     assert more.session_trees == 2 and more.trees == 18
 
 
@@ -90,30 +90,25 @@ def test_killed_at_any_moment_every_question_has_its_tree(tmp_path, whole):
         os.kill(child.pid, signal.SIGKILL)
         child.join(10)
         assert child.exitcode == -signal.SIGKILL and had < lines_in(tmp_path) < 30, kill
-        journal = tmp_path / "journal.jsonl"
         if kill == 1:
             # As if the kill had come in the middle of a line.
-            journal.write_bytes(journal.read_bytes()[:-9])
+            journal = tmp_path / "journal.jsonl"
+            os.truncate(journal, journal.stat().st_size - 9)
     summary = run_sample(job, tmp_path, resume=True)
     assert summary.status == "complete" and not summary.set_aside
-    assert {k: what_counts(r) for k, r in trees_in(tmp_path).items()} == {
-        k: what_counts(r) for k, r in whole[0].items()
-    }
+    assert counted(tmp_path) == whole
 
 
 def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path):
-    job = a_job(9)
-    raises, hangs = keys_of(job)[2], keys_of(job)[5]
+    keys = keys_of(a_job(9))
+    raises, hangs = keys[2], keys[5]
     job = a_job(9, poison={raises: "raise", hangs: "hang"}, seconds=0.5)
     summary = run_sample(job, tmp_path)
-    assert summary.status == "complete" and set(trees_in(tmp_path)) == set(keys_of(job)) - {
-        raises,
-        hangs,
-    }
+    assert summary.status == "complete"
+    assert set(trees_in(tmp_path)) == set(keys) - {raises, hangs}
     lines = read_jsonl(tmp_path / "set_aside.jsonl")
-    assert lines == summary.set_aside and {
-        line["key"]: (line["reason"], line["attempts"]) for line in lines
-    } == {
+    assert lines == summary.set_aside
+    assert {line["key"]: (line["reason"], line["attempts"]) for line in lines} == {
         raises: ("EngineError: poison", 3),
         hangs: ("TimeoutError: no tree within 0.5 s", 3),
     }
@@ -132,33 +127,24 @@ def test_a_mistake_in_the_configuration_ends_the_run(tmp_path):
 
 # -- the command -----------------------------------------------------------------------------------
 
-SMALL = "--model embedded --set search.simulations=1 --set train.requeue_limit=0".split()
-
-
-def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert main(f"sample --model embedded --num 1 --out {tmp_path}".split()) == 2
-    assert (
-        "holds notes.txt, and no manifest.json of a sample run: name another folder"
-        in capsys.readouterr().err
-    )
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {
-        "notes.txt"
-    }
-
 
 def test_the_command_samples_and_explains(tmp_path, capsys):
-    out = str(tmp_path / "out")
-    assert main([*f"sample --num 4 --out {out} --json".split(), *SMALL]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    def sample(*flags, code=0):
+        words = f"sample --out {tmp_path / 'out'} --model embedded --set search.simulations=1"
+        assert main([*words.split(), "--set", "train.requeue_limit=0", *flags]) == code
+        return capsys.readouterr()
+
+    facts = json.loads(sample("--num", "4", "--json").out)
     assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["cost"]["sampled_tokens"] > 0
     # PRE is off unless asked for.
-    assert read_json(Path(out) / "manifest.json")["config"]["rewards"]["use_student_model"] is False
-    assert main([*f"sample --num 6 --out {out} --resume".split(), *SMALL]) == 0
-    said = capsys.readouterr().out
-    assert (
-        said.startswith(f"6 of 6 questions have a tree in {out}\nsearched now: 2 in ")
-        and " responses are right, " in said
-    )
-    assert main([*f"sample --num 6 --out {out} --resume --seed 8".split(), *SMALL]) == 2
-    assert "seed is 8" in capsys.readouterr().err
+    manifest = read_json(tmp_path / "out" / "manifest.json")
+    assert manifest["config"]["rewards"]["use_student_model"] is False
+    said = sample("--num", "6", "--resume").out
+    assert said.startswith(f"6 of 6 questions have a tree in {tmp_path / 'out'}\nsearched now: 2 ")
+    assert " responses are right, " in said
+    assert "seed is 8" in sample("--num", "6", "--resume", "--seed", "8", code=2).err
+    (tmp_path / "notes.txt").write_text("mine")
+    said = sample("--num", "1", "--out", str(tmp_path), code=2).err
+    assert "holds notes.txt, and no manifest.json of a sample run: name another folder" in said
+    kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert kept == {"notes.txt", "out"}

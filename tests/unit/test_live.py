@@ -163,42 +163,32 @@ def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch):
             written.set()
             return super().write(text)
 
-    def beating():
-        return any(
-            thread.name == "heartbeat" and thread.is_alive() for thread in threading.enumerate()
-        )
+    def hearts():
+        return [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
     with Progress(out=Out()) as progress:
         progress.wait("one long call")
-        assert written.wait(30.0) and beating()
-        thread = next(thread for thread in threading.enumerate() if thread.name == "heartbeat")
+        assert written.wait(30.0)
+        [thread] = hearts()
     thread.join(30.0)
     assert not thread.is_alive()
     for silent in (Progress(quiet=True), Progress(tell=print)):
         silent.wait("one long call")
-        assert not beating()
+        assert not hearts()
 
 
 @pytest.mark.parametrize(
-    "flags, said",
-    [([], ["loading PyTorch and embedded"]), (["--json"], []), (["-q"], [])],
-    ids=["plain", "json", "quiet"],
+    "flags, said", [("", ["loading PyTorch and embedded"]), ("--json", []), ("-q", [])]
 )
-def test_loading_is_told_before_it_takes_seconds(
-    flags,
-    said,
-    monkeypatch,
-    capsys,
-):
+def test_loading_is_told_before_it_takes_seconds(flags, said, monkeypatch, capsys):
     import torch  # noqa: F401
 
     monkeypatch.setattr(live, "BEAT", 1e9)  # this machine may be slow
-    arguments = ["search", "2 + 2?", *"--model embedded --simulations 1".split(), *flags]
+    arguments = ["search", "2 + 2?", *f"--model embedded --simulations 1 {flags}".split()]
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""  # it is there already
     load = Progress.load
-    monkeypatch.setattr(
-        Progress, "load", lambda progress, what, module: load(progress, what, "never_imported")
-    )
+    never = "never_imported"
+    monkeypatch.setattr(Progress, "load", lambda shown, what, module: load(shown, what, never))
     assert main(arguments) == 0
     assert capsys.readouterr().err.splitlines() == said

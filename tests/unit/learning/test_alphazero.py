@@ -103,14 +103,11 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     for token in range(20, 20 + 2 * OFF_PATH):
         tree.attach(ROOT, Step((token,), (-1.0,), f"open {token}"))
     task = Task(Problem("p", "question", "numbers"), "1")
-    graded = GradedTree("0/p", task, tree, Cost(), "enough", False, 0)
-    source = SimpleNamespace(
-        demonstrations=[], size=None, config=load_training(overrides=["train.method=alphazero"])
-    )
+    config = load_training(overrides=["train.method=alphazero"])
+    source = SimpleNamespace(demonstrations=[], size=None, config=config)
     student = SimpleNamespace(prompt_ids=lambda question: PROMPT)
-    collector = SimpleNamespace(counted=list)
-    builder = AlphaZeroRows(source, student, collector)
-    [way] = builder.remember([graded])
+    builder = AlphaZeroRows(source, student, SimpleNamespace(counted=list))
+    [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0)])
     assert way.completion_ids == (10, 10, 9, 8, 41) and way.advantages == (1.0,) * 4 + (0.0,)
     lost = [
         z
@@ -125,72 +122,69 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     assert all(not any(row.advantages) for row in builder.states)
 
 
+@pytest.fixture
+def model():
+    return tiny_llama(3).requires_grad_(True)
+
+
 def learner(model, **settings):
+    """One with a value that says something."""
     train = load_training(overrides=["train.method=alphazero"]).train
-    train = train.changed(**settings)
-    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
-    return Learner(
-        model, AlphaZero(train, model), MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer
-    )
-
-
-def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy():
-    """Against a loop over tokens and states under the model's own forward, gradients included."""
-    model = tiny_llama(3).requires_grad_(True)
-    made = learner(model, value_coefficient=0.5)
+    objective = AlphaZero(train.changed(**settings), model)
     torch.manual_seed(0)
-    torch.nn.init.normal_(made.objective.value.weight, std=0.3)
-    rows = branches(
-        a_tree(),
-        PROMPT,
-        choices(a_tree(), [1, 3, 6], "visits"),
-        outcomes(a_tree(), 0.5),
-        itertools.count(),
-    )
+    torch.nn.init.normal_(objective.value.weight, std=0.3)
+    optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
+    return Learner(model, objective, MemoryOptions(), RateSchedule(1e-3, 0, 10), optimizer)
+
+
+def loss_of(made, rows):
+    """The loss of one part, whose gradients are there then."""
     [part] = made.parts(rows)
     scores = made.score(part)
     loss, figures = made.objective.loss(part, scores, made.totals)
     made.backward(loss, scores, figures)
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    of_value = made.objective.value.weight.grad.clone()
+    return float(loss.detach())
+
+
+def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy(model):
+    """Against a loop over tokens and states under the model's own forward, gradients included."""
+    made, tree = learner(model, value_coefficient=0.5), a_tree()
+    visits = choices(tree, [1, 3, 6], "visits")
+    rows = branches(tree, PROMPT, visits, outcomes(tree, 0.5), itertools.count())
+    loss, head = loss_of(made, rows), made.objective.value
+    parameters = [*model.parameters(), head.weight]
+    found = [parameter.grad.clone() for parameter in parameters]
     model.zero_grad()
-    made.objective.value.zero_grad()
+    head.zero_grad()
 
     policy = value = torch.tensor(0.0)
-    weights = sum(sum(row.advantages) for row in rows)
-    known = sum(sum(row.value_weights) for row in rows)
     for row in rows:
         ids = torch.tensor([*row.prompt_ids, *row.completion_ids])[None]
         out = model(ids, output_hidden_states=True)
         logprobs = out.logits[0].log_softmax(-1)
-        logits = made.objective.value(out.hidden_states[-1][0])[:, 0]
+        logits = head(out.hidden_states[-1][0])[:, 0]
         for at, token in enumerate(row.completion_ids):
             before = len(row.prompt_ids) + at - 1
-            policy = policy - row.advantages[at] * logprobs[before, token] / weights
+            policy = policy - row.advantages[at] * logprobs[before, token]
             z, p = row.targets[at], logits[before].sigmoid()
             entropy = -(z * p.log() + (1 - z) * (1 - p).log())
-            value = value + row.value_weights[at] * entropy / known
-    expected = policy + 0.5 * value
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+            value = value + row.value_weights[at] * entropy
+    weights = sum(sum(row.advantages) for row in rows)
+    known = sum(sum(row.value_weights) for row in rows)
+    expected = policy / weights + 0.5 * value / known
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
     expected.backward()
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(found[name], parameter.grad, atol=1e-5), name
-    assert torch.allclose(of_value, made.objective.value.weight.grad, atol=1e-5)
-    assert of_value.any()
+    wanted = [parameter.grad for parameter in parameters]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert found[-1].any()
 
 
-def test_the_value_reaches_the_layers_below_it():
+def test_the_value_reaches_the_layers_below_it(model):
     """Rows without a step to learn move the trunk all the same: one network has both."""
-    model = tiny_llama(3).requires_grad_(True)
-    made = learner(model)
-    torch.nn.init.normal_(made.objective.value.weight, std=0.3)
-    row = TrainRow(
-        PROMPT, (5, 6), (0.0, 0.0), (0.0, 0.0), targets=(1.0, 0.0), value_weights=(1.0, 0.0)
-    )
+    made, nothing = learner(model), (0.0, 0.0)
+    row = TrainRow(PROMPT, (5, 6), nothing, nothing, targets=(1.0, 0.0), value_weights=(1.0, 0.0))
     before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
-    [part] = made.parts([row])
-    scores = made.score(part)
-    made.backward(*(made.objective.loss(part, scores, made.totals)[0], scores, {}))
+    loss_of(made, [row])
     made.clip()
     made.step()
     assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
@@ -207,16 +201,25 @@ def test_the_cross_entropy_of_soft_targets_by_hand():
 
 def test_a_game_that_is_not_won_is_wrong_and_no_cut_answer(tmp_path):
     """Most answers to a hard game have no answer: they are compared all the same."""
-    flags = "--set student=small --source pancake -n 4 --quiet".split()
-    start = tmp_path / "start"
-    sft = """
+    start, out = tmp_path / "start", tmp_path / "eval"
+    assert (
+        main(
+            f"""
         sft --model small --source pancake --quiet --eval-size 1 --set train.sft_steps=1
-        --set train.demonstrations=16 --set train.validation_size=0 --out
-    """
-    assert main([*sft.split(), str(start)]) == 0
-    out = tmp_path / "eval"
-    methods = "--methods greedy step-rejection --budget-tokens 100".split()
-    assert main(["eval", "--model", str(start), *flags, *methods, "--out", str(out)]) == 0
+        --set train.demonstrations=16 --set train.validation_size=0 --out {start}
+    """.split()
+        )
+        == 0
+    )
+    assert (
+        main(
+            f"""
+        eval --model {start} --set student=small --source pancake -n 4 --quiet
+        --methods greedy step-rejection --budget-tokens 100 --out {out}
+    """.split()
+        )
+        == 0
+    )
     results = read_json(out / "results.json")
     assert results["pairs"] and not any(row["cut"] for row in results["rows"])
     assert all(row["accuracy"][0] == 0.0 for row in results["rows"])

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_llama
+from tables import table
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import BlockMask as Blocks
 
@@ -104,18 +105,7 @@ def test_flex_attention_has_the_dense_masks_gradients(monkeypatch):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "attention, wanted, device, expected, said",
-    [
-        ("sdpa", "auto", "cpu", "auto", None),
-        ("sdpa", "auto", "cuda", "off", "on CUDA sdpa would hold their masks in full"),
-        ("sdpa", "on", "cuda", "on", None),
-        ("sdpa", "off", "cuda", "off", None),
-        ("flex_attention", "auto", "cuda", "auto", None),
-        ("flex_attention", "on", "cuda", "on", None),
-        ("flash_attention_2", "auto", "cuda", "off", "flash_attention_2 takes no masks of theirs"),
-    ],
-)
+@pytest.mark.parametrize("attention, wanted, device, expected, said", table("rows")["packing"])
 def test_what_packs_where(attention, wanted, device, expected, said, caplog):
     tell_once.cache_clear()
     policy = tiny_llama(2)

@@ -1,6 +1,7 @@
 """A round's rows by each way of giving credit, over real trees of the shipped student."""
 
 import asyncio
+import itertools
 import math
 from dataclasses import replace
 
@@ -57,49 +58,48 @@ def source_of(folder, *overrides):
     return Source.of(config, tasks, folder, Likely())
 
 
-def by_response(
-    rows,
-):
-    return {
-        (row.prompt_ids, row.completion_ids): row.advantages for row in rows if any(row.advantages)
-    }
+def key(row):
+    return row.prompt_ids, row.completion_ids
+
+
+def taught(rows):
+    """The rows that teach something, by prompt and response."""
+    return {key(row): row for row in rows if any(row.advantages)}
 
 
 def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path):
-    source = source_of(
-        tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3"
-    )
-    rows, verifier = by_response(source.rows()), source.builder.scorer
-    assert isinstance(verifier, Likely)
+    settings = "train.credit=process", "train.process_weight=0.25", "search.concurrent=3"
+    source = source_of(tmp_path, *settings)
+    rows, verifier = taught(source.rows()), source.builder.scorer
     assert source.stats.cost.scored_tokens == verifier.scored_tokens > 0
     assert verifier.most == 3  # as many at once as trees are searched at once
-    trees, mixed = source.trees(), 0
-    for tree in trees:
+    mixed = 0
+    for tree in source.trees():
         found = trajectories(tree.tree)
-        rewards = [float(t.hre or 0.0) for t in found]
+        rewards, counts = [float(t.hre or 0.0) for t in found], [t.samples for t in found]
         if zero_variance(rewards):
             continue
         mixed += 1
-        counts = [t.samples for t in found]
-        outcome = group_advantages(rewards, counts)
         # In step mode a tree's steps are the lines that the verifier sees.
-        scores, at = [], []
+        scores = []
         for t in found:
-            ends = [sum(t.lengths[: i + 1]) for i in range(len(t.lengths))]
-            pieces = [
-                t.logprobs[end - length : end] for end, length in zip(ends, t.lengths, strict=True)
-            ]
+            logprobs = iter(t.logprobs)
+            pieces = [[*itertools.islice(logprobs, length)] for length in t.lengths]
             scores.append([math.exp(math.fsum(piece) / len(piece)) for piece in pieces])
-            at.append(t.lengths)
-        process = process_advantages(scores, at, counts)
+        process = process_advantages(scores, [t.lengths for t in found], counts)
+        outcome = group_advantages(rewards, counts)
         for t, whole, steps in zip(found, outcome, process, strict=True):
             expected = [t.samples * clamp(whole + 0.25 * step, 3.0) for step in steps]
-            assert rows[source.prompt(tree), t.token_ids] == pytest.approx(expected)
+            row = rows[source.prompt(tree), t.token_ids]
+            assert row.advantages == pytest.approx(expected)
     assert mixed >= 3
 
 
 @pytest.mark.parametrize("credit", ["step", "group"])
 def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
+    def sampled(source):
+        return source.builder.sampled(0, trees, RoundStats(0))
+
     source = source_of(tmp_path, f"train.credit={credit}")
     trees, _ = source.rounds.search(0)
     wrong = {
@@ -108,8 +108,8 @@ def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
         for t in trajectories(tree.tree)
         if not t.hre
     }
-    rows = source.builder.sampled(0, trees, RoundStats(0))
-    ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
+    rows = sampled(source)
+    ends = [row.advantages[-1] for name, row in taught(rows).items() if name in wrong]
     assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
     # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
     for tree in trees:
@@ -117,53 +117,44 @@ def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
         searched.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(searched.N)]
         searched.reward = [None if reward is None else 1.0 - reward for reward in searched.reward]
     trees = [replace(tree) for tree in trees]  # whose responses are extracted anew
-    assert source.builder.sampled(0, trees, RoundStats(0)) == rows
+    assert sampled(source) == rows
     combined = source_of(tmp_path / "combined", f"train.credit={credit}", "train.reward=combined")
-    assert combined.builder.sampled(0, trees, RoundStats(0)) != rows
+    assert sampled(combined) != rows
 
 
 def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path):
     found = []
     for _ in range(2):
         source = source_of(tmp_path, "train.demonstration_share=0.5", "train.rows_per_round=60")
-        source.builder.demonstrations = load_tasks(
-            "embedded", "train", 3, levels=source.config.problems.levels
-        )
+        levels = source.config.problems.levels
+        shown = source.builder.demonstrations = load_tasks("embedded", "train", 3, levels=levels)
         found.append(source.rows())
     assert found[0] == found[1]
     replayed = [row for row in found[0] if row.kind == "demonstration"]
     assert len(replayed) >= 60 and all(row.advantages[0] == 0.5 for row in replayed)
-    questions = {row.prompt_ids for row in replayed}
-    assert questions == {
-        source.builder.student.worked(task)[0] for task in source.builder.demonstrations
-    }
+    worked = {source.builder.student.worked(task)[0] for task in shown}
+    assert {row.prompt_ids for row in replayed} == worked
 
 
 def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "RESPONSES", 1)
     source = source_of(tmp_path, "train.method=rft")
-    rows = source.rows()
-    right = {}
+    rows, wanted, more = source.rows(), set(), False
     for tree in source.trees():
-        prompt = source.prompt(tree)
-        right[prompt] = sorted(
-            (t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples
-        )
-    wanted = {(prompt, t.token_ids) for prompt, found in right.items() for t in found[:1]}
-    assert any(len(found) > 1 for found in right.values()), (
-        "no question has more right responses than are taken"
-    )
-    assert {(row.prompt_ids, row.completion_ids) for row in source.builder.own} == wanted
-    assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
+        right = [t for t in trajectories(tree.tree) if t.right]
+        more = more or len(right) > 1
+        if right:
+            best = max(right, key=lambda t: t.samples)
+            wanted.add((source.prompt(tree), best.token_ids))
+    assert more, "no question has more right responses than are taken"
+    assert {*map(key, source.builder.own)} == wanted >= {*map(key, rows)}
     assert {value for row in rows for value in row.advantages} == {1.0}
 
 
 def test_a_rounds_own_rows_decide_its_updates(tmp_path):
     def rows(name, *overrides):
         source = source_of(tmp_path / name, "train.method=rft", *overrides)
-        found = source.rows()
-        assert source.stats is not None
-        return found, source.stats
+        return source.rows(), source.stats
 
     once, stats = rows("once", "train.optimizer.epochs=1", "train.updates_per_round=1000")
     assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
@@ -174,19 +165,15 @@ def test_a_rounds_own_rows_decide_its_updates(tmp_path):
     assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
 
 
-VERIFIED = [
-    "train.groups=verified",
-    "train.method=rft",
-    "problems.levels=[2,3]",
-    "rewards.pre_weight=0",
-]
+VERIFIED = """
+    train.groups=verified train.method=rft problems.levels=[2,3] rewards.pre_weight=0
+    search.simulations=4 search.verify.first_temperature=1.0
+""".split()
 
 
 def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path):
-    source, stats = searched(
-        tmp_path, *VERIFIED, "search.simulations=4", "search.verify.first_temperature=1.0"
-    )
-    rejected, wrong = 0, 0
+    source, rejected, wrong = source_of(tmp_path, *VERIFIED), 0, 0
+    source.rows()
     for found in source.trees():
         problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
         for node in range(ROOT + 1, len(tree)):
@@ -199,22 +186,12 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
             [grade] = rule.grade_many([(tree.response(leaf), found.task)])
             assert tree.hre[leaf] == grade.score and (tree.W[leaf] > 0) == bool(grade.score)
             wrong += not grade.score
-    assert rejected and wrong and stats.solved and not stats.failed
-
-
-def searched(folder, *overrides):
-    """The source after its first round's search."""
-    source = source_of(folder, *overrides)
-    source.rows()
-    assert source.stats is not None
-    return source, source.stats
+    assert rejected and wrong and source.stats.solved and not source.stats.failed
 
 
 def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path):
-    source = source_of(
-        tmp_path, "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600"
-    )
-    rows = source.rows()
+    settings = "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600"
+    rows = source_of(tmp_path, *settings).rows()
     padding = [row for row in rows if row.kind == "padding"]
     assert padding and not any(any(row.advantages) or row.reward for row in padding)
     assert {row.kind for row in rows} == {"policy", "padding"}
@@ -227,10 +204,8 @@ TAUGHT = ["teachers.tier=embedded", "problems.levels=[2,3]", "train.requeue_limi
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
-    source, stats = searched(tmp_path, *TAUGHT, f"train.teacher_rows={keep}")
-    rows = {
-        (row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)
-    }
+    source = source_of(tmp_path, *TAUGHT, f"train.teacher_rows={keep}")
+    rows = taught(source.rows())
     expected, alike, alike_with_teachers = {}, 0, 0
     for tree in source.trees():
         every = trajectories(tree.tree)
@@ -242,13 +217,12 @@ def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
         if len(set(rewards)) > 1:
             for t, advantage in zip(counted, group_advantages(rewards, counts), strict=True):
                 expected[source.prompt(tree), t.token_ids] = (t.samples * advantage, t.source)
-    assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
-    assert {row.source for row in rows.values()} == (
-        {STUDENT, "teacher:scripted"} if keep else {STUDENT}
-    )
+    assert {name: (row.advantages[0], row.source) for name, row in rows.items()} == expected
+    sources = {STUDENT, *["teacher:scripted"] * keep}
+    assert {row.source for row in rows.values()} == sources
     # Taken in with the student's own log-probabilities, one a token.
     for row in rows.values():
         assert len(row.old_logprobs) == len(row.completion_ids) and max(row.old_logprobs) <= 0.0
     # What has nothing to learn from goes by the responses that are learned from: teachers' wrong
     # steps make the difference.
-    assert stats.flat == alike and (keep or alike > alike_with_teachers)
+    assert source.stats.flat == alike and (keep or alike > alike_with_teachers)

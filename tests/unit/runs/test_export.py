@@ -2,6 +2,8 @@
 
 import json
 import runpy
+import statistics
+from collections import Counter
 from dataclasses import fields
 
 import datasets
@@ -39,16 +41,10 @@ def data(tmp_path_factory):
     return folder
 
 
-def records(data):
-    return read(journal_of(data))
-
-
-def loaded(path, tmp_path):
-    return list(
-        datasets.load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "cache"))[
-            "train"
-        ]
-    )
+@pytest.fixture(scope="module")
+def trees(data):
+    """Records and trees."""
+    return [(record, Tree.from_dict(record["tree"])) for record in read(journal_of(data))]
 
 
 TARGETS = {
@@ -58,59 +54,52 @@ TARGETS = {
 }
 
 
-def expected(data, kind):
+def expected(trees, kind):
     """The rows as the readers of `mcts.extract` give them."""
-    renamed = (
-        {
-            "token_ids": "completion_ids",
-            "text": "completion",
-            "samples": "count",
-            "source": "author",
-        }
-        if kind == "sft"
-        else {}
-    )
-    for record in records(data):
-        for row in TARGETS[kind](Tree.from_dict(record["tree"])):
-            yield {
-                renamed.get(field.name, field.name): getattr(row, field.name)
-                for field in fields(row)
-            }
-
-
-def listed(value):
-    return [listed(one) for one in value] if isinstance(value, tuple | list) else value
+    renamed = {}
+    if kind == "sft":
+        renamed = {"token_ids": "completion_ids", "text": "completion", "samples": "count"}
+        renamed["source"] = "author"
+    for record, tree in trees:
+        for row in TARGETS[kind](tree):
+            names = [field.name for field in fields(row)]
+            yield record, {renamed.get(name, name): getattr(row, name) for name in names}
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_what_is_exported_is_loaded_again(data, tmp_path, kind, monkeypatch):
+def test_what_is_exported_is_loaded_again(data, trees, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(export_module, "BATCH_ROWS", 5)
     # Two samples are few.
     monkeypatch.setattr(export_module, "step_preferences", TARGETS["preferences"])
     out = tmp_path / "new" / f"{kind}.parquet"
     count = export(data, kind, out)
-    rows, wanted = loaded(out, tmp_path), list(expected(data, kind))
+    cache, file = str(tmp_path / "cache"), str(out)
+    rows = [*datasets.load_dataset("parquet", data_files=file, cache_dir=cache)["train"]]
+    wanted = [*expected(trees, kind)]
     assert count == len(rows) == len(wanted) > 0
-    by_question = {record["key"]: record for record in records(data)}
-    for row, want in zip(rows, wanted, strict=True):
+    for row, (record, want) in zip(rows, wanted, strict=True):
         assert list(row) == list(COMMON | COLUMNS[kind])
-        for name, value in ((name, value) for name, value in want.items() if name in row):
+        for name in want.keys() & row.keys():
+            value = json.loads(json.dumps(want[name]))  # lists, not tuples
             real = name in ("target", "margin", "probabilities", "improved")
-            assert row[name] == (pytest.approx(value, abs=1e-6) if real else listed(value))
-        assert sum(row.get("probabilities", [1.0])) == pytest.approx(1.0, abs=1e-5)
-        assert sum(row.get("improved", [1.0])) == pytest.approx(1.0, abs=1e-5)
-        record = by_question[row["question_id"]]
-        assert (
-            row["prompt_ids"] == record["prompt_ids"]
-            and row["question"] == record["problem"]["question"]
-        )
+            assert row[name] == (pytest.approx(value, abs=1e-6) if real else value)
+        for shares in ("probabilities", "improved"):
+            assert sum(row.get(shares, [1.0])) == pytest.approx(1.0, abs=1e-5)
+        assert row["prompt_ids"] == record["prompt_ids"]
+        assert row["question"] == record["problem"]["question"]
+        assert row["question_id"] == record["key"]
         assert row["policy_version"] == 0 and row["source"] == "embedded"
-    assert list(tmp_path.glob("**/*.part")) == []
+    assert not [*tmp_path.glob("**/*.part")]
 
 
-def opened(path):
-    """A file of rollouts, read by verifiers' own classes."""
-    return [WireEpisode.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
+def opened(folder, out):
+    """The traces of a folder's rollouts by key, read by verifiers' own classes."""
+    count, found = export(folder, "rollouts", out), {}
+    for line in out.read_text().splitlines():
+        [trace] = WireEpisode.model_validate(json.loads(line)).traces
+        found[trace.id] = trace
+    assert count == len(found)
+    return found
 
 
 def through(trace, leaf):
@@ -128,8 +117,7 @@ def check_trace(trace, record, tree):
     """
     responses, prompt = trajectories(tree), tuple(record["prompt_ids"])
     rewards = [r.outcome or 0.0 for r in responses for _ in range(r.samples)]
-    mean = sum(rewards) / len(rewards)
-    std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+    mean, std = statistics.fmean(rewards), statistics.pstdev(rewards)
     assert trace.reward == pytest.approx(mean) and len(trace.branches) == len(responses)
     by_ids = {tuple(branch.token_ids): branch for branch in trace.branches}
     credit = [0.0] * len(trace.nodes)
@@ -148,63 +136,66 @@ def check_trace(trace, record, tree):
         assert node.advantages == pytest.approx([total] * len(node.token_ids), abs=1e-9)
 
 
-def test_a_tree_is_one_trace_of_verifiers(data, tmp_path):
-    out = tmp_path / "rollouts.jsonl"
-    trees = {record["key"]: record for record in records(data)}
-    assert export(data, "rollouts", out) == len(trees)
-    signals = 0
-    for episode in opened(out):
-        [trace] = episode.traces
-        record = trees[trace.id]
+def test_a_tree_is_one_trace_of_verifiers(data, trees, tmp_path):
+    found = opened(data, tmp_path / "rollouts.jsonl")
+    assert len(found) == len(trees)
+    for record, tree in trees:
+        trace = found[record["key"]]
         assert trace.task.data.id == record["problem"]["id"] and trace.agent.trainable
-        check_trace(trace, record, Tree.from_dict(record["tree"]))
-        signals += any(any(node.advantages or ()) for node in trace.nodes)
-    assert signals > 0
+        check_trace(trace, record, tree)
+    assert any(any(node.advantages or ()) for trace in found.values() for node in trace.nodes)
+    # The example gives a trainer the credit of steps.
+    example = runpy.run_path(str(CHECKOUT / "examples" / "tree_credit.py"))
+    for record, tree in trees:
+        trace, (counts, sums) = found[record["key"]], outcomes(tree)
+        example["assign_advantages"](trace)
+        for response, said in zip(trajectories(tree), trace.info["responses"], strict=True):
+            inside = [node for node in response.nodes if node != OUTSIDE]
+            parents = (ROOT, *inside)
+            nodes = through(trace, said["leaf"])[::-1]
+            for node, parent, at in zip(inside, parents, nodes, strict=False):
+                wanted = sums[node] / counts[node] - sums[parent] / counts[parent]
+                ids = tree.token_ids[node]
+                assert trace.nodes[at].advantages == pytest.approx([wanted] * len(ids))
 
 
-def a_run(data, folder, credit):
-    """The folder of a GRPO run with this credit, whose two rounds had the trees of `data`."""
+def a_run(trees, folder, credit):
+    """The folder of a GRPO run with this credit, whose two rounds had these trees."""
     overrides = ["train.method=grpo", f"train.credit={credit}", "train.reward=hre"]
     config = load_config(overrides=["student=embedded", "train.prm=prm", *overrides])
     (folder / "run.json").write_text(json.dumps({"config": config.model_dump(mode="json")}))
-    lines = [{**record, "policy_version": i // 6} for i, record in enumerate(records(data))]
+    lines = [{**record, "policy_version": i // 6} for i, (record, _) in enumerate(trees)]
     write_jsonl(folder / "journal.jsonl", lines)
-    return lines
 
 
-def test_rollouts_have_the_credit_of_steps_where_their_run_has_it(data, tmp_path):
-    lines, out, signals = a_run(data, tmp_path, "step"), tmp_path / "rollouts.jsonl", 0
-    assert export(tmp_path, "rollouts", out) == len(lines)
-    traces = {episode.traces[0].id: episode.traces[0] for episode in opened(out)}
-    for version in (0, 1):
-        steps = {}  # of each tree whose responses differ: what each step of each response gained
-        for record in lines:
-            tree = Tree.from_dict(record["tree"])
-            counts, sums = outcomes(tree, correctness=True)
-            responses = trajectories(tree)
-            if record["policy_version"] == version and len({r.hre for r in responses}) > 1:
-                values = [step_values(r, r.hre, counts, sums) for r in responses]
-                steps[record["key"]] = [[q - v for q, v in of_one] for of_one in values]
-        every = [gain for tree in steps.values() for response in tree for gain in response]
-        scale = (sum(gain**2 for gain in every) / len(every)) ** 0.5
-        for key, gains in steps.items():
-            wanted = dict.fromkeys(range(len(traces[key].nodes)), 0.0)
-            for said, response in zip(traces[key].info["responses"], gains, strict=True):
-                nodes = through(traces[key], said["leaf"])[::-1]
-                for at, gain in zip(nodes, response, strict=False):
-                    wanted[at] += max(-3.0, min(3.0, gain / scale))
-            for at, node in enumerate(traces[key].nodes[1:], 1):
-                assert node.advantages == pytest.approx([wanted[at]] * len(node.token_ids))
-                signals += bool(node.advantages and wanted[at])
-    assert signals > 0
-
-
-def test_credit_that_a_journal_does_not_have_is_refused(data, tmp_path, capsys):
-    a_run(data, tmp_path, "process")
-    out = tmp_path / "rollouts.jsonl"
+def test_rollouts_have_the_credit_of_steps_where_their_run_has_it(trees, tmp_path, capsys):
+    out, signals = tmp_path / "rollouts.jsonl", 0
+    a_run(trees, tmp_path, "process")  # which a journal does not have
     assert main(f"export {tmp_path} --kind rollouts --out {out}".split()) == 2
     assert "train.credit" in capsys.readouterr().err and not out.exists()
     assert main(f"export {tmp_path} --kind sft --out {out}".split()) == 0
+    a_run(trees, tmp_path, "step")
+    traces = opened(tmp_path, out)
+    for one_round in (trees[:6], trees[6:]):
+        steps = {}  # of each tree whose responses differ: what each step of each response gained
+        for record, tree in one_round:
+            counts, sums = outcomes(tree, correctness=True)
+            responses = trajectories(tree)
+            if len({r.hre for r in responses}) > 1:
+                values = [step_values(r, r.hre, counts, sums) for r in responses]
+                steps[record["key"]] = [[q - v for q, v in of_one] for of_one in values]
+        every = [gain for tree in steps.values() for response in tree for gain in response]
+        scale = statistics.fmean(gain**2 for gain in every) ** 0.5
+        for key, gains in steps.items():
+            trace, wanted = traces[key], Counter()
+            for said, response in zip(trace.info["responses"], gains, strict=True):
+                nodes = through(trace, said["leaf"])[::-1]
+                for at, gain in zip(nodes, response, strict=False):
+                    wanted[at] += max(-3.0, min(3.0, gain / scale))
+            for at, node in enumerate(trace.nodes[1:], 1):
+                assert node.advantages == pytest.approx([wanted[at]] * len(node.token_ids))
+                signals += bool(node.advantages and wanted[at])
+    assert signals > 0
 
 
 def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_branches_too(tmp_path):
@@ -219,9 +210,8 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
         (ROOT, (5,), "f", 0.0),
         (first, (), "", 0.0),
     ):
-        tree.rollouts.append(
-            Rollout(node, ids, (-0.5,) * len(ids), text, "ended", grade, grade, None, 1, 1)
-        )
+        logprobs, ends = (-0.5,) * len(ids), (grade, grade, None, 1, 1)
+        tree.rollouts.append(Rollout(node, ids, logprobs, text, "ended", *ends))
     for node in (ROOT, first, second):
         tree.backup(node, 1.0)
     problem = {"id": "q", "question": "?", "source": "x"}
@@ -233,91 +223,60 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
     assert replies == {(1, 2, 3), (1, 2, 7, 8), (1, 2, 9), (5,), (1, 2)}
 
 
-def test_the_example_gives_a_trainer_the_credit_of_steps(data, tmp_path):
-    example = runpy.run_path(str(CHECKOUT / "examples" / "tree_credit.py"))
-    export(data, "rollouts", tmp_path / "rollouts.jsonl")
-    for record, episode in zip(records(data), opened(tmp_path / "rollouts.jsonl"), strict=True):
-        [trace], tree = episode.traces, Tree.from_dict(record["tree"])
-        example["assign_advantages"](trace)
-        counts, sums = outcomes(tree)
-        for response, said in zip(trajectories(tree), trace.info["responses"], strict=True):
-            nodes, parent = through(trace, said["leaf"])[::-1], ROOT
-            for node, at in zip(response.nodes, nodes, strict=False):
-                if node == OUTSIDE:
-                    break
-                wanted = sums[node] / counts[node] - sums[parent] / counts[parent]
-                assert trace.nodes[at].advantages == pytest.approx(
-                    [wanted] * len(tree.token_ids[node])
-                )
-                parent = node
-
-
-def test_rollouts_leave_teachers_out(data, tmp_path):
+def test_rollouts_leave_teachers_out(trees, tmp_path):
     """As in training by default: their tokens are off-policy, and they don't enter the group's
     mean.
     """
-    record = next(
-        record for record in records(data) if len(trajectories(Tree.from_dict(record["tree"]))) > 2
-    )
-    written = trajectories(Tree.from_dict(record["tree"]))[0]
-    record["tree"]["source"][written.nodes[-1]] = "teacher:x"
-    (tmp_path / "journal.jsonl").write_text(json.dumps(record) + "\n")
-    out = tmp_path / "rollouts.jsonl"
-    own = [one for one in trajectories(Tree.from_dict(record["tree"])) if one.student]
-    assert export(tmp_path, "rollouts", out) == 1
-    [trace] = opened(out)[0].traces
+    record, tree = next(one for one in trees if len(trajectories(one[1])) > 2)
+    written = trajectories(tree)[0]
+    tree = tree.to_dict()
+    tree["source"][written.nodes[-1]] = "teacher:x"
+    write_jsonl(tmp_path / "journal.jsonl", [record | {"tree": tree}])
+    [trace] = opened(tmp_path, tmp_path / "rollouts.jsonl").values()
     replies = {tuple(branch.token_ids[len(record["prompt_ids"]) :]) for branch in trace.branches}
-    assert replies == {one.token_ids for one in own} and written.token_ids not in replies
+    own = {one.token_ids for one in trajectories(Tree.from_dict(tree)) if one.student}
+    assert replies == own and written.token_ids not in replies
 
 
 def test_the_command_writes_every_kind(data, tmp_path, capsys):
-    assert main(f"export --data {data} --kind all --out {tmp_path / 'all'}".split()) == 0
-    said = capsys.readouterr().out
-    kinds = {path.stem for path in (tmp_path / "all").iterdir()}
-    assert kinds == set(SUFFIXES) and said.count("rows in") == len(SUFFIXES)
-    every = tmp_path / "every.parquet"
-    assert main(f"export --data {data} --kind value --every-token --out {every}".split()) == 0
-    nodes = parquet.ParquetFile(tmp_path / "all" / "value.parquet").metadata.num_rows
-    assert parquet.ParquetFile(every).metadata.num_rows > nodes
+    def rows(kind, out, *more):
+        assert main(["export", "--data", str(data), "--kind", kind, "--out", str(out), *more]) == 0
+        lines = out.suffix == ".jsonl"
+        return read_jsonl(out) if lines else parquet.read_table(out).to_pylist()
 
-
-@pytest.mark.parametrize("kind", ["sft", "value"])
-def test_rows_are_written_as_the_ending_says(data, tmp_path, kind):
-    lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
-    for out in (lines, table):
-        assert main(f"export {data} --kind {kind} --out {out}".split()) == 0
-    rows = read_jsonl(lines)
-    as_table = parquet.read_table(table).to_pylist()
-    assert len(rows) == len(as_table) > 0
-    for row, of_table in zip(rows, as_table, strict=True):
-        floats = [name for name in row if isinstance(row[name], float)]
-        assert [row.pop(name) for name in floats] == pytest.approx(
-            [of_table.pop(name) for name in floats], rel=1e-6
+    whole = tmp_path / "all"
+    assert main(f"export {data} --kind all --out {whole}".split()) == 0
+    kinds = {path.stem for path in whole.iterdir()}
+    assert kinds == set(SUFFIXES) and capsys.readouterr().out.count("rows in") == len(SUFFIXES)
+    for kind in ("sft", "value"):  # rows are written as the ending says
+        of_lines, of_table = (
+            rows(kind, tmp_path / f"{kind}{end}") for end in (".jsonl", ".parquet")
         )
-        assert row == of_table
+        assert len(of_lines) == len(of_table) > 0
+        for row, other in zip(of_lines, of_table, strict=True):
+            for name, value in row.items():
+                real = isinstance(value, float)
+                assert other[name] == (pytest.approx(value, rel=1e-6) if real else value)
+    every = rows("value", tmp_path / "every.parquet", "--every-token")
+    assert len(every) > len(of_table)
+    assert main(f"export {data} --kind sft --out {tmp_path}".split()) == 2  # a folder
+    assert "--out" in capsys.readouterr().err
 
 
-def test_trees_of_other_splits_are_no_training_set(data, tmp_path, capsys):
+def test_trees_of_other_splits_are_no_training_set(trees, tmp_path, capsys):
     journal, out = tmp_path / "journal.jsonl", tmp_path / "x.parquet"
     command = f"export --data {tmp_path} --kind sft --out {out}".split()
-    trees = list(records(data))
-    for tree in trees[:-1]:
-        del tree["split"]  # a training run's journal says nothing
-    write_jsonl(journal, trees)
-    assert main(command) == 0
-    trees[5]["split"] = "test"
-    write_jsonl(journal, trees)
-    out.unlink()
-    capsys.readouterr()
-    assert main(command) == 2
-    said = capsys.readouterr().err.strip()
-    assert (
-        str(journal) in said and "test split" in said and "--any-split" in said and "\n" not in said
-    )
-    assert list(tmp_path.iterdir()) == [journal]
+    for split, wanted in ((None, 0), ("test", 2)):
+        # A training run's journal says nothing.
+        lines = [record | {"split": split} for record, _ in trees]
+        for line in lines if split is None else lines[:5]:
+            del line["split"]
+        write_jsonl(journal, lines)
+        capsys.readouterr()
+        assert main(command) == wanted
+        assert out.exists() == (wanted == 0)
+        out.unlink(missing_ok=True)
+    said = capsys.readouterr().err
+    assert str(journal) in said and "test split" in said and "--any-split" in said
+    assert [*tmp_path.iterdir()] == [journal]
     assert main([*command, "--any-split"]) == 0 and out.exists()
-
-
-def test_a_folder_is_no_file_to_write(data, tmp_path, capsys):
-    assert main(f"export {data} --kind sft --out {tmp_path}".split()) == 2
-    assert "--out" in capsys.readouterr().err and not list(tmp_path.iterdir())
