@@ -37,8 +37,8 @@ from benchmarks import provenance  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "results"
 # Text, lines of axes, wrong steps, and the colours of lines (Okabe and Ito), by theme.
-LIGHT = ("#24292f", "#8a8f98", "#c04a00", ("#0060a8", "#c04a00", "#00795a", "#8a5a9e"))
-DARK = ("#e6edf3", "#7d8590", "#ff9d57", ("#58a6ff", "#ff9d57", "#3fc99a", "#d2a8ff"))
+LIGHT = ("#24292f", "#8a8f98", "#c04a00", ("#0060a8", "#c04a00", "#00795a", "#8a5a9e", "#6e7781"))
+DARK = ("#e6edf3", "#7d8590", "#ff9d57", ("#58a6ff", "#ff9d57", "#3fc99a", "#d2a8ff", "#8b949e"))
 LARGEST = 9  # nodes of the tree that is shown
 EQUATIONS = r"(\d+( [-+*/] \d+)+ = \d+\n)+#### \d+"  # of its right answer
 

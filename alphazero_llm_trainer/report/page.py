@@ -43,7 +43,7 @@ def render(template: str, **facts: Any) -> Markup:
 
 def page(title: str, parts: Iterable[Markup], trees: str = "") -> str:
     """The whole page; `trees` is the page of its trees."""
-    return render("page.html", title=title, parts=parts, trees=trees)
+    return str(render("page.html", title=title, parts=parts, trees=trees))
 
 
 def write_page(folder: Path, title: str, parts: Iterable[Markup], trees: str = "") -> Path:

@@ -512,6 +512,12 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
+def test_parts_without_a_pair_are_refused(tmp_path):
+    student, config = a_student(), settings(least_outcomes=50)
+    with pytest.raises(DataError, match=r"train\.critic\.margin"):
+        trained("prm", student, config, tmp_path)
+
+
 def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
     critic = new_critic(a_student(), settings(), "value")
     groups = [state_rows(an_example({(token,): (1.0, 1.0)}))[0] for token in range(5, 21)]
