@@ -29,11 +29,11 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/unit/chat")]
 
 import httpx  # noqa: E402
 from serve import BAD, Served  # noqa: E402
-from test_teachers import KINDS, ONE, QUESTION, always, play  # noqa: E402
+from test_teachers import CASES, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.chat.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.chat.client import ChatClient  # noqa: E402
@@ -61,7 +61,7 @@ def teachers(rng: Random, folder: Path) -> Tries:
     """A provider that misbehaves in every known way: an error of its kind, in time, without its
     words.
     """
-    for fault, kind in KINDS.items():
+    for fault, kind in CASES["faults"].items():
 
         async def use(endpoint: Any) -> str | None:
             try:
