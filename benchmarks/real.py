@@ -45,6 +45,10 @@ AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6", f"{
 SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 OTHERS, OTHER = ("math", "hotpotqa"), 250  # R4's other sources, and rows of each
+# T4: tokens of an answer to a source (a method has twice as many), its methods, and its rows.
+ELSEWHERE = {"hotpotqa": 200, "math": 800}
+SEARCHED = ("mcts", "greedy", f"{AGAIN} at 0.6", "step-rejection")
+FEW = (100, 200)
 
 Rows = list[dict[str, Any]]
 
@@ -146,11 +150,18 @@ def of_t0(split: str) -> dict[str, Any]:
 
 
 def methods(
-    seed: Seed, split: str, num: int, names: Sequence[str], cap: int
+    seed: Seed,
+    split: str,
+    num: int,
+    names: Sequence[str],
+    cap: int,
+    source: str = "gsm8k",
+    *settings: str,
 ) -> dict[str, dict[str, Any]]:
     """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop
     costs one a job at most; with `--anew` all others' rows as they were measured.
     """
+    place = split if source == "gsm8k" else source
 
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
         name, start = work
@@ -162,16 +173,16 @@ def methods(
         elif method not in UNJUDGED:
             more += ["--verifier", JUDGE]
         more += with_settings([f"search.temperature={temperature}"] if temperature else [])
-        size = min(CHUNK, num - start)
-        return answered(
-            seed, f"{split}, {name}, {cap}, {start}", seed.args.model, split, size, *more
-        )["rows"][0]
+        label, size = f"{place}, {name}, {cap}, {start}", min(CHUNK, num - start)
+        more += with_settings(settings)
+        made = answered(seed, label, seed.args.model, split, size, *more, source=source)
+        return made["rows"][0]
 
     if seed.args.rows is not None:
         num = min(num, seed.args.rows)
     rows: dict[str, dict[str, Any]] = {}
     if seed.args.anew is not None:
-        wanted = {(seed.seed, split, None, name, cap) for name in names if name != seed.args.anew}
+        wanted = {(seed.seed, place, None, name, cap) for name in names if name != seed.args.anew}
         rows = {row["method"]: row for row in read(seed.args.out)["rows"] if one_of(row) in wanted}
         names = [name for name in names if name == seed.args.anew]
     work = [(name, start) for start in range(0, num, CHUNK) for name in names]
@@ -190,7 +201,7 @@ def methods(
         facts |= {"accepted": sum(row["ended_by"].get("accepted", 0) for row in parts)}
         accuracy = triple(wilson(outcomes.count("1"), len(outcomes)))
         rows[name] = {
-            "split": split,
+            "split": place,
             "method": name,
             "budget": cap,
             "seed": seed.seed,
@@ -266,7 +277,16 @@ def r4(seed: Seed, keep: Callable[[Rows], None]) -> None:
         keep([*rows.values()])
 
 
-STAGES = {"T0": t0, "T3": t3, "R4": r4}
+def t4(seed: Seed, keep: Callable[[Rows], None]) -> None:
+    """The published model on other sources, greedily and searched; some rows first."""
+    for num in FEW:
+        for source, longest in ELSEWHERE.items():
+            limit = f"search.max_tokens={longest}"
+            found = methods(seed, "test", num, SEARCHED, 2 * longest, source, limit)
+            keep(held_against(found.pop("mcts"), found))
+
+
+STAGES = {"T0": t0, "T3": t3, "T4": t4, "R4": r4}
 
 
 def main() -> None:
