@@ -326,7 +326,8 @@ class Progress:
         share, counted = left / done, work.tokens - work.had
         if counted:  # what is under way has some of its tokens
             share = (counted * share + work.rest) / self.sampled - (1 - counted / self.sampled)
-        eta = f", ETA {duration(max(share, 0.0) * seconds)}" if left or work.rest else ""
+        # Where what is under way has more tokens than expected, nothing is known of the time left.
+        eta = f", ETA {duration(share * seconds)}" if share > 0 else ""
         return f"{rate(done, seconds, work.unit)}{eta}"
 
     def stop(self) -> None:

@@ -167,6 +167,7 @@ def fit(
     schedule = RateSchedule(optimizer.learning_rate, warmup, steps, FINAL_RATE)
     learner = Learner(model, objective, memory, schedule, optimizer)
     longest = sorted(groups, key=tokens)[-optimizer.batch_size :]
+    shown.wait("trying an update of the longest rows")
     learner.probe([row for group in longest for row in group])
     course, best = (Course(), {}) if kept is None else kept.restore(learner)
     held = "after the step in hand"

@@ -131,6 +131,7 @@ class Run:
         memory = MemoryOptions.of(self.config, student)
         self.learner = Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
         student.engine.sleep()  # as it does during updates
+        self.progress.wait("trying an update of the longest rows")
         self.learner.probe(self.longest_rows())
 
     def longest_rows(self) -> list[TrainRow]:

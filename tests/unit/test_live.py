@@ -116,6 +116,17 @@ def test_tokens_are_counted_while_a_batch_is_under_way(clock, out):
         )
 
 
+def test_no_time_left_is_told_where_more_is_drawn_than_was_expected(clock, out):
+    sampled = 0
+    with Progress(out=out, clock=clock) as progress:
+        progress.meter = lambda: sampled
+        progress.start(10)
+        clock.now += 10
+        sampled += 4000
+        progress.advance(1, 100)  # the shortest one ends first
+        assert progress.line() == "1/10 questions, 10.0 s/question, 4,000 tokens, 400 tokens/s"
+
+
 def test_ctrl_c_says_what_is_waited_for(clock, out, capsys):
     # A shell in the background has none.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
