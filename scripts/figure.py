@@ -5,7 +5,7 @@ benchmarks/results.
     uv run --group docs python scripts/figure.py --run checkpoints/run-001
 
 - first-run: the curve of the run that README's command makes, beside a tree that taught it;
-- arms: held-out accuracy over sampled tokens, the line of each arm from the start on;
+- arms: accuracy on validation problems over sampled tokens, at rates that keep what the start knows;
 - generations: accuracy by generation, and by tokens of an answer, on pancake sorting.
 
 `--run` writes first_run.json from a run's folder before. A figure whose JSON isn't there is left.
@@ -145,13 +145,17 @@ def draw_first_run(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...])
 
 
 def draw_arms(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
-    axes, curves = figure.subplots(), []
-    for arm in data["summary"]:
-        tokens = [point["tokens"] / 1000 for point in arm["curve"]]
-        middle, low, high = zip(*(point["accuracy"] for point in arm["curve"]), strict=True)
-        curves.append((arm["arm"], tokens, middle, (low, high)))
+    axes, curves, start = figure.subplots(), [], data["start"]["validation"]
+    chosen = {arm["arm"]: arm for arm in read(DATA / "step_rejection.json")["summary"]}
+    for measured in data["summary"]:
+        # GRPO's own rate is below the one that all have here, at which it falls far below the start.
+        arm = min(measured, chosen[measured["arm"]], key=lambda one: one["rate"])
+        points = [{"tokens": 0, "accuracy": [start] * 3}, *arm["curve"]]
+        tokens = [point["tokens"] / 1000 for point in points]
+        middle, low, high = zip(*(point["accuracy"] for point in points), strict=True)
+        curves.append((arm["arm"].partition(",")[0], tokens, middle, (low, high)))
     lines(axes, curves)
-    start_line(axes, data["start"]["validation"], theme[1])
+    start_line(axes, start, theme[1])
     axes.set_xlabel("sampled tokens, thousands")
     axes.set_title("accuracy on validation problems", loc="left", fontsize=11)
 
