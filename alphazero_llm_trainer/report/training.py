@@ -149,7 +149,11 @@ CURVES: tuple[tuple[str, Sequence[float], dict[str, str]], ...] = (
     # AlphaZero's: a tree is solved where it has a right response. The value is judged on trees
     # before it learns from them; its error is how far its mean is above their outcomes'.
     (SOLVED, UNIT, {"solved": "solved"}),
-    ("Value on new trees", UNIT, {"AUC": "value_auc", "error": "value_error"}),
+    (
+        "Value on new trees",
+        UNIT,
+        {"AUC": "value_auc", "of siblings": "value_order", "error": "value_error"},
+    ),
     ("KL to the teacher (nats a token)", FROM_0, {"KL": "teacher_kl"}),
     ("Entropy (nats)", FROM_0, {"entropy": "entropy"}),
     ("KL to the reference (nats)", FROM_0, {"KL": "kl"}),

@@ -19,7 +19,9 @@ trees are plain chains under the rule, because its value knows nothing yet.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -110,7 +112,7 @@ class AlphaZeroRows(GoodRows):
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
         """See `RowBuilder.minibatches`. `stats` gets how well the value knew these trees."""
-        stats.value_auc, stats.value_error = self.judged(trees)
+        self.judge(trees, stats)
         return super().minibatches(number, trees, stats)
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
@@ -142,25 +144,28 @@ class AlphaZeroRows(GoodRows):
         best = min(right, key=lambda one: (len(one.nodes), -math.fsum(one.logprobs)))
         return list(best.nodes)
 
-    def judged(self, trees: Sequence[GradedTree]) -> tuple[float | None, float | None]:
-        """AUC of V over the states of these trees, which it has not learnt from, and how far its
-        mean is above theirs; None where there is no V, or one outcome alone.
+    def judge(self, trees: Sequence[GradedTree], stats: RoundStats) -> None:
+        """Tell in `stats` what V knew of these trees, which it has not learnt from: nothing where
+        there is no V, or one outcome alone.
         """
         values, ends, questions = list[float](), list[float](), list[int]()
+        ordered = list[float]()
         for number, graded in enumerate(trees):
-            for node, z in outcomes(graded.tree, self.config.search.discount).items():
-                value = graded.tree.V[node]
-                if value is not None and graded.tree.verdict[node] is None:
-                    values.append(value)
-                    ends.append(z)
-                    questions.append(number)
+            z = outcomes(graded.tree, self.config.search.discount)
+            known = valued(graded.tree, z)
+            values += known.values()
+            ends += [z[node] for node in known]
+            questions += [number] * len(known)
+            ordered += in_order(graded.tree, z)
         if not values:
-            return None, None
+            return
         right = np.array([float(z > 0) for z in ends])
         ones = np.ones(len(right))
         states = States(right, ones, right, ones * math.nan, ones < 1, np.array(questions))
         area = auc(np.array(values), states, draws=0).value
-        return None if math.isnan(area) else area, fmean(values) - fmean(ends)
+        stats.value_auc = None if math.isnan(area) else area
+        stats.value_order = fmean(ordered) if ordered else None
+        stats.value_error = fmean(values) - fmean(ends)
 
 
 def outcomes(tree: Tree, discount: float) -> dict[int, float]:
@@ -179,6 +184,29 @@ def outcomes(tree: Tree, discount: float) -> dict[int, float]:
         for node in range(len(tree))
         if tree.verdict[node] != REJECTED
     }
+
+
+def valued(tree: Tree, z: Mapping[int, float]) -> dict[int, float]:
+    """V of the states in `z` that no response ends in, where the search asked for it."""
+    asked = {node: tree.V[node] for node in z if tree.verdict[node] is None}
+    return {node: value for node, value in asked.items() if value is not None}
+
+
+def in_order(tree: Tree, z: Mapping[int, float]) -> list[float]:
+    """Of each two steps after one state whose z differ, 1 where the better one has the higher V, .5
+    where V is the same. It is what a search reads off V; AUC over all states is high where V
+    knows no more than how near the end they are.
+    """
+    known = valued(tree, z)
+    siblings = defaultdict(list)
+    for node in known:
+        siblings[tree.parent[node]].append(node)
+    return [
+        (known[a] > known[b]) + 0.5 * (known[a] == known[b])
+        for family in siblings.values()
+        for a, b in permutations(family, 2)
+        if z[a] > z[b]
+    ]
 
 
 def choices(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float]:

@@ -21,6 +21,7 @@ from alphazero_llm_trainer.learning.methods.alphazero import (
     AlphaZeroRows,
     branches,
     choices,
+    in_order,
     outcomes,
 )
 from alphazero_llm_trainer.learning.models import MemoryOptions
@@ -59,6 +60,25 @@ def test_a_state_is_worth_the_discount_to_the_nearest_right_end():
     short = tree.attach(a, Step((9,), (0.0,), "short"))
     tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
     assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5, short: 1.0}
+
+
+def test_a_value_is_held_against_siblings_and_not_against_depth():
+    tree = a_tree()
+    z, order = (
+        outcomes(tree, 0.5),
+        {"by z": [1.0, 1.0], "by depth": [0.5, 0.5], "wrong": [0.0, 1.0]},
+    )
+    a, d, b, c = 1, 2, 3, 4
+    for name, values in {
+        "by z": {ROOT: 0.3, a: 0.4, d: 0.1, b: 0.6, c: 0.2},
+        "by depth": {ROOT: 0.1, a: 0.2, d: 0.2, b: 0.5, c: 0.5},
+        "wrong": {ROOT: 0.9, a: 0.2, d: 0.3, b: 0.5, c: 0.4},
+    }.items():
+        for node, value in values.items():
+            tree.V[node] = value
+        assert in_order(tree, z) == order[name]
+    tree.V[c] = None  # the search never asked
+    assert in_order(tree, z) == [0.0]
 
 
 def test_pi_is_the_way_or_the_searchs_shares_along_it():
