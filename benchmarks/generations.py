@@ -42,11 +42,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from arms import Arm, Seed, best, by_rate, less, metrics, options, read  # noqa: E402
 from improvement import EIGHT, flags  # noqa: E402
 
+from alphazero_llm_trainer.api.trees import read_trees  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Judgement, Verifier  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
 from alphazero_llm_trainer.files import write_json  # noqa: E402
+from alphazero_llm_trainer.learning.methods.alphazero import in_order, outcomes, valued  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value  # noqa: E402
 from alphazero_llm_trainer.policy.folders import carried_value  # noqa: E402
@@ -390,12 +392,33 @@ def told(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def by_generation(runs: Sequence[Path]) -> list[dict[str, Any]]:
+def orders(run: Path, game: Game) -> dict[int, dict[str, float]]:
+    """By round, of its trees: how many of two steps after one state the value of the generation
+    before has in the order of what came of them, and how many the exact value would have.
+    """
+    discount = read(run / "run.json")["config"]["search"]["discount"]
+    found: dict[int, dict[str, list[float]]] = {}
+    for saved in read_trees(run):
+        tree, z = saved.tree, outcomes(saved.tree, discount)
+        of_round = found.setdefault(saved.record["round"], {"value_order": [], "exact_order": []})
+        of_round["value_order"] += in_order(tree, z)
+        for node in valued(tree, z):
+            steps = [tree.text[at].strip() for at in tree.path(node)]
+            tree.V[node] = game.exact(saved.problem, steps, discount)
+        of_round["exact_order"] += in_order(tree, z)
+    return {
+        number: {name: fmean(pairs) for name, pairs in of_round.items() if pairs}
+        for number, of_round in found.items()
+    }
+
+
+def by_generation(runs: Sequence[Path], game: Game) -> list[dict[str, Any]]:
     """An arm's generations, each seed's: what they took, what the trees of their round came out as,
     and greedy accuracy on validation problems. `value_auc` is of the value of the generation before
     on these trees.
     """
     rows, lines = [], [rounds_of(run) for run in runs]
+    ordered = [orders(run, game) for run in runs]
     greedy = [by_round(run) for run in runs]
     for generation, of_round in enumerate(zip(*lines, strict=True), 1):
         row: dict[str, Any] = {"generation": generation}
@@ -403,6 +426,8 @@ def by_generation(runs: Sequence[Path]) -> list[dict[str, Any]]:
         row["updates"] = [sum(line["updates"] for line in one[:generation]) for one in lines]
         row["solved"] = [line["solved"] / line["questions"] for line in of_round]
         row["value_auc"] = [line["value_auc"] for line in of_round]
+        for name in ("value_order", "exact_order"):
+            row[name] = [one[generation - 1].get(name) for one in ordered]
         row["validation"] = [one[generation - 1] for one in greedy]
         rows.append(row)
     return rows
@@ -431,7 +456,7 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     arms, answering, cells = [], list[dict[str, Any]](), {}
     for name, choice in chosen.items():
         runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
-        arms.append({"arm": name, **choice, "generations": by_generation(runs)})
+        arms.append({"arm": name, **choice, "generations": by_generation(runs, GAMES[args.source])})
         for way, budget in cells[name][0]:
             of_seeds = [of for of in cells[name] if (way, budget) in of]
             found = [of[way, budget] for of in of_seeds]
