@@ -22,7 +22,8 @@ class RunSize:
 
     A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the
     batch size, of which trees fill `policy_rows` and replayed demonstrations the rest; `share` is
-    theirs of a minibatch. `supervised` is the method's (`rollouts.Searches`).
+    theirs of a minibatch. `planned` says the rounds in words. `supervised` is the method's
+    (`rollouts.Searches`).
     """
 
     def __init__(self, config: Config, supervised: bool) -> None:
@@ -44,6 +45,11 @@ class RunSize:
             self.rows_per_round = max(batch, math.ceil(wanted / batch) * batch)
             self.updates_per_round = train.optimizer.epochs * self.rows_per_round // batch
         self.tokens = train.tokens
+        shrunk = self.questions_per_round < min(train.questions_per_round, train.num_examples)
+        why = f", for train.save_every={train.save_every}" if shrunk else ""
+        self.planned = (
+            f"{self.rounds:,} round{'s' * (self.rounds > 1)} of {self.questions_per_round}{why}"
+        )
         self.updates = self.rounds * self.updates_per_round
 
     def name(self, number: int) -> str:

@@ -31,7 +31,7 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "questions": train.num_examples,
         "context": context(config),
         "sampled_tokens_at_most": "as many as they take" if train.tokens is None else train.tokens,
-        "rounds": f"{size.rounds} of {size.questions_per_round} questions",
+        "rounds": size.planned,
         "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,
         "evaluation": f"{len(prepared.test)} test problems before and after, "

@@ -158,7 +158,7 @@ class Run:
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
-        train, tier, rounds = self.config.train, self.config.teachers.tier, self.size.rounds
+        train, tier = self.config.train, self.config.teachers.tier
         place = f" at {self.config.teacher_tiers[tier].base_url}" if is_remote(self.config) else ""
         teachers = (
             f"teachers: {tier}{place}" if train.teacher is None else f"teacher: {train.teacher}"
@@ -169,9 +169,8 @@ class Run:
         return (
             f"student {self.student.title} ({self.adapter} weights trained), {train.method}, seed "
             f"{self.config.seed}\n"
-            f"{planned} in {rounds:,} round{'s' * (rounds > 1)} of {self.size.questions_per_round}, "
-            f"{train.groups} groups,"
-            f" {teachers}, {len(self.prepared.demonstrations):,} demonstrations "
+            f"{planned} in {self.size.planned}, {train.groups} groups, {teachers}, "
+            f"{len(self.prepared.demonstrations):,} demonstrations "
             f"replayed, engine: {engine(self.config)}{self.few_updates()}"
         )
 

@@ -94,6 +94,8 @@ def test_a_run_has_the_size_that_its_settings_say(overrides, rounds, questions, 
     size = RunSize(config, method_of(config.train.method).supervised)
     assert (size.rounds, size.questions_per_round, size.rows_per_round) == (rounds, questions, rows)
     assert size.updates_per_round == updates
+    shrunk = questions < min(config.train.questions_per_round, config.train.num_examples)
+    assert (f"train.save_every={config.train.save_every}" in size.planned) == shrunk
 
 
 # -- what a run begins with ------------------------------------------------------------------------
