@@ -14,6 +14,8 @@ rejected step, until the first right response. Its controls leave out a part of 
 - one chain: one chain under the rule, and nothing forks;
 - one repair: one more simulation in the same tree where that chain failed;
 - restarts: chains under the rule, each from the root, until the first right one;
+- alphazero: policy and value trained together (`train --config alphazero`), two answers' tokens a
+  question, which take as many in all;
 - GRPO samples, by correctness, with a weight of .3 for below-average rows as the package has it, and
   of 1 as published; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
 
@@ -95,6 +97,7 @@ ARMS = {
     "samples": Arm("rft", "", 5e-4, 5.8),
     REPLAY: Arm("sft", "", 2.5e-4),
     "GRPO trees": Arm("grpo", "teachers.tier=none", 2.5e-4, 6.78),
+    "alphazero": Arm("alphazero", "search.budget_tokens=46", 2e-3, 1.1),
 }
 
 
@@ -132,7 +135,7 @@ def trained(seed: Seed, name: str, rate: float) -> Path:
     if begun:
         words += ["--resume", str(run)]
     else:
-        words += [f"--use-{arm.method}"] if arm.method else []
+        words += ["--config", arm.method] if arm.method else []
         words += [
             "--model",
             str(STUDENT),
