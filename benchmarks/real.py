@@ -46,7 +46,7 @@ SMALL = ("majority at 0.6", "step-rejection", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 OTHERS, OTHER = ("math", "hotpotqa"), 250  # R4's other sources, and rows of each
 # T4: tokens of an answer to a source (a method has twice as many), its methods, and its rows.
-ELSEWHERE = {"hotpotqa": 200, "math": 800}
+ELSEWHERE = {"math": 800, "hotpotqa": 200}
 SEARCHED = ("mcts", "greedy", f"{AGAIN} at 0.6", "step-rejection")
 FEW = (100, 200)
 
