@@ -23,6 +23,7 @@ from rich.text import Text
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 TROUBLES = 3  # lines about what is left out
+LONG = 8  # times as many tokens computed as sampled, where prompts are told of
 BEAT = (
     10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
 )
@@ -111,8 +112,8 @@ class Stretch:
     `first` were done before; `tokens` were sampled for what is done.
 
     `figures` are the newest ones. `held` says what a stop waits for. `had` of the tokens are those
-    of what was done before, `metered` is what the meter said at the beginning, and `rest` are the
-    tokens that the stretches after this one are expected to take.
+    of what was done before, `metered` and `reckoned` are what the meter and `computed` said at the
+    beginning, and `rest` are the tokens that the stretches after this one are expected to take.
     """
 
     began: float
@@ -126,13 +127,15 @@ class Stretch:
     figures: str = ""
     had: int = 0
     metered: int = 0
+    reckoned: int = 0
     rest: int = 0
 
 
 class Progress:
     """Shows how far long work is: a live bar on a terminal, lines elsewhere, nothing where `quiet`.
 
-    `meter` counts the tokens that are sampled, those of unfinished things too. `start` begins a
+    `meter` counts the tokens that are sampled, those of unfinished things too, and `computed` all
+    that went through a model, prompts' too. `start` begins a
     stretch of work that is counted, `wait` one that can't be; `stop` ends either,
     and what is said stays above the bar. A stretch may have others within it (`within`). Where
     there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
@@ -150,6 +153,7 @@ class Progress:
         self.out, self.tell, self.clock = out if out is not None else sys.stderr, tell, clock
         self.quiet = quiet
         self.meter: Callable[[], int] = lambda: 0
+        self.computed: Callable[[], int] = lambda: 0
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
         self.troubles = 0
@@ -190,8 +194,13 @@ class Progress:
         `Stretch`.
         """
         work = Stretch(self.clock(), total, done, unit, doing, held, done, tokens, "", tokens)
-        work.metered, work.rest = self.meter(), rest
+        work.metered, work.reckoned, work.rest = self.meter(), self.computed(), rest
         self._begin(work)
+
+    def follow(self, engine: Any) -> None:
+        """Count what this engine (`engine.protocol.Engine`) samples and computes."""
+        self.meter = lambda: engine.cost.sampled_tokens
+        self.computed = lambda: engine.stats.computed_tokens
 
     def wait(self, doing: str) -> None:
         """Work that can't be counted begins: `doing` is its name."""
@@ -301,9 +310,11 @@ class Progress:
         """How far the work is, as one line."""
         work = self.work
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
-        tokens = self.sampled
-        sampled = f"{work.had + tokens:,} tokens" if tokens and work.unit != "token" else ""
-        if sampled:
+        tokens, read, sampled = self.sampled, self.computed() - work.reckoned, ""
+        if (tokens or read) and work.unit != "token":
+            sampled = f"{work.had + tokens:,} tokens"
+            if read > LONG * tokens:  # prompts take the time
+                sampled, tokens = f"{sampled}, {read:,} with prompts", read
             sampled += f", {tokens / max(self.clock() - work.began, 1e-9):,.0f} tokens/s"
         parts = ", ".join(filter(None, (counted, work.figures, self.pace, sampled)))
         return f"{work.doing}: {parts}" if work.doing else parts

@@ -231,7 +231,7 @@ def execute(
         run = Run(prepared, stop, progress, ranks)
         progress.wait(f"loading {resolve_name(config)}")
         run.load()
-        progress.meter = lambda: run.student.engine.cost.sampled_tokens
+        progress.follow(run.student.engine)
         if ranks.first:
             progress.say(run.opening())
             if config.train.preflight and not resume and ranks.size == 1:

@@ -15,7 +15,7 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
 from ..engine.completions import all_or_none, sample_seed
-from ..engine.protocol import Capabilities, Drawn, Limits
+from ..engine.protocol import Capabilities, Drawn, EngineStats, Limits
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError
 from ..grading.answers import is_final
@@ -62,6 +62,11 @@ class RemoteEngine:
     @property
     def cost(self) -> Cost:
         return self.server.cost
+
+    @property
+    def stats(self) -> EngineStats:
+        """Without what the server had cached."""
+        return EngineStats(self.cost.prompt_tokens + self.cost.sampled_tokens)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Evaluation(BaseModel):
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
         context = MethodContext(student, verifier, config, value=value)
-        progress.meter = lambda: student.engine.cost.sampled_tokens
+        progress.follow(student.engine)
         cells, most = [], 0
         for name, benchmark in benchmarks.items():
             if any(cell[0] == name and folder.read(*cell) is None for cell in self.cells):

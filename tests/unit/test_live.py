@@ -6,12 +6,15 @@ import os
 import re
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.engine.protocol import EngineStats
 from alphazero_llm_trainer.live import Progress, last_tree
+from alphazero_llm_trainer.types import Cost
 
 
 class Terminal(io.StringIO):
@@ -114,6 +117,19 @@ def test_tokens_are_counted_while_a_batch_is_under_way(clock, out):
         assert (
             progress.line() == "4/10 questions, 5.0 s/question, ETA 110 s, 600 tokens, 40 tokens/s"
         )
+
+
+def test_long_prompts_are_counted_while_nothing_is_sampled_yet(clock, out):
+    engine = SimpleNamespace(cost=Cost(), stats=EngineStats(computed_tokens=70))
+    with Progress(out=out, clock=clock) as progress:
+        progress.follow(engine)
+        progress.start(10)
+        clock.now += 10
+        engine.stats.computed_tokens += 5000
+        said = "0/10 questions, 10 s so far, 0 tokens, 5,000 with prompts, 500 tokens/s"
+        assert progress.line() == said
+        engine.cost.sampled_tokens, engine.stats.computed_tokens = 4000, 9070
+        assert progress.line() == "0/10 questions, 10 s so far, 4,000 tokens, 400 tokens/s"
 
 
 def test_no_time_left_is_told_where_more_is_drawn_than_was_expected(clock, out):
