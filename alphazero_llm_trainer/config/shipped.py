@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # libyaml is seven times faster
@@ -124,8 +124,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         loaded = parse_yaml(text)
     except OSError as error:
+        names = {file.stem for file in shipped("training.yaml").parent.glob("*.yaml")}
         raise ConfigError(
-            f"config file {path} can't be read ({error.strerror}): check the path"
+            f"config file {path} can't be read ({error.strerror}): "
+            f"{nearest(str(path), names, 'check the path')}"
         ) from error
     except (yaml.YAMLError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
