@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Learner:
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
         objective.autocast = self.autocast
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
-        self.updates, self.first_update, self.gap = 0, 0, 0.0
+        self.updates, self.first_update, self.gap, self.began = 0, 0, 0.0, 0.0
         rows = settings.batch_size // ranks.size
         if memory.micro_batch is not None:
             rows = min(rows, memory.micro_batch)
@@ -125,7 +126,7 @@ class Learner:
 
     def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
         """Round `number` trains on these rows. Returns figures of them."""
-        self.first_update, self.gap = self.updates, 0.0
+        self.first_update, self.gap, self.began = self.updates, 0.0, time.perf_counter()
         return self.objective.begin(
             self, [row for rows in minibatches for row in shard(rows, self.ranks)], number
         )
@@ -134,16 +135,17 @@ class Learner:
         """Publish the round's weights; the learning rate then stands where `share`, of the run, has
         it.
 
-        Returns the largest difference between the engine's log-probability of a sampled token and
-        the learner's, in nats, of any process.
+        Returns the seconds since `begin`, and the largest difference between the engine's
+        log-probability of a sampled token and the learner's, in nats, of any process.
         """
         # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
         while self.updates < round(share * self.planned):
             self.schedule.step()
             self.updates += 1
         self.publish()
-        gaps = self.ranks.gather(self.gap)
-        return {"engine_logprob_gap": max(gaps)} if self.objective.importance else {}
+        gap = max(self.ranks.gather(self.gap))
+        figures = {"update_seconds": time.perf_counter() - self.began}
+        return figures | ({"engine_logprob_gap": gap} if self.objective.importance else {})
 
     # -- updates -----------------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ def test_a_run_reports_what_it_did(whole_run):
     run, method = whole_run
     card, rounds = card_of(run), rounds_of(run)
     assert card["method"] == method
+    took = [line[f"{part}_seconds"] for line in rounds for part in ("search", "update")]
+    assert min(took) > 0 and sum(took) < card["seconds"]["total"]
     assert card["before"]["problems"] == len(card["after"]["correct"]) == 12
     assert card["gain"]["low"] <= card["gain"]["value"] <= card["gain"]["high"]
     assert [line["round"] for line in rounds] == [0, 1, 2] and all("loss" in one for one in rounds)
