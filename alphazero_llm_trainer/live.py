@@ -300,11 +300,11 @@ class Progress:
         """A bar, how far the work is, and the notes: what a terminal shows."""
         first = Table.grid(padding=(0, 1))
         first.add_row(
-            ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), one_line(self.line())
+            ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), folded(self.line())
         )
         # A copy: searches ahead of their round note from a thread of their own.
         notes = [*self.notes.items()]
-        return Group(first, *(one_line(f"{name}: {text}") for name, text in notes))
+        return Group(first, *(folded(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
@@ -358,9 +358,9 @@ class Progress:
         self.work = Stretch(self.clock())
 
 
-def one_line(text: str) -> Text:
-    """One line of a terminal, cut where it is longer."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+def folded(text: str) -> Text:
+    """Text that goes on in the next line of a terminal, whole."""
+    return Text(text, no_wrap=False, overflow="fold")
 
 
 def rate(count: int, seconds: float, unit: str) -> str:

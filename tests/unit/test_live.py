@@ -42,6 +42,18 @@ def test_a_bar_shows_rate_notes_and_lines(clock):
     assert text.rstrip().endswith("reward: 2 [bold]")  # the newest note of a name takes its place
 
 
+def test_a_narrow_terminal_shows_all_of_a_line(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    with Progress(out=out, clock=clock) as progress:
+        progress.start(10, doing="2 of 4, embedded, majority at 160 tokens")
+        clock.now += 5
+        progress.advance(5, tokens=700)
+        progress.note("round", "a note that is longer than the terminal is wide, to its very end")
+    text = " ".join(plain(out.getvalue()).split())
+    assert "ETA 5 s, 700 tokens, 140 tokens/s" in text and "to its very end" in text
+
+
 def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
