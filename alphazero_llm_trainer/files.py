@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from .errors import CheckpointError, ConfigError, DataError
+from .errors import CheckpointError, ConfigError, DataError, nearest
 
 LOCK = ".lock"
 
@@ -142,10 +142,10 @@ class Folder:
         for path in numbered(directory, cls.kind) if named is None else [named]:
             if (path / cls.files[0]).exists():
                 return cls(path)
-        raise CheckpointError(
-            f"--resume found no {cls.files[0]} in {named or directory}: name the folder of a "
-            f"{cls.kind} to go on with, or leave --resume out"
-        )
+        fix = f"name the folder of a {cls.kind} to go on with, or leave --resume out"
+        if named is not None:
+            fix = near_folder(named, fix)
+        raise CheckpointError(f"--resume found no {cls.files[0]} in {named or directory}: {fix}")
 
     def check_free(self, flag: str = "--out", fix: str = "add --resume to go on with it") -> None:
         """Raise ConfigError where it isn't to be begun again."""
@@ -248,6 +248,16 @@ def numbered(parent: Path, kind: str) -> list[Path]:
     """The folders `KIND-<number>` of `parent`, the highest number first."""
     folders = [path for path in parent.glob(f"{kind}-*") if path.name[len(kind) + 1 :].isdigit()]
     return sorted(folders, key=lambda path: -int(path.name[len(kind) + 1 :]))
+
+
+def near_folder(path: Path, otherwise: str) -> str:
+    """`did you mean DIR?` for the newest run in the folder `path`, or for one beside it of nearly
+    its name; else `otherwise`.
+    """
+    if runs := numbered(path, "run"):
+        return f"did you mean {runs[0]}?"
+    beside = [str(one) for one in path.parent.glob("*") if one.is_dir() and one != path]
+    return nearest(str(path), beside, otherwise, lambda name: Path(name).name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

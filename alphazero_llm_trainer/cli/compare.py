@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from .base import add_json, check_out, print_json
 
 EPILOG = """\
@@ -22,7 +23,7 @@ def add_compare(commands: Any) -> None:
     parser.dashes = "--against"
     parser.add_argument("first", type=Path, nargs="+", metavar="RUN", help="the first setting")
     parser.add_argument(
-        "--against", type=Path, nargs="+", metavar="RUN", required=True,
+        "--against", type=Path, nargs="+", metavar="RUN",
         help="the second setting; a plain -- is the same",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write its page, report.html, there")
@@ -33,6 +34,8 @@ def add_compare(commands: Any) -> None:
 def run_compare(args: argparse.Namespace) -> int:
     """Print the gain and the runs; write the page where it is asked for."""
     check_out(args.out)
+    if not args.against:
+        raise ConfigError("compare got one setting: write RUN... -- RUN..., the second after --")
     from ..api.compare import compare
 
     result = compare(args.first, args.against, args.out)

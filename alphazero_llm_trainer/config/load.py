@@ -390,10 +390,9 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     if chosen == "auto":
         return AUTO_LARGE if cuda_here() else AUTO_SMALL
     if chosen not in config.models:
-        raise ConfigError(
-            f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}, "
-            "or add it to models.yaml"
-        )
+        names = ["auto", *config.models]
+        fix = f"choose one of {', '.join(names)}, or add it to models.yaml"
+        raise ConfigError(f"student is {chosen!r}: {nearest(chosen, names, fix)}")
     return chosen
 
 

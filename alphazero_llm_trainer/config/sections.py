@@ -4,6 +4,7 @@ training.yaml has the values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..errors import nearest
 from ..types import MIN_TEMPERATURE
 from .shipped import merge, shipped_section
 
@@ -49,6 +51,16 @@ def not_nearly_greedy(temperature: float) -> float:
 
 
 Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
+
+SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first")
+
+
+def a_selector(select: str | None) -> str | None:
+    """The name of a selector, or the address of one's own."""
+    if select is None or select in SELECTORS or re.fullmatch(r".+\.py:\w+", select):
+        return select
+    fix = f"choose one of {', '.join(SELECTORS)}, or file.py:NAME of your own"
+    raise PydanticCustomError("selector", nearest(select, SELECTORS, fix))
 
 
 def on_or_off(value: Any) -> Any:
@@ -182,9 +194,7 @@ class VerifyConfig(Section):
 class SearchConfig(Section):
     place = "search"
     mode: Literal["step", "token"]
-    select: Annotated[
-        str | None, Field(pattern=r"^(ucb1|puct|gumbel|restart|best-first|.+\.py:\w+)$")
-    ]
+    select: Annotated[str | None, AfterValidator(a_selector)]
     exploration: NonNegativeFloat | None
     candidates: Positive
     simulations: Positive = 60  # as `step`

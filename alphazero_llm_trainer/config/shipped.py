@@ -42,6 +42,11 @@ def shipped(name: str) -> Path:
     )
 
 
+def recipes() -> list[str]:
+    """The names of the shipped YAML files."""
+    return [file.stem for file in sorted(shipped("training.yaml").parent.glob("*.yaml"))]
+
+
 def named_file(path: Path) -> Path:
     """The file that `--config` names: a file of the user's, or a shipped recipe by its name, such
     as grpo_correctness.
@@ -124,11 +129,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         loaded = parse_yaml(text)
     except OSError as error:
-        names = {file.stem for file in shipped("training.yaml").parent.glob("*.yaml")}
-        raise ConfigError(
-            f"config file {path} can't be read ({error.strerror}): "
-            f"{nearest(str(path), names, 'check the path')}"
-        ) from error
+        fix = nearest(str(path), recipes(), "check the path")
+        raise ConfigError(f"config file {path} can't be read ({error.strerror}): {fix}") from error
     except (yaml.YAMLError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place is not None else ""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from .objects import own_object
 from .sections import (
     NonNegative,
@@ -18,7 +18,7 @@ from .sections import (
     Share,
     on_or_off,
 )
-from .shipped import read_yaml, shipped
+from .shipped import read_yaml, recipes, shipped
 
 # Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay,
 # and learning rates are smaller. Below it threads wait for each other longer than they compute, the
@@ -48,10 +48,8 @@ def recipe_of(method: str) -> str:
     except ConfigError:
         known = False
     if not known:
-        raise ConfigError(
-            f"{METHOD} is {method!r}: name a method of config/training.yaml, or file.py:NAME of "
-            "your own"
-        )
+        fix = "name a method of config/training.yaml, or file.py:NAME of your own"
+        raise ConfigError(f"{METHOD} is {method!r}: {nearest(method, recipes(), fix)}")
     return recipe
 
 

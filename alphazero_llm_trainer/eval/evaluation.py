@@ -312,10 +312,8 @@ class Evaluation(BaseModel):
         """
         tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
-            progress.say(
-                f"{name} has {len(tasks):,} {self.split} problems from number {self.start} on: "
-                "these are used"
-            )
+            first = f" from number {self.start} on" if self.start else ""
+            progress.say(f"{name} has {len(tasks):,} {self.split} problems{first}: these are used")
         return Benchmark(name, tasks)
 
     def identity(self, config: Config) -> dict[str, Any]:

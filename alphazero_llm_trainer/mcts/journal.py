@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..files import parse_json, sync
+from ..files import near_folder, parse_json, sync
 
 JOURNAL = "journal.jsonl"
 
@@ -135,7 +135,8 @@ def journal_of(path: Path) -> Path:
     """A path's journal: the file itself, or the folder's. Raises DataError where there is none."""
     file = path / JOURNAL if path.is_dir() else path
     if not file.is_file():
-        raise DataError(f"{path} has no {JOURNAL}: name a journal or a run's folder")
+        fix = near_folder(path, "name a journal or a run's folder")
+        raise DataError(f"{path} has no {JOURNAL}: {fix}")
     return file
 
 

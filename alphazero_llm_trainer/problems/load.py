@@ -59,8 +59,9 @@ def load_tasks(
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
     tasks = asked(source, split, count, start)
     if not tasks:
+        first = f" from number {start} on: start earlier, " if start else ": "
         raise DataError(
-            f"source {source.name} has no {split} problems from number {start} on: start earlier, "
+            f"source {source.name} has no {split} problems{first}"
             "name another split or a source with more, or give the rows a column `split`"
         )
     check_gold(tasks, rewards)

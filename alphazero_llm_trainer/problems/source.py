@@ -31,7 +31,7 @@ from ..config.load import Config
 from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, nearest
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from ..live import in_thread
@@ -472,12 +472,12 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
         return from_object(load_object(name, rest, "problems.source"), problems)
     if row_format(address) or glob.has_magic(address) or Path(os.path.expanduser(address)).is_dir():
         return load_class(known["file"]).open(address, problems)
-    usual = ", ".join(sorted(known.keys() - {"file", "hub"}))
-    raise UnknownSourceError(
-        f"problems.source is {address!r}: choose one of {usual}, a file or a folder of rows"
-        f" ({', '.join(ROW_FILES)}), hub:OWNER/NAME, or file.py:NAME (a list of tasks, a function"
-        " that returns one, or a Source)"
+    usual = sorted(known.keys() - {"file", "hub"})
+    fix = (
+        f"choose one of {', '.join(usual)}, a file or a folder of rows ({', '.join(ROW_FILES)}), "
+        "hub:OWNER/NAME, or file.py:NAME (a list of tasks, a function that returns one, or a Source)"
     )
+    raise UnknownSourceError(f"problems.source is {address!r}: {nearest(address, usual, fix)}")
 
 
 def names() -> dict[str, metadata.EntryPoint]:

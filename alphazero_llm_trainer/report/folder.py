@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ..errors import DataError
-from ..files import make_folder, read_lines, write_whole
+from ..files import make_folder, near_folder, read_lines, write_whole
 from ..mcts.journal import JOURNAL
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_page
@@ -38,9 +38,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     out = folder if out is None else out
     parts = parts_of(folder)
     if not parts:
-        raise DataError(
-            f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote"
-        )
+        fix = near_folder(folder, "name a folder that a command wrote")
+        raise DataError(f"{folder} has none of {', '.join(KINDS)}: {fix}")
     journal, trees = folder / JOURNAL, ""
     if journal.is_file():
         make_folder(out)

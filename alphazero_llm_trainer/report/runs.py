@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
-from ..files import flat, read_lines
+from ..files import flat, near_folder, read_lines
 from .charts import Points, line_chart, number
 from .folder import METRICS, RUN
 from .page import render, write_page
@@ -37,7 +37,8 @@ class FinishedRun:
         """The run of a folder. Raises DataError where it is none, or isn't `finished`."""
         card = load(folder / RUN) or {}
         if not {"method", "config"} <= card.keys():
-            raise DataError(f"{folder} is no run's folder: name one that `train` wrote")
+            fix = near_folder(folder, "name one that `train` wrote")
+            raise DataError(f"{folder} is no run's folder: {fix}")
         after = card.get("after") or {}
         if finished and not after.get(measures(card)[0]):
             raise DataError(
