@@ -55,7 +55,7 @@ class Table:
     def _repr_html_(self) -> str:
         return framed(self.plot())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         short = silent(self.facts)
         return result_text(self.facts) + ("" if short is None else f"\n{short}")
 

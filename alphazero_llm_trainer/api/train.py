@@ -68,7 +68,7 @@ class TrainingRun:
         """The trained student, a folder that transformers loads."""
         return RunFolder(self.folder).student
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from ..report.training import result_text
 
         if not self.finished:

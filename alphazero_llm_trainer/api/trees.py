@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class SavedTree:
     key: str
     problem: Problem
     tree: Tree
-    record: Mapping[str, Any]
+    record: Mapping[str, Any] = field(repr=False)
     path: Path | None = None  # of the journal
 
     @property

@@ -84,7 +84,7 @@ def complete_sampling(model: Any) -> None:
     """
     settings: Any = getattr(model, "generation_config", None)
     if settings is not None:
-        settings._from_model_config = False  # transformers' own note, which it would write
+        settings._from_model_config = None  # transformers' own note, which it would write
     try:
         if settings is not None:
             settings.validate(strict=True)

@@ -139,7 +139,7 @@ class Comparison:
         first, second = self.settings
         return [run.row("A") for run in first] + [run.row("B") for run in second]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.said}\n{columns(table_of(self.rows), left=3)}"
 
     def write(self, out: Path) -> Path:

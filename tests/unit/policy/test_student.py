@@ -436,6 +436,7 @@ def test_what_says_how_to_sample_is_saved_as_it_says_it(folder, tmp_path):
     whole(folder).model.save_pretrained(tmp_path / "saved")
     saved = read_json(tmp_path / "saved" / "generation_config.json")
     assert (saved["temperature"], saved["top_p"], saved["do_sample"]) == (0.6, 0.9, True)
+    assert "_from_model_config" not in saved
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
