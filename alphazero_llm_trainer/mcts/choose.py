@@ -97,6 +97,7 @@ def choose(
     `text` decodes token ids (see `responses`), `reading` says what a response answers.
     """
     finished = list(responses(tree, text))
+    counted = "1 finished response" if len(finished) == 1 else f"{len(finished)} finished responses"
     if selector in ("visits", "end"):
         node = most_visited(tree) if selector == "visits" or end is None else end
         there = [
@@ -122,11 +123,7 @@ def choose(
             ),
             default=None,
         )
-        why = (
-            ""
-            if best is None
-            else f"largest mean reward ({best.value:.3f}) of {len(finished)} finished responses"
-        )
+        why = "" if best is None else f"largest mean reward ({best.value:.3f}) of {counted}"
         return _choice(best, reading, why)
     earned = any(response.value > 0 for _, response in voters)
     top = max(response.logprob for _, response in voters if response.value > 0 or not earned)
@@ -148,7 +145,7 @@ def choose(
     return _choice(
         best,
         reading,
-        f"{share:.0%} of the {weighted}-weighted vote over {len(finished)} finished responses",
+        f"{share:.0%} of the {weighted}-weighted vote over {counted}",
     )
 
 

@@ -180,9 +180,11 @@ class Mcts:
         for leaf in self._pending:
             self.tree.hold(leaf.node, -1)
         self._pending = {}
+        self.tree.growing = {}
 
     def _apply(self, node: int, evaluation: LeafEvaluation) -> None:
         tree = self.tree
+        tree.growing.pop(node, None)
         if evaluation.estimate is not None and not evaluation.scores:
             tree.V[node] = evaluation.estimate
         if evaluation.terminal is not None:

@@ -71,6 +71,9 @@ class Tree:
     `simulations` are (leaf, nodes so far, backups so far) after each simulation. Replaying the
     backups in order gives N and W exactly.
 
+    `growing` are the steps down to a leaf and those that a simulation in flight has drawn after
+    them, by leaf: for those who watch, and not saved.
+
     `discount` is gamma: a value that is backed up is worth gamma times itself one step above.
     `low` and `span` say how selection scales Q, see `rescale`.
 
@@ -108,6 +111,7 @@ class Tree:
         self.rollouts: list[Rollout] = []
         self.backups: list[tuple[int, float, int]] = []
         self.simulations: list[tuple[int, int, int]] = []
+        self.growing: dict[int, list[Step]] = {}
         self.discount, self.low, self.span = 1.0, 0.0, 1.0
         self._append(-1, [Step((), (), "")], [None])
 
@@ -153,6 +157,15 @@ class Tree:
         self.source[node], self.direction[node] = source, str(direction)
         self.children[parent].append(node)
         return node
+
+    def ahead(self) -> Tree:
+        """A copy that has the `growing` steps, too."""
+        tree = Tree.from_dict(self.to_dict())
+        for leaf, steps in self.growing.items():
+            node = leaf
+            for step in steps[len(self.steps(leaf)) :]:
+                node = tree.attach(node, step)
+        return tree
 
     def expand(self, parent: int, steps: Sequence[Step], priors: Sequence[float]) -> None:
         """New children of `parent`, one a step, whose priors sum to 1. They must differ from each

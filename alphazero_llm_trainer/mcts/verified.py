@@ -75,7 +75,7 @@ class VerifiedExpansion(Expansion):
 
     async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
-        steps = self.tree.steps(leaf.node)
+        steps = self.tree.growing[leaf.node] = self.tree.steps(leaf.node)
         start = len(steps)
         room = self.settings.max_tokens - len(ids_of(steps))
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])

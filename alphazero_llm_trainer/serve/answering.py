@@ -290,12 +290,13 @@ class Answerer:
 
 async def watch_growth(tree: Tree, grown: Callable[[Tree], None]) -> None:
     """Tell `grown` of a tree, every `GROWTH` seconds in which it grew, until this is cancelled."""
-    known = 0
+    known = (0, 0)
     while True:
         await asyncio.sleep(GROWTH)
-        if len(tree.simulations) > known:
-            known = len(tree.simulations)
-            grown(tree)
+        now = len(tree.simulations), sum(map(len, tree.growing.values()))
+        if now != known:
+            known = now
+            grown(tree.ahead())
 
 
 async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:

@@ -22,6 +22,7 @@ from ..mcts.waiting import together
 from ..problems.load import SERVER_TOKENS
 from ..rollouts import GradedTree
 from ..types import Problem, Task
+from ..viewer.record import pieces
 from .answering import Answerer
 from .requests import ApiError, Models, WantedAnswer
 from .wire import DEADLINE, AnswerOutcome, Wire, WireToken
@@ -47,6 +48,7 @@ class Service:
         self.created = int(time.time())
         self.places = asyncio.Semaphore(settings.concurrent)
         self.live, self.waiting = 0, 0
+        self.texts: dict[int, str] = {}  # of tokens
         self.journal: Journal | None = None
         if keep is not None:
             try:
@@ -76,7 +78,9 @@ class Service:
 
             def grown(tree: Tree) -> None:
                 if body.stream and wire.grows:
-                    emit({**wire.chunk(index, ""), "alphazero": {"tree": tree.to_dict()}})
+                    emit(
+                        {**wire.chunk(index, ""), "alphazero": self.drawn({"tree": tree.to_dict()})}
+                    )
 
             if body.stream and wire.chat:
                 emit(wire.chunk(index, "", delta={"role": "assistant", "content": ""}))
@@ -90,7 +94,7 @@ class Service:
                 emit(
                     {
                         **wire.chunk(index, "", **wire.ending(outcome)),
-                        "alphazero": wire.about(outcome),
+                        "alphazero": self.drawn(wire.about(outcome)),
                     }
                 )
             return outcome
@@ -105,6 +109,12 @@ class Service:
         if body.stream_options.get("include_usage"):
             emit({**wire.chunk(0, ""), "choices": [], "usage": wire.usage(outcomes)})
         return {}
+
+    def drawn(self, about: dict[str, Any]) -> dict[str, Any]:
+        """`about`, with its tree's tokens as text where it has a tree."""
+        if "tree" in about:
+            about["pieces"] = pieces(about, self.student.decode, self.texts)
+        return about
 
     @asynccontextmanager
     async def place(self, due: float | None) -> AsyncIterator[None]:

@@ -75,13 +75,14 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     return _page(title, facts, dict(sorted(trees.items())))
 
 
+EXAMPLE = "Leo has 2 jars with 7 cards in each. Ana has 5 cards. How many cards do Leo and Ana have together?"
 FORM = """\
 <form id="ask" class="bar ask">
-  <textarea id="question" rows="2" required placeholder="Ask a question" aria-label="Question"></textarea>
+  <textarea id="question" rows="3" placeholder="{example}" aria-label="Question"></textarea>
   <label class="field">Method <select id="method">{methods}</select></label>
   <label class="field">Tokens <input id="budget" type="number" min="1" value="{budget}"></label>
   <button type="submit">Search</button>
-  <button id="further" type="button" title="Search on from the selected node">From here</button>
+  <button id="further" type="button" hidden>Search on from the selected step</button>
 </form>
 <p id="answer" class="answer" role="status"></p>"""
 
@@ -93,7 +94,7 @@ def ask_page(title: str, models: Sequence[str], budget: int) -> str:
     names = ((html.escape(name), html.escape(name.rpartition("@")[2])) for name in models)
     methods = "".join(f'<option value="{name}">{label}</option>' for name, label in names)
     facts = {"title": title, "rows": [], "single": True, "asks": True}
-    form = FORM.format(methods=methods, budget=budget)
+    form = FORM.format(methods=methods, budget=budget, example=EXAMPLE)
     return _page(title, facts, {}, form, "connect-src 'self'; ")
 
 

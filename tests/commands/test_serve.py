@@ -405,12 +405,14 @@ def test_a_streamed_search_sends_its_tree_while_it_grows(both):
         "model": "student@beam", "budget_tokens": 4_000, "stream": True, "return_tree": True,
         "messages": [{"role": "user", "content": OPEN}], "seed": 3,
     }  # fmt: skip
-    trees = []
+    trees, pieces = [], {}
     with httpx.stream("POST", f"{both[0].url}/v1/chat/completions", json=body, timeout=60) as sent:
         for line in sent.iter_lines():
             if line.startswith("data: {"):
                 about = json.loads(line[6:]).get("alphazero") or {}
                 trees += [about["tree"]] if "tree" in about else []
+                pieces |= about.get("pieces", {})
+    assert pieces and all(type(text) is str for text in pieces.values())
     sizes = [len(Tree.from_dict(tree)) for tree in trees]
     assert len(sizes) > 1 and sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
@@ -436,6 +438,7 @@ def test_the_page_in_a_browser(both, browser):
         metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get(f"{both[0].url}/")
+        assert not one("#further").is_displayed()
         one("#question").send_keys(f"{QUESTIONS[0]} <img src=x onerror='window.hacked=1'>")
         one("#ask button[type=submit]").click()
         until(lambda: "tokens" in one("#answer").text)
@@ -445,7 +448,8 @@ def test_the_page_in_a_browser(both, browser):
         assert browser.execute_script(wide)
         cards[1].click()
         before = one("#panel-text").text
-        browser.execute_script("document.getElementById('further').click()")
+        assert "⟨" not in one("#tokens").text and "undefined" not in one("#panel").text
+        one("#further").click()
         until(lambda: "tokens" in one("#answer").text and before in one("#answer").text)
         assert browser.execute_script("return window.hacked === undefined")
     assert browser.get_log("browser") == []

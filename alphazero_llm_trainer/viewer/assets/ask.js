@@ -1,20 +1,29 @@
 // A question to this page's server, and its tree as it grows.
 
 const ROLLOUT = ["node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome"];
-const asked = { question: "", before: "", key: "", stop: null };
+const asked = { question: "", before: "", key: "", stop: null, began: 0, clock: 0 };
 
-// Show a tree as far as it has grown; what was selected stays so.
+// Show a tree as far as it has grown, with the steps that are being drawn; what was selected stays so.
 function grow(tree, about) {
   const rollouts = tree.rollouts.map((row) => Object.fromEntries(ROLLOUT.map((name, at) => [name, row[at] ?? null])));
-  const record = { tree: { ...tree, rollouts }, question: asked.question + (asked.before && `\n\n${asked.before}`), ...about };
+  const record = { tree: { ...tree, rollouts }, question: asked.question + (asked.before && `\n\n${asked.before}`), begins: asked.before, ...about };
   const at = page.view?.selected ?? 0, hidden = element("panel").hidden || page.view === null;
   element("view").hidden = false;
-  page.view = new TreeView(new Model(record, {}), at);
+  page.view = new TreeView(new Model(record, { outcome: "ungraded" }), at);
+  page.view.showUnvisited = about.why === undefined;
+  page.view.draw();
   element("panel").hidden = hidden;
 }
 
 function said(text) {
+  clearInterval(asked.clock);
   element("answer").textContent = text;
+}
+
+// How long the search takes so far.
+function searching() {
+  const grown = page.view ? `, ${whole(page.view.model.steps)} simulations, ${whole(page.view.model.count - 1)} steps` : "";
+  element("answer").textContent = `searching: ${whole(Math.round((Date.now() - asked.began) / 1000))} s${grown}`;
 }
 
 // What came of a line of server-sent events.
@@ -25,17 +34,19 @@ function heard(line) {
   const about = chunk.alphazero;
   if (!about?.tree) return;
   const done = about.why !== undefined;
-  grow(about.tree, done ? { chosen: about.node, response: about.response, answer: about.answer, why: about.why } : {});
-  if (!done) said(`searching: ${whole(about.tree.history.simulations.length)} simulations`);
-  else said(`${about.answer ?? "no answer"} — ${about.why}, ${whole(about.sampled_tokens)} tokens\n${asked.before}${about.response}`);
+  grow(about.tree, { pieces: about.pieces, ...(done && { chosen: about.node, response: about.response, answer: about.answer, why: about.why }) });
+  if (done) said(`${about.answer ?? "no answer"} — ${about.why}, ${whole(about.sampled_tokens)} tokens\n${asked.before}${about.response}`);
 }
 
 async function ask(before) {
   asked.stop?.abort();
   const stop = (asked.stop = new AbortController());
-  Object.assign(asked, { question: element("question").value, before });
+  clearInterval(asked.clock);
+  element("question").value ||= element("question").placeholder;
+  Object.assign(asked, { question: element("question").value, before, began: Date.now(), clock: setInterval(searching, 500) });
   page.view = null;
-  said("searching");
+  element("view").hidden = element("further").hidden = true;
+  searching();
   const messages = [{ role: "user", content: asked.question }];
   if (before) messages.push({ role: "assistant", content: before });
   const body = { model: element("method").value, messages, budget_tokens: Number(element("budget").value), stream: true, return_tree: true };

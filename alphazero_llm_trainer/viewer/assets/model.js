@@ -180,6 +180,7 @@ class Model {
   }
 
   label(node, above = this.parent[node]) {
-    return node === 0 ? "question" : this.line(this.phrase(node, above), this.token_ids[node]);
+    if (node === 0) return this.record.begins ? `… ${this.line(this.record.begins.trimEnd().split("\n").pop(), [])}` : "question";
+    return this.line(this.phrase(node, above), this.token_ids[node]);
   }
 }

@@ -181,6 +181,7 @@ class TreeView {
   mark() {
     element("tree").querySelector(".selected")?.classList.remove("selected");
     this.shown.get(this.selected)?.classList.add("selected");
+    element("further")?.toggleAttribute("hidden", this.selected === 0);
   }
 
   // `go`: unfold what hides it, and bring it into view.

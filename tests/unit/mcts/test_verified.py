@@ -106,6 +106,20 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
         Search(ScriptedPolicy(0), evaluate, SearchConfig.model_validate({"select": "restart"}))
 
 
+def test_who_watches_a_tree_sees_each_step_as_it_is_drawn():
+    tree, sizes = Tree(), []
+
+    class Watched(Rule):
+        async def __call__(self, problem, prompt_ids, steps):
+            sizes.append((len(tree.ahead()), len(tree)))
+            return await super().__call__(problem, prompt_ids, steps)
+
+    rule = Watched(hashed_reward)
+    scripted.search(ScriptedPolicy(0), PROBLEM, tree=tree, verifier=rule, simulations=9)
+    assert any(ahead > now for ahead, now in sizes)
+    assert tree.growing == {} and tree.ahead().to_dict() == tree.to_dict()
+
+
 # -- repair ----------------------------------------------------------------------------------------
 
 
