@@ -67,12 +67,8 @@ class Judge:
 
     async def ask(self, question: str, response: str) -> float:
         """`score` by a call."""
-        asked = f"Problem:\n{question}\n\nSolution so far:\n{response}\n\n{FORM}"
-        messages = [{"role": "system", "content": self.rubric}, {"role": "user", "content": asked}]
         try:
-            async with self.client.endpoint.session():
-                said = await self.client.complete(messages, temperature=0.0)
-            scores = SCORE.findall(said)
+            scores = SCORE.findall(await self.reply(question, response))
             if not scores:
                 raise CallError(UNUSABLE, f"{self.name} said no SCORE from 0 to 1")
         except CallError as error:
@@ -94,6 +90,21 @@ class Judge:
         known = tuple(score if isinstance(score, float) else 1.0 for score in scores)
         return Judgement(known, min(known, default=1.0), unchecked)
 
+    async def reply(self, question: str, response: str) -> str:
+        """What the judge says of a response's last step. Raises CallError where it says nothing."""
+        asked = f"Problem:\n{question}\n\nSolution so far:\n{response}\n\n{FORM}"
+        messages = [{"role": "system", "content": self.rubric}, {"role": "user", "content": asked}]
+        async with self.client.endpoint.session():
+            return await self.client.complete(messages, temperature=0.0)
+
+    def greet(self) -> None:
+        """Raise ConfigError where the judge's server doesn't answer, or not for such a model."""
+        try:
+            asyncio.run(self.reply("What is 1 + 1?", "1 + 1 = 2"))
+        except CallError as error:
+            if error.kind != UNUSABLE:
+                raise ConfigError(f"--judge-url: {error}") from error
+
     async def reward(self, problem: Problem, response: str, task: object) -> float:
         """The score of a whole response, as a reward. Raises RewardError where there is none."""
         try:
@@ -107,7 +118,8 @@ def rubric_of(place: str) -> str:
     try:
         text = Path(place).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"rubric {place} can't be read ({error}): name a text file") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"rubric {place} can't be read ({reason}): name a text file") from error
     if not text:
         raise ConfigError(f"rubric {place} is empty: write what a good step is")
     return text

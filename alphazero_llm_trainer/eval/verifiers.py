@@ -74,11 +74,11 @@ UNJUDGED_KEYS = ("mode", "rollout", "rollout_weight", "samples", "simulations", 
 
 def check_judged(name: str, config: Config) -> None:
     """Raise ConfigError for settings that a search under the verifier `name` doesn't read, and for
-    a judge that is missing, or asked by nobody.
+    a judge that is missing, doesn't answer, or is asked by nobody.
     """
     judge = config.rewards.judge
     if JUDGE in name.split("+"):
-        open_judge(judge, config.teachers, "--verifier")
+        open_judge(judge, config.teachers, "--verifier").greet()
     elif judge is not None and config.rewards.custom != JUDGE:
         raise ConfigError("--judge-model is given and nobody asks it: add --verifier judge")
     other = "" if name == "none" else "take --verifier none, "
