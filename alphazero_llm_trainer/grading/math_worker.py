@@ -80,6 +80,17 @@ SYMBOLS = {
     r"\land": r"\text{ and }",
 }
 
+# ]3, 5[ is (3, 5)
+_END = r"[^\[\](){},]+"
+TURNED = re.compile(
+    rf"(?:\\left)?(?P<opens>[\[\]])(?P<ends>{_END},{_END})(?:\\right)?(?P<closes>[\[\]])"
+)
+# \{x \mid 3 < x\} is 3 < x
+BUILDER = re.compile(
+    r"\\(?:left\\)?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\||\\colon)"
+    r"((?:(?!\\\}).)+?)(?:\\right)?\\\}"
+)
+
 numerically_equal = grader.sympy_numeric_eq
 
 
@@ -114,9 +125,17 @@ def latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
     text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))", r"\\sqrt{\1\2\3}", text)
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = re.sub(r"(?<!\\);", ",", text)
+    text = TURNED.sub(_ordinary, text)
+    text = BUILDER.sub(r"\1", text)
     for sign, command in SYMBOLS.items():
         text = text.replace(sign, command)
     return text
+
+
+def _ordinary(interval: re.Match[str]) -> str:
+    opens, closes = interval["opens"], interval["closes"]
+    return f"{'(' if opens == ']' else opens}{interval['ends']}{')' if closes == '[' else closes}"
 
 
 def judge(gold: str, answer: str, extracted: bool) -> str:
