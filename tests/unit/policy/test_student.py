@@ -338,6 +338,14 @@ def test_a_folder_that_is_no_student_is_one_sentence(folder, name, change, words
         whole(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_file_that_is_no_object_is_named(folder, name, text):
+    (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"^.*{folder}.* broken {name} .*$"):
+        whole(folder)
+
+
 @pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
 def test_weights_are_read_however_they_lie(way, folder):
     student = whole(folder)
