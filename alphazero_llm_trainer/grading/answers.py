@@ -169,7 +169,7 @@ _TITLE = re.compile(
 )
 _COUNTED = re.compile(
     r"nos?|nr|vol|pp?|figs?|chs?|sec|op|ca?|circa|est|appr(?:ox)?|abt|ver|eq|ex|max|min|avg|art"
-    r"|n?rs|rm|rp|kr|kshs?|php|tk|inr|usd|eur|gbp|chf|qty|tot"
+    r"|n?rs|re|rm|rp|kr|kshs?|php|tk|inr|usd|eur|gbp|chf|qty|tot"
     r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
     re.IGNORECASE,
 )
@@ -236,7 +236,10 @@ _SPELT_OUT = tuple(
             r"<<[^<>]*>>|</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`",
             "",
         ),
-        (rf"(?<!\w)(?:(?:approx|ca|rs)\.|(?-i:{_CURRENCY})\.?)(?=[0-9])|(?<=[0-9])\s?/-(?!\w)", ""),
+        (
+            rf"(?<!\w)(?:(?:approx|ca|rs)\.|(?-i:{_CURRENCY})\.?)(?=[0-9])|(?<=[0-9])(?:\s?/|[.,])--?(?!\w)",
+            "",
+        ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
         (
             rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])",
@@ -266,18 +269,18 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # `\boxed 5`: up to the end of the formula, or to a word.
 _BARE_BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox)).){1,200})"
+    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox|text|mbox|mathrm|q?quad)).){1,200})"
 )
 # In front of a box that is no answer.
 _NO_BOX = re.compile(r"(?:\b(?:not|never|instead of|rather than)|n['’]t)(?: be)?[\s$(\\]*\Z")
 # Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
 _JOINT = re.compile(
-    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)"
-    r"(?:(?:[,;&/、，和或]|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
+    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)"
+    r"(?:(?:[,;&/、，和或]|或者|または|あるいは|또는|혹은|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
     r"|[.(]?\s*\b(?:and|[oO]r|alternatively|und|oder|et|ou|y|o|или|и)\b"
     r"(?: (?:else|perhaps|maybe|possibly|it (?:could|may|might) (?:also )?be))?)"
-    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
-    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
+    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
+    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
 _CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
 _ONE_LETTER = re.compile(
@@ -308,9 +311,10 @@ _NAMED = re.compile(
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
 )
 _DENIED = re.compile(
-    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|(?:anything|everything|all) but|cannot)|n't|"
-    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
-    rf"\s+(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
+    r"(?:(?:(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|cannot"
+    r"|(?:anything|everything|all) but)|n't|"
+    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)\s+)|(?:不[是选選]|并非|並非)\s*)"
+    rf"(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
 )
 _IS_WRONG = re.compile(
     r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
@@ -329,7 +333,7 @@ _REPEATING = re.compile(
     r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
 )
 QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
-DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
+DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | dict(zip(map(ord, "⁄∕٫٬"), "//.,", strict=True))
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
 )
@@ -674,7 +678,7 @@ def _goes_on(text: str, start: int, point: int) -> bool:
     word, before = said[-1], said[-2] if len(said) > 1 else ""
     if _TITLE.fullmatch(word):
         return True
-    if _COUNTED.fullmatch(word) and re.match(rf"[{_MONEY}]?[0-9]", rest):
+    if _COUNTED.fullmatch(word) and re.match(rf"-?[{_MONEY}]?[0-9]", rest):
         return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
     following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
     if rest[0].islower() and word.isalpha() and 1 < len(word) <= SHORT:  # Dept. of State

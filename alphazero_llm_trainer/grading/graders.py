@@ -65,7 +65,7 @@ _BASE = re.compile(
 )
 _RAISED, _LOWERED = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+"), re.compile("[₀-₉ₙ]+")
 _NO_BASE = re.compile(
-    r"\\(?:text|textbf|mathrm|mbox|operatorname|overline)\b|\\left|\\right|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
+    r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
 )
 # What may stand before a pair, and before a set or an interval.
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")

@@ -67,6 +67,8 @@ SYMBOLS = {
     "∩": r"\cap ",
     "∈": r"\in ",
     "∅": r"\emptyset ",
+    "ℝ": r"\mathbb{R}",
+    r"\text{all real numbers}": r"\mathbb{R}",
     "−": "-",
     "θ": r"\theta ",
     "α": r"\alpha ",
@@ -90,6 +92,7 @@ BUILDER = re.compile(
     r"\\(?:left\\)?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\||\\colon)"
     r"((?:(?!\\\}).)+?)(?:\\right)?\\\}"
 )
+MEMBER = re.compile(r"\A\s*[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(?=\\left|[(\[])")
 
 numerically_equal = grader.sympy_numeric_eq
 
@@ -127,7 +130,7 @@ def latex(text: str) -> str:
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = re.sub(r"(?<!\\);", ",", text)
     text = TURNED.sub(_ordinary, text)
-    text = BUILDER.sub(r"\1", text)
+    text = MEMBER.sub("", BUILDER.sub(r"\1", text))
     for sign, command in SYMBOLS.items():
         text = text.replace(sign, command)
     return text
@@ -180,7 +183,8 @@ def _same_set(solutions: Any, inequality: Any, text: str) -> bool:
             together = Or(*parts).as_set()
     except (NotImplementedError, TypeError, ValueError):
         return False
-    return bool(solutions == together)
+    # pi/2 as it was read is another object than pi/2 as it is computed
+    return bool(simplify(solutions) == simplify(together))
 
 
 def _same_complex(wanted: Any, read: Any) -> bool:
