@@ -53,7 +53,7 @@ class Endpoint:
 
 class ChatClient:
     """One model at an endpoint; `name` is that of its ledger. After MOST_FAILURES calls in a row
-    without an answer it isn't called again.
+    without an answer it isn't called again, nor where the endpoint has no such model.
     """
 
     def __init__(self, endpoint: Endpoint, model: TeacherModel, name: str | None = None) -> None:
@@ -108,10 +108,10 @@ class ChatClient:
     def _fail(self, error: CallError) -> None:
         """Count a call without an answer."""
         self._failures += 1
-        if self._failures == MOST_FAILURES and self._closed is None:
-            rests = (
-                f"{self.name} failed {MOST_FAILURES} times in a row and rests for the run: {error}"
-            )
+        missing = error.kind == "http 404"
+        if (missing or self._failures == MOST_FAILURES) and self._closed is None:
+            failed = "is missing" if missing else f"failed {MOST_FAILURES} times in a row"
+            rests = f"{self.name} {failed} and rests for the run: {error}"
             log.warning("%s", rests)
             self._closed = CallError(RESTS, rests)
 

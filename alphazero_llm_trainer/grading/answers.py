@@ -43,11 +43,13 @@ from functools import lru_cache
 from ..errors import DataError
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
-STOPS = "。।۔።។؟、،"  # full stops of scripts that have their own, and others
+STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
+SHORT = 5  # letters of a word that a full stop shortens, at most
 SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 SCALES = {
     "dozen": 12,
+    "doz": 12,
     "hundred": 10**2,
     "thousand": 10**3,
     "million": 10**6,
@@ -61,7 +63,11 @@ _CJK_SCALE = (
 # of thousands in one number: without an end, a line of them would be read again from each comma on
 GROUPS = 30
 
-_MONEY = "$€£¥₹₩₽₱฿₫₺₴₦₪"
+_MONEY = "$£¥฿৳" + "".join(map(chr, range(0x20A0, 0x20C1)))  # the block of currencies
+_CURRENCY = (
+    r"N?Rs|R[Mp]|Fr|[Kk]r|K[Ss]hs?|Php|Tk|TL|RMB|USD|EUR|GBP|JPY|CNY|INR|CHF|AUD|CAD|NZD|SGD|HKD|TWD|KRW|MXN"
+    r"|BRL|ZAR|SEK|NOK|DKK|PLN|CZK|HUF|TRY|RUB|UAH|THB|IDR|MYR|PHP|VND|PKR|BDT|KES|NGN|AED|SAR|ILS"
+)
 _DECIMAL = (
     rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 )
@@ -75,7 +81,7 @@ _VALUE = re.compile(
 # a term (5 i, 3 xy), these excepted:
 _WORD = r"[^\W\d_]++"
 _SHORT_UNIT = re.compile(
-    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
+    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|fl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
     r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
 )
 _LITTLE_WORD = re.compile(r"an?|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
@@ -84,7 +90,7 @@ _NO_UNIT = re.compile(
     r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion|trillion)s?|half|halves"
     r"|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth)s?"
-    r"|plus|minus|divided|multiplied|choose|factorial|modulo|mod|sqrt|(?:log|sin|cos|tan)[xyz]?|infinity"
+    r"|tens|repeating|recurring|plus|minus|divided|multiplied|choose|factorial|modulo|mod|sqrt|(?:log|sin|cos|tan)[xyz]?|infinity"
     r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|rho|tau"
 )
 _NO_SENTENCE = re.compile(
@@ -150,7 +156,8 @@ _REASONS = {
 }
 _ENDS = {
     language: re.compile(
-        rf"(?:です|だ|입니다|이다)?(?:(?P<point>\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।۔።។！？\n]|\Z)|(?:{reason})\b"
+        rf"(?:です|だ|입니다|이다)?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)"
+        rf"|[!?](?=\s|\Z)|[。।॥۔።។៕။։！？\n]|\Z)|(?:{reason})\b"
     )
     for language, reason in _REASONS.items()
 }
@@ -158,10 +165,11 @@ _ENDS = {
 # none begins.
 _TITLE = re.compile(
     r"M(?:r|rs|s|x|me|lle|t|essrs)|Dr|Prof|Ste?|Ft|Gen|Col|Capt|Cmdr|Adm|Lt|Maj|Sgt|Cpl|Rev|Fr|Hon|Sen"
-    r"|Gov|Rep|Pres|Amb|Sra?|v|[Vv]s|cf|[ei]\.[ge]"
+    r"|Gov|Rep|Pres|Amb|Pvt|Supt|Msgr|Sra?|Ph|Wm|Chas|Geo|Thos|Jas|Jos|EE|v|[Vv]s|cf|[ei]\.[ge]"
 )
 _COUNTED = re.compile(
-    r"nos?|nr|vol|pp?|figs?|chs?|sec|op|ca?|circa|est|approx|rs|ver|eq|ex|max|min|avg|art"
+    r"nos?|nr|vol|pp?|figs?|chs?|sec|op|ca?|circa|est|appr(?:ox)?|abt|ver|eq|ex|max|min|avg|art"
+    r"|n?rs|re|rm|rp|kr|kshs?|php|tk|inr|usd|eur|gbp|chf|qty|tot"
     r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
     re.IGNORECASE,
 )
@@ -173,6 +181,11 @@ _STARTS = re.compile(
     r"|By|With|After|Before|To|If|When|While|Where|Why|How|What|Which|Who|Because|But|And|Or|Hence|However"
     r"|Also|Both|Each|All|Some|Not?|Yes|Let|Note|Now|Born|Given|Is|Are|Was|Were|Final|Finally|Explanation"
     r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus|therefore)\b"
+)
+# What begins a sentence in small letters.
+_STARTS_SMALL = re.compile(
+    r"(?:the|th(?:is|at|ese|ose|ey|ere|us|erefore)|it|s?he|we|i|you|both|neither|because|since|so|hence|but"
+    r"|also|note|explanation|reason)\b"
 )
 _PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
 # A name and nothing else (J. K. Rowling, J. van Dyck), or a species (E. coli).
@@ -214,7 +227,7 @@ _GROUPS = re.compile(
 )
 _UNITS = (
     rf"[kMGmcdnμ]?(?:[{_UNIT_LETTERS}]|Pa|Hz|Wh|Ω|eV|mol)"
-    r"|mA|dB|sqm|pp|pts|lx|ha|ac|px|wk|mo|atm|bar|lei|Fr|Rp"
+    r"|mA|dB|sqm|pp|pts|lx|ha|ac|px|wk|mo|atm|bar|lei|Fr|Rp|RM|TL"
 )
 _SPELT_OUT = tuple(
     (re.compile(pattern, re.IGNORECASE), new)
@@ -223,7 +236,10 @@ _SPELT_OUT = tuple(
             r"<<[^<>]*>>|</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`",
             "",
         ),
-        (r"(?<!\w)(?:approx|ca|rs)\.(?=[0-9])|(?<=[0-9])\s?/-(?!\w)", ""),
+        (
+            rf"(?<!\w)(?:(?:approx|ca|rs)\.|(?-i:{_CURRENCY})\.?)(?=[0-9])|(?<=[0-9])(?:\s?/|[.,])--?(?!\w)",
+            "",
+        ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
         (
             rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])",
@@ -232,32 +248,39 @@ _SPELT_OUT = tuple(
         (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
         (r"(?<=[0-9])k(?![A-Za-z0-9])", " thousand"),
         (r"(?<=[0-9])(?-i:M)(?![A-Za-z0-9])", " million"),
-        (rf"(?<=[0-9])\s?(?-i:{_UNITS}|[A-Z]{{3}})(?![A-Za-z0-9'’])", " units"),
+        (
+            rf"(?<=[0-9])\s?(?-i:(?:{_UNITS})(?:[·⋅](?:{_UNITS}))*|[A-Z]{{3}})(?![A-Za-z0-9'’])",
+            " units",
+        ),
         (r"(?<=[0-9])-(?=[a-z]{2})", " "),
     )
 )
 _SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
 # Behind a number: a bracket or a dash and words, unless they change the value; a reason; a smile.
 _REMARK = re.compile(
-    r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^])\b)[^()\[\]{}]*[)\]}]"
+    r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^]"
+    r"|[0-9]* ?(?:repeat|recur)ing)\b)[^()\[\]{}]*[)\]}]"
     r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
     rf"|[,;]\s*(?:{_REASON}|(?:of )?which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s(?:{_REASON}|where|i\.e)\b.*"
-    rf"|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
+    rf"|\s+or so\W*$|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # `\boxed 5`: up to the end of the formula, or to a word.
 _BARE_BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox)).){1,200})"
+    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox|text|mbox|mathrm|q?quad)).){1,200})"
 )
+# In front of a box that is no answer.
+_NO_BOX = re.compile(r"(?:\b(?:not|never|instead of|rather than)|n['’]t)(?: be)?[\s$(\\]*\Z")
 # Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
 _JOINT = re.compile(
-    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)"
-    r"(?:(?:[,;&、，和或]|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
-    r"|\b(?:and|or|und|oder|et|ou|y|o|или|и)\b)"
-    r"(?>(?:[\s$~]|\\[,;: ()\[\]]|\\q?quad)*)){1,2}"
-    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
+    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)"
+    r"(?:(?:[,;&/、，和或]|或者|または|あるいは|또는|혹은|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
+    r"|[.(]?\s*\b(?:and|[oO]r|alternatively|und|oder|et|ou|y|o|или|и)\b"
+    r"(?: (?:else|perhaps|maybe|possibly|it (?:could|may|might) (?:also )?be))?)"
+    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
+    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
 _CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
 _ONE_LETTER = re.compile(
@@ -288,9 +311,10 @@ _NAMED = re.compile(
     r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
 )
 _DENIED = re.compile(
-    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|(?:anything|everything|all) but|cannot)|n't|"
-    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
-    rf"\s+(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
+    r"(?:(?:(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|cannot"
+    r"|(?:anything|everything|all) but)|n't|"
+    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)\s+)|(?:不[是选選]|并非|並非)\s*)"
+    rf"(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
 )
 _IS_WRONG = re.compile(
     r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
@@ -304,11 +328,12 @@ _REPEATING = re.compile(
     r"(?<![0-9.,])(?P<whole>[0-9]{1,20})?\.(?:(?P<before>[0-9]{0,20}?)(?:\\(?:overline|bar|overbar)\s*"
     r"(?:\{\s*(?P<line>[0-9]{1,20})\s*\}|(?P<digit>[0-9]))|\((?P<brackets>[0-9]{1,20})\)(?![0-9])"
     r"|\\dot\s*\{?(?P<first>[0-9])\}?(?:(?P<middle>[0-9]{0,20})\\dot\s*\{?(?P<last>[0-9])\}?)?"
+    r"|(?<=\.)(?P<said>[0-9])(?P=said)*\s+\(?(?:repeating|recurring)\b\)?"
     r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
     r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
 )
 QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
-DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
+DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | dict(zip(map(ord, "⁄∕٫٬"), "//.,", strict=True))
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
 )
@@ -538,13 +563,15 @@ def gold_number(text: str) -> Fraction | None:
 
 def repeating(text: str) -> str:
     r"""`text` with fractions for its repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
+    text = re.sub(r"(?:[0-9]\u0305)+", r"\\overline{\g<0>}", text).replace("\u0305", "")
+    text = re.sub(r"([0-9])\u0307", r"\\dot{\1}", text)
     return _REPEATING.sub(_repeating_fraction, text)
 
 
 def _repeating_fraction(decimal: re.Match[str]) -> str:
     before = decimal["before"] or ""
     # of the ways of writing what is repeated a text has one
-    ways = ("line", "digit", "brackets", "tripled", "first", "middle", "last", "doubled")
+    ways = ("line", "digit", "brackets", "said", "tripled", "first", "middle", "last", "doubled")
     again = "".join(filter(None, decimal.group(*ways)))
     once = (decimal["whole"] or "0") + before
     nines = (10 ** len(again) - 1) * 10 ** len(before)
@@ -606,13 +633,16 @@ def _boxes(text: str, strict: bool = False) -> list[str]:
 
 
 def _joined_boxes(text: str, strict: bool) -> list[str]:
-    """What boxes hold, in order; joined ones as one list of what they say."""
+    """What boxes hold, in order; joined ones as one list of what they say, and none of what is
+    denied ("not \\boxed{3}")."""
     boxes = _complete_boxes(text)
     for bare in () if strict else _BARE_BOX.finditer(text):
         content = bare[1].rstrip(" .,;")
         boxes.append((bare.start(), bare.start(1) + len(content), content.strip()))
     lists, last = list[dict[str, str]](), 0  # by keys, so that what says the same is there once
     for start, end, content in sorted(boxes):
+        if _NO_BOX.search(text, max(0, start - SEEN), start):
+            continue
         if not lists or not _JOINT.fullmatch(text, last, start):
             lists.append({})
         lists[-1].setdefault(normalize(content), content)
@@ -648,9 +678,11 @@ def _goes_on(text: str, start: int, point: int) -> bool:
     word, before = said[-1], said[-2] if len(said) > 1 else ""
     if _TITLE.fullmatch(word):
         return True
-    if _COUNTED.fullmatch(word) and re.match(r"[$€£]?[0-9]", rest):
+    if _COUNTED.fullmatch(word) and re.match(rf"-?[{_MONEY}]?[0-9]", rest):
         return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
     following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
+    if rest[0].islower() and word.isalpha() and 1 < len(word) <= SHORT:  # Dept. of State
+        return not _STARTS_SMALL.match(rest)
     initials = rest[1:2] == "."  # A. A. Milne
     if not initials and (_STARTS.match(rest) or following in said):
         return False
@@ -682,7 +714,9 @@ def _one_number(statement: str) -> str:
 def _leads(text: str) -> bool:
     """Whether `text` may stand before the one number of a sentence and leave its value."""
     words = re.findall(_WORD, text.casefold())
-    return bool(_LEAD.fullmatch(text)) and not any(map(_NO_SENTENCE.fullmatch, words))
+    limit = re.search(r"(?:(?<!left )\bover|\A\W*up to)\s*\Z", text, re.IGNORECASE)
+    says_none = limit or any(map(_NO_SENTENCE.fullmatch, words))
+    return bool(_LEAD.fullmatch(text)) and not says_none
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:

@@ -57,12 +57,15 @@ _BASES = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 )
 BASES = {name: str(base) for base, name in enumerate(_BASES.split(), 2)}
+NOTATIONS = {"binary": "2", "octal": "8", "decimal": "10", "hexadecimal": "16", "hex": "16"}
 # 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
 _BASE = re.compile(
-    rf"([0-9A-F.]*?)(?:_(?:base)?|(?:in)?base)([0-9]+|{'|'.join(BASES)})", re.IGNORECASE
+    rf"(-?[0-9A-F.]*?)(?:(?:_(?:base)?|(?:in)?base)([0-9]+|[a-z]+)|(?:in)?({'|'.join(NOTATIONS)}))",
+    re.IGNORECASE,
 )
+_RAISED, _LOWERED = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+"), re.compile("[₀-₉ₙ]+")
 _NO_BASE = re.compile(
-    r"\\(?:text|textbf|mathrm|mbox|operatorname)\b|\\left|\\right|\\[,;: !]|[\s{}()$*,]|\.\Z"
+    r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
 )
 # What may stand before a pair, and before a set or an interval.
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
@@ -192,7 +195,7 @@ class MathGrader(Grader):
         for i, (response, written) in enumerate(pairs):
             answer, gold = self.final_answer(response, strict), written
             if answer is not None:
-                stated, gold = map(answers.repeating, _same_kind(answer, written))
+                stated, gold = map(_written_out, _same_kind(answer, written))
                 if not _TUPLE.match(gold):
                     stated = _TUPLE.sub("", stated)
                 verdict = _without_math_verify(stated, gold)
@@ -211,9 +214,13 @@ class MathGrader(Grader):
         return grades
 
 
+TRUTH = {"true": "yes", "false": "no"}  # a gold answer, and what says the same
 # An answer that begins with one of these and a comma: the words behind explain it.
 OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
-_BEGUN = re.compile(r"(\w+)(?:[,;:]\s|\s+[-–—]\s)(.+)", re.DOTALL)
+_BEGUN = re.compile(
+    r"(\w+)(?:[,;:]\s|\s+[-–—]\s|\s+(?=[(\[]|(?:they|it|s?he|both|this|that|there)\b))(.+)",
+    re.DOTALL,
+)
 
 
 class ExactGrader(Grader):
@@ -250,6 +257,8 @@ class WordsGrader(ExactGrader):
         opposite, begun = OPPOSITE.get(normalize_words(gold)), _BEGUN.match(answer)
         if opposite and begun and opposite not in normalize_words(begun[2]).split():
             answer = begun[1]
+        if TRUTH.get(normalize_words(gold)) == normalize_words(answer):
+            gold = answer
         f1 = word_f1(answer, gold)
         return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
@@ -348,6 +357,7 @@ def normalize_words(text: str) -> str:
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
+    text = re.sub(r"(?<=\b[a-z])\.\s*(?=[a-z]\b)", "", text)  # J. K. and J.K. are JK
     text = _MARKS.sub(_meant, text)
     return " ".join(_ARTICLES.sub(" ", text).split() or text.split())
 
@@ -365,6 +375,13 @@ def word_f1(answer: str, gold: str) -> float:
     words, gold_words = stated.split(), wanted.split()
     common = (Counter(words) & Counter(gold_words)).total()
     return 0.0 if common == 0 else 2 * common / (len(words) + len(gold_words))
+
+
+def _written_out(text: str) -> str:
+    """`text` with LaTeX for its repeating decimals and for raised and lowered digits."""
+    text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    return answers.repeating(text)
 
 
 def _same_kind(answer: str, gold: str) -> tuple[str, str]:
@@ -441,12 +458,15 @@ def _rounded(decimal: Fraction, exact: Fraction) -> bool:
 
 
 def _in_base(text: str) -> tuple[str, str] | None:
-    """The digits and the base of a number in a base (`52_8`), None for any other text."""
+    """The digits and the base of a number in a base (`52_8`), None for any other text. The base is
+    what is written, where it is none (`52_a`)."""
     number = _BASE.fullmatch(_NO_BASE.sub("", text))
     if number is None:
         return None
-    digits, base = number[1].upper().lstrip("0"), BASES.get(number[2].lower(), number[2])
-    if any(letter.isalpha() and int(letter, 36) >= int(base) for letter in digits):
+    digits, named = number[1].upper().lstrip("0"), (number[2] or number[3]).lower()
+    base = (BASES | NOTATIONS).get(named, named)
+    largest = int(base) if base.isdigit() else 10
+    if any(letter.isalpha() and int(letter, 36) >= largest for letter in digits):
         return None  # a_1 is a term
     return digits, base
 

@@ -67,6 +67,8 @@ SYMBOLS = {
     "∩": r"\cap ",
     "∈": r"\in ",
     "∅": r"\emptyset ",
+    "ℝ": r"\mathbb{R}",
+    r"\text{all real numbers}": r"\mathbb{R}",
     "−": "-",
     "θ": r"\theta ",
     "α": r"\alpha ",
@@ -79,6 +81,18 @@ SYMBOLS = {
     r"\lor": r"\text{ or }",
     r"\land": r"\text{ and }",
 }
+
+# ]3, 5[ is (3, 5)
+_END = r"[^\[\](){},]+"
+TURNED = re.compile(
+    rf"(?:\\left)?(?P<opens>[\[\]])(?P<ends>{_END},{_END})(?:\\right)?(?P<closes>[\[\]])"
+)
+# \{x \mid 3 < x\} is 3 < x
+BUILDER = re.compile(
+    r"\\(?:left\\)?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\||\\colon)"
+    r"((?:(?!\\\}).)+?)(?:\\right)?\\\}"
+)
+MEMBER = re.compile(r"\A\s*[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(?=\\left|[(\[])")
 
 numerically_equal = grader.sympy_numeric_eq
 
@@ -114,9 +128,17 @@ def latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
     text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))", r"\\sqrt{\1\2\3}", text)
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = re.sub(r"(?<!\\);", ",", text)
+    text = TURNED.sub(_ordinary, text)
+    text = MEMBER.sub("", BUILDER.sub(r"\1", text))
     for sign, command in SYMBOLS.items():
         text = text.replace(sign, command)
     return text
+
+
+def _ordinary(interval: re.Match[str]) -> str:
+    opens, closes = interval["opens"], interval["closes"]
+    return f"{'(' if opens == ']' else opens}{interval['ends']}{')' if closes == '[' else closes}"
 
 
 def judge(gold: str, answer: str, extracted: bool) -> str:
@@ -161,7 +183,8 @@ def _same_set(solutions: Any, inequality: Any, text: str) -> bool:
             together = Or(*parts).as_set()
     except (NotImplementedError, TypeError, ValueError):
         return False
-    return bool(solutions == together)
+    # pi/2 as it was read is another object than pi/2 as it is computed
+    return bool(simplify(solutions) == simplify(together))
 
 
 def _same_complex(wanted: Any, read: Any) -> bool:

@@ -33,7 +33,7 @@ from ..files import read_object
 from ..types import Problem, Step
 from .adapters import AdapterView, fingerprint, load_adapter
 from .public_prm import load_public
-from .student import Student, engine_over
+from .student import Student, check_kind, engine_over
 from .weights import load_weights
 
 CARD, NUMBERS, ADAPTER = "critic.json", "critic.safetensors", "adapter"
@@ -211,11 +211,12 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
         return AdapterView(student.model, name)
     from transformers import AutoModel, AutoModelForCausalLM
 
+    check_kind(str(folder))
     precision = getattr(torch, student.spec.dtype)
     network: Any = load_weights(AutoModel, str(folder), dtype=precision)
     weight: Any = student.model.get_input_embeddings().weight
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(network.config)
+        model: Any = AutoModelForCausalLM.from_config(network.config, trust_remote_code=False)
     # The student's own output layer stands in for one that nobody asks here.
     setattr(model, model.base_model_prefix, network.to(weight.device))
     model.set_output_embeddings(student.model.get_output_embeddings())

@@ -335,7 +335,8 @@ def check_folder(folder: Path) -> None:
             else "name a folder that `train` or `sft` wrote"
         )
         raise CheckpointError(f"student folder {folder} has no config.json: {fix}")
-    read_note(folder, "config.json")
+    for name in ("config.json", "generation_config.json"):  # the latter's ends would be lost
+        read_note(folder, name)
 
 
 def both(source: str) -> str:

@@ -26,7 +26,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..files import parse_json
 from ..grading import answers
-from ..grading.graders import LETTERS, kind_of, normalize_words
+from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
 
 PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
@@ -49,7 +49,6 @@ CONTEXTS = (
 LISTS = ("answers", "golden_answers", "possible_answers")  # that a table holds as JSON text
 ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
 COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
-TRUTH = {"true": "yes", "false": "no"}
 NAMED = 8  # columns in a message
 # A choice in a column of its own, by letter or number.
 LETTERED = (
@@ -85,7 +84,7 @@ class Columns(NamedTuple):
     the solution states the answer. `choices` is a column, or a pattern of `LETTERED`, whose columns
     are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
     numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
-    one; `truth`: all answers are true or false.
+    one.
     """
 
     question: str = "question"
@@ -97,7 +96,6 @@ class Columns(NamedTuple):
     lettered: tuple[str, ...] = ()
     first: int | None = None
     several: str | None = None
-    truth: bool = False
 
     def __str__(self) -> str:
         more = f" and `{self.more}`" if self.more else ""
@@ -229,10 +227,7 @@ def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
     if grade in (None, "math", "mixed"):
         kinds = {kind_of(gold) for answers in lists for gold in answers}
         several = "all" if kinds and kinds <= {"numbers", "math"} else several
-    truth = bool(golds) and {gold.lower() for gold in golds} <= TRUTH.keys()
-    return names._replace(
-        first=first_number(names, golds), several=several if lists else None, truth=truth
-    )
+    return names._replace(first=first_number(names, golds), several=several if lists else None)
 
 
 def first_number(names: Columns, golds: Sequence[str]) -> int | None:
@@ -294,8 +289,6 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
         for letter, text in zip(LETTERS, texts, strict=False):
             question += f"\n{letter}. {text}"
         golds = right_choice(row, names, golds, labels, texts)
-    elif names.truth:
-        golds += [TRUTH[gold.lower()] for gold in golds]
     gold = golds[0] if golds else ""
     if solution is not None and "####" not in solution:
         solution += f"\n#### {gold}"
@@ -345,8 +338,8 @@ def right_choice(
     letters = []
     for gold in golds:
         what = f"{where} has {gold!r} as `{names.answer}`"
-        if names.truth and normalize_words(gold) not in known:
-            gold = TRUTH[gold.lower()]  # noqa: PLW2901 - yes and no are what true and false mean
+        if normalize_words(gold) not in known:
+            gold = TRUTH.get(gold.lower(), gold)  # noqa: PLW2901 - yes is what true means
         if names.first is not None:
             letters.append(letter_of(str(int(gold) - names.first), [], texts, True, what))
         else:

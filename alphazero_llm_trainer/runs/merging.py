@@ -72,7 +72,7 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
         for name, parameter in base_parameters(model).items()
     }
     with torch.device("meta"):
-        shell: Any = AutoModelForCausalLM.from_config(config)
+        shell: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     shell.load_state_dict(state, strict=False, assign=True)
     shell.tie_weights()
     shell.eval()

@@ -209,6 +209,15 @@ def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
     assert sum("rests for the run" in line for line in caplog.messages) == 1
 
 
+def test_a_model_that_the_server_does_not_have_is_called_once(caplog):
+    async def use(endpoint):
+        return [kind async for kind in each(ChatClient(endpoint, ONE), 3)]
+
+    server = FaultServer(lambda number, asked: "404", prices=PRICES)
+    assert play(server, use) == ["http 404", "rests", "rests"] and len(server.served) == 1
+    assert sum("rests for the run" in line for line in caplog.messages) == 1
+
+
 def test_info_calls_each_teacher_once(monkeypatch, capsys):
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
 

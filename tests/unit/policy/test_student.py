@@ -25,6 +25,8 @@ from transformers import (
     LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    ViTConfig,
+    ViTModel,
 )
 
 from alphazero_llm_trainer.cli.main import main
@@ -39,6 +41,7 @@ from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
+from alphazero_llm_trainer.policy.critic import read_network
 from alphazero_llm_trainer.policy.folders import find_model
 from alphazero_llm_trainer.policy.public_prm import load_public
 from alphazero_llm_trainer.policy.student import (
@@ -338,6 +341,14 @@ def test_a_folder_that_is_no_student_is_one_sentence(folder, name, change, words
         whole(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_file_that_is_no_object_is_named(folder, name, text):
+    (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"^.*{folder}.* broken {name} .*$"):
+        whole(folder)
+
+
 @pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
 def test_weights_are_read_however_they_lie(way, folder):
     student = whole(folder)
@@ -384,7 +395,7 @@ class Words(PreTrainedTokenizerFast):
 """
 
 
-@pytest.mark.parametrize("kind", ["model", "known", "tokenizer", "rlhflow", "qwen-prm"])
+@pytest.mark.parametrize("kind", ["model", "known", "tokenizer", "critic", "rlhflow", "qwen-prm"])
 def test_code_in_a_folder_never_runs(kind, folder, tmp_path, monkeypatch):
     """transformers asks on stdin whether it may."""
     asked = []
@@ -399,11 +410,19 @@ def test_code_in_a_folder_never_runs(kind, folder, tmp_path, monkeypatch):
     if kind == "tokenizer":
         file, autos = folder / "tokenizer_config.json", {"AutoTokenizer": ["own.Words"] * 2}
         more = {"auto_map": autos, "tokenizer_class": "Words"}
+    elif kind == "critic":  # a kind that transformers has, though not as a language model
+        small = {"hidden_size": 8, "intermediate_size": 8, "image_size": 4, "patch_size": 4}
+        ViTModel(ViTConfig(num_hidden_layers=1, num_attention_heads=1, **small)).save_pretrained(
+            folder
+        )
     elif kind != "known":
         more["model_type"] = "own"
     write_json(file, read_json(file) | more)
     if kind == "known":  # a kind that transformers has is computed by its own classes
         assert type(whole(folder).model) is LlamaForCausalLM
+    elif kind == "critic":
+        with pytest.raises(ConfigError, match=rf"{folder} is no causal language model"):
+            read_network(folder, whole(PACKAGED), {})
     elif kind in ("rlhflow", "qwen-prm"):
         with pytest.raises(CheckpointError, match="custom code"):
             load_public(folder, kind, load_config())
