@@ -402,7 +402,7 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
 
 def test_a_streamed_search_sends_its_tree_while_it_grows(both):
     body = {
-        "model": "student@beam", "budget_tokens": 4_000, "stream": True, "return_tree": True,
+        "model": "student@beam", "budget_tokens": 10_000, "stream": True, "return_tree": True,
         "messages": [{"role": "user", "content": OPEN}], "seed": 3,
     }  # fmt: skip
     trees, pieces = [], {}

@@ -51,7 +51,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere, caps
         assert train_main([*flags, *more]) == 2
         said.append(capsys.readouterr())
         assert [*nowhere.iterdir()] == []
-    for what in ("50 of 96 questions", "6.4 GB", "OPENROUTER_API_KEY"):
+    for what in ("50 rounds of 96", "6.4 GB", "OPENROUTER_API_KEY"):
         assert what in said[0].out, what
     assert "OPENROUTER_API_KEY" in one_sentence(said[0].err) and said[1].err == said[0].err
 
