@@ -79,6 +79,8 @@ def test_a_value_is_held_against_siblings_and_not_against_depth():
         assert in_order(tree, z) == order[name]
     tree.V[c] = None  # the search never asked
     assert in_order(tree, z) == [0.0]
+    tree.V[tree.attach(ROOT, Step((9,), (0.0,), "as bad as d"))] = 0.5
+    assert in_order(tree, outcomes(tree, 0.5)) == [0.0, 0.0]
 
 
 def test_pi_is_the_way_or_the_searchs_shares_along_it():
