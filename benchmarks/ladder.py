@@ -1,13 +1,13 @@
 """llm-rl-agent's table, on the embedded student over seeds: base, SFT, PPO, GRPO with a PRM, and
-MCTS at answering; beside them the default, expert iteration on trees.
+MCTS at answering; beside them GRPO without the PRM, the default, expert iteration on trees, and what
+tells its parts: step rejection (a tree ends at its first finished response) and greedy answers.
 
     uv run python benchmarks/ladder.py --work checkpoints/ladder
 
-The base is the shipped student. SFT goes on from it on worked solutions; PPO (the outcome as
-reward), GRPO (process credit of a PRM) and trees go on from SFT's student on final answers alone, at
-equal sampled tokens. The PRM learns from trees of SFT's student. Each arm has its own learning
-rate, the best on validation problems with the first seed. Every stage is a command of the package,
-and one that has left its last file is not run again.
+The base is the shipped student. SFT goes on from it on worked solutions; all other arms go on from
+SFT's student on final answers alone, at equal sampled tokens. The PRM learns from trees of SFT's
+student. Each arm has its own learning rate, the best on validation problems with the first seed.
+Every stage is a command of the package, and one that has left its last file is not run again.
 
 Primary (PROTOCOL.md): greedy accuracy of GRPO with a PRM less SFT.
 """
@@ -45,7 +45,7 @@ from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 SOLUTIONS, STEPS, BUDGET = 750, 350, 240  # SFT's solutions and updates; tokens of an answer
-SFT, PPO, GRPO, TREES, MCTS = "SFT", "PPO", "GRPO, PRM", "trees", "MCTS"
+SFT, PPO, GRPO, PRM, TREES, MCTS = "SFT", "PPO", "GRPO", "GRPO, PRM", "trees", "MCTS"
 JUDGES, CHOOSING = ("calculator", "prm", "calculator+prm"), 200  # validation problems choose one
 
 
@@ -65,7 +65,10 @@ OUTCOME = "train.reward=hre train.kl_coefficient=0"
 ARMS = {
     SFT: Rung("", "", 5e-4),
     PPO: Rung("ppo", f"{OUTCOME} train.rows_per_round=80", 2.5e-4, 16),
-    GRPO: Rung("grpo", f"{OUTCOME} train.credit=process teachers.tier=none", 2.5e-4, 14),
+    GRPO: Rung("grpo", f"{OUTCOME} teachers.tier=none", 2.5e-4, 14),
+    PRM: Rung("grpo", f"{OUTCOME} train.credit=process teachers.tier=none", 2.5e-4, 14),
+    "greedy-right": Rung("rft", "search.samples=1 search.temperature=0", 1e-3, 130),
+    "step rejection": Rung("", "search.enough_finished=1", 1e-3, 105),
     TREES: Rung("", "", 1e-3, 96),
 }
 
@@ -87,7 +90,7 @@ def trained(seed: Seed, name: str, rates: dict[str, float]) -> Path:
     start = trained(seed, SFT, rates)
     shared += [*arm.settings.split(), f"train.questions_per_round={arm.questions}"]
     shared.append(f"train.save_every={SAVED * arm.questions}")
-    if name == GRPO:
+    if name == PRM:
         shared.append(f"train.prm={prm(seed, rates)}")
     run = seed.folder(label) / "run-001"
     words = ["train", "--out", str(run.parent), "--model", str(start), "--eval-size", "0"]
@@ -176,7 +179,7 @@ def table(seeds: Sequence[Seed], rates: dict[str, float], greedy: Greedy) -> dic
     by_judge = {one: answered(seeds[0], SFT, rates, one, "validation") for one in JUDGES}
     accuracy = {one: row["accuracy"][0] for one, row in by_judge.items()}
     judge = max(JUDGES, key=lambda one: accuracy[one])
-    for name in (SFT, GRPO):
+    for name in (SFT, PRM):
         rows = [answered(seed, name, rates, judge) for seed in seeds]
         rung = f"{name}, {MCTS}"
         right[rung] = [[float(digit) for digit in row["outcomes"]] for row in rows]
@@ -190,6 +193,8 @@ def table(seeds: Sequence[Seed], rates: dict[str, float], greedy: Greedy) -> dic
         row["by_seed"] = [fmean(one) for one in outcomes]
         if name != "base":
             row |= {"over": before(name), "gain": less(outcomes, right[before(name)], same)}
+        if name not in ("base", TREES) and not name.endswith(MCTS):
+            row["trees_less_it"] = less(right[TREES], outcomes, same)
         row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in outcomes]
         found.append(row)
         print(f"{name:16} {row['accuracy'][0]:.3f} {row.get('gain', '')}", flush=True)
@@ -204,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options(parser, "ladder", first=44_000, num=1000)
+    options(parser, "ladder", first=54_000, num=1000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=500, help="validation problems")
     parser.add_argument("--tokens", type=int, default=150_000, help="that an arm samples")
