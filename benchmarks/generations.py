@@ -20,8 +20,10 @@ of the package, or a cell of answers; one that is there is not made again. PROTO
 compared.
 
     uv run python benchmarks/generations.py tokens --model RUN/student --out FILE
+    uv run python benchmarks/generations.py speed --model START --out FILE
 
-asks such a student over tokens, without a rule.
+asks such a student over tokens, without a rule; `speed` times generations of the recipe, and
+rounds of the default beside them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Arm, Seed, best, by_rate, less, metrics, options, read  # noqa: E402
+from arms import Arm, Seed, best, by_rate, less, metrics, options, read, updates  # noqa: E402
 from improvement import EIGHT, flags  # noqa: E402
 
 from alphazero_llm_trainer.api.trees import read_trees  # noqa: E402
@@ -569,6 +571,28 @@ def over_tokens(args: argparse.Namespace) -> dict[str, Any]:
     return {"exact_less_constant": gate, "rows": rows}
 
 
+def speed(seed: Seed) -> dict[str, Any]:
+    """Seconds of a generation of AlphaZero's loop and of a round of the default, as both recipes
+    come, on one thread: validation, checkpoints and loading included.
+    """
+    args, rows = seed.args, list[dict[str, Any]]()
+    recipes = {
+        AZ: ["--config", AZ, "--model", str(args.model), "--source", args.source],
+        "default": ["--model", "embedded"],
+    }
+    for name, words in recipes.items():
+        run = seed.folder(f"speed {name}") / "run-001"
+        asked = ["train", "--out", str(run.parent), *words, "--eval-size", "0"]
+        seed.stage(f"speed {name}", [*asked, "-n", str(args.num)], run / "report.html")
+        lines = rounds_of(run)
+        row: dict[str, Any] = {"recipe": name, "questions": args.num, "rounds": len(lines)}
+        row |= {key: sum(line[f"{key}_seconds"] for line in lines) for key in ("search", "update")}
+        row |= {"seconds": read(run / "run.json")["seconds"]["total"]}
+        rows.append(row | {"tokens": sum(map(spent, lines)), "updates": updates(run)})
+        print(row, flush=True)
+    return {"rows": rows}
+
+
 def choices(seed: Seed) -> dict[str, Any]:
     """What validation problems choose for each arm, with the first seed: its rate, its questions a
     round and its ways' temperatures, with all that were tried.
@@ -603,8 +627,8 @@ def main() -> None:
     parser.add_argument(
         "stage",
         nargs="?",
-        choices=["tokens", "answer"],
-        help="search over tokens by a run's student",
+        choices=["tokens", "speed", "answer"],
+        help="search over tokens by a run's student; time the loop",
     )
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)
@@ -631,6 +655,9 @@ def main() -> None:
         provenance.write(args.out, facts | over_tokens(args))
         return
     seeds = [Seed(seed, args) for seed in args.seeds]
+    if args.stage == "speed":
+        provenance.write(args.out, {"source": args.source} | speed(seeds[0]))
+        return
     chosen = choices(seeds[0])
     print(json.dumps(chosen), flush=True)
     if args.train_only:

@@ -18,9 +18,9 @@ class RoundStats:
 
     `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the
     questions that the user's own reward ended, which are among the `failed` ones. `value_auc` is
-    AUC of AlphaZero's value over the states of these trees, `value_order` how many of two steps
-    after one state it has in the right order, `value_error` how far its mean is above their
-    outcomes'. `teacher_kl` is a distillation's KL(student || teacher) in nats a drawn token,
+    AUC of AlphaZero's value over the states of these trees, `value_pair_accuracy` the share of
+    pairs of steps after one state that it has in the right order, `value_error` how far its mean is
+    above their outcomes'. `teacher_kl` is a distillation's KL(student || teacher) in nats a drawn token,
     `teacher_share` the tokens that its teacher scored over those of the responses one by one. None
     of a method without them.
     """
@@ -42,7 +42,7 @@ class RoundStats:
     rows_unused: int = 0
     rows_filled: int = 0
     value_auc: float | None = None
-    value_order: float | None = None
+    value_pair_accuracy: float | None = None
     value_error: float | None = None
     teacher_kl: float | None = None
     teacher_share: float | None = None

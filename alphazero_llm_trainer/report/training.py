@@ -152,7 +152,7 @@ CURVES: tuple[tuple[str, Sequence[float], dict[str, str]], ...] = (
     (
         "Value on new trees",
         UNIT,
-        {"AUC": "value_auc", "of siblings": "value_order", "error": "value_error"},
+        {"AUC": "value_auc", "pair accuracy": "value_pair_accuracy", "error": "value_error"},
     ),
     ("KL to the teacher (nats a token)", FROM_0, {"KL": "teacher_kl"}),
     ("Entropy (nats)", FROM_0, {"entropy": "entropy"}),

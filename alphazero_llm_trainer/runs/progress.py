@@ -25,9 +25,9 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     """
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
     alike = f", {line['flat']} without a difference to learn from" if compares else ""
-    auc, order = line.get("value_auc"), line.get("value_order")
+    auc, order = line.get("value_auc"), line.get("value_pair_accuracy")
     value = "" if auc is None else f"; AUC of the value {auc:.2f}"
-    value += "" if order is None else f", of siblings alone {order:.2f}"
+    value += "" if order is None else f", pair accuracy {order:.2f}"
     kl = line.get("teacher_kl")
     value += "" if kl is None else f"; KL to the teacher {kl:.3f} nats a token"
     figures = (

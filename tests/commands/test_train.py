@@ -399,7 +399,7 @@ def test_from_a_checkpoint_it_goes_on_to_the_same_bits(whole_run, tmp_path, caps
     run, _ = whole_run
     again, value = unfinished(run, tmp_path / "run-001", rounds=1), f"student/{VALUE}/{NUMBERS}"
     assert train_main(["--resume", str(again)]) == 0
-    assert capsys.readouterr().err.count(", of siblings alone ") == 2
+    assert capsys.readouterr().err.count(", pair accuracy ") == 2
     agree(run, again, value)
     assert load_file(run / value)["weight"].any()
     figures = [

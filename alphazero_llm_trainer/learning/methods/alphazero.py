@@ -164,7 +164,7 @@ class AlphaZeroRows(GoodRows):
         states = States(right, ones, right, ones * math.nan, ones < 1, np.array(questions))
         area = auc(np.array(values), states, draws=0).value
         stats.value_auc = None if math.isnan(area) else area
-        stats.value_order = fmean(ordered) if ordered else None
+        stats.value_pair_accuracy = fmean(ordered) if ordered else None
         stats.value_error = fmean(values) - fmean(ends)
 
 
