@@ -173,7 +173,7 @@ class Evaluation(BaseModel):
         check_settings(config.search, self.value is not None and guided)
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
-        custom = open_reward(config.rewards, config.teachers)
+        custom = open_reward(config.rewards, config.teachers, greet=True)
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
         }

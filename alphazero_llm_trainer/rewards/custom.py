@@ -126,9 +126,12 @@ def in_memory(address: str) -> bool:
     return address in _in_memory
 
 
-def open_reward(rewards: RewardConfig, limits: TeachersConfig | None = None) -> CustomReward | None:
+def open_reward(
+    rewards: RewardConfig, limits: TeachersConfig | None = None, greet: bool = False
+) -> CustomReward | None:
     """The reward that `rewards.custom` names; None where it is null. `limits` are those of a judge.
-    Raises ConfigError where it can't be loaded.
+    Raises ConfigError where it can't be loaded, or (`greet`) where the judge's server doesn't
+    answer.
     """
     address = rewards.custom
     if address == JUDGE:
@@ -136,7 +139,10 @@ def open_reward(rewards: RewardConfig, limits: TeachersConfig | None = None) -> 
             raise ConfigError(
                 f"{KEY} is {address!r}, which `train` and `eval` have: name file.py:FN"
             )
-        return CustomReward(open_judge(rewards.judge, limits, KEY).reward, address)
+        judge = open_judge(rewards.judge, limits, KEY)
+        if greet:
+            judge.greet()
+        return CustomReward(judge.reward, address)
     if address is None:
         return None
     function = _in_memory[address] if address in _in_memory else own_object(address, KEY)

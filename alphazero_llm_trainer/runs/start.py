@@ -81,7 +81,7 @@ def check_run(config: Config) -> None:
             "rewards.judge is set, and no judge takes part: add --reward judge, or leave "
             "--judge-url, --judge-model and --rubric out"
         )
-    open_reward(config.rewards, config.teachers)
+    open_reward(config.rewards, config.teachers, greet=True)
     check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:

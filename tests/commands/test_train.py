@@ -403,7 +403,10 @@ def test_from_a_checkpoint_it_goes_on_to_the_same_bits(whole_run, tmp_path, caps
     agree(run, again, value)
     assert load_file(run / value)["weight"].any()
     figures = [
-        [[line[f"value_{name}"] for name in ("auc", "pair_accuracy", "error")] for line in rounds_of(p)]
+        [
+            [line[f"value_{name}"] for name in ("auc", "pair_accuracy", "error")]
+            for line in rounds_of(p)
+        ]
         for p in (run, again)
     ]
     assert figures[0] == figures[1] and figures[0][0] == [None] * 3 and None not in figures[0][1]

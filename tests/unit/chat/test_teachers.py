@@ -147,6 +147,16 @@ def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
     assert "judge and gold agree on" in result_text(results)
 
 
+@pytest.mark.parametrize(
+    "words", [["train", "--dry-run", "-n", "8", "--use-grpo"], ["eval", "--methods", "greedy"]]
+)
+def test_a_judge_that_does_not_answer_is_refused_before_a_student_is_loaded(words, capsys):
+    judge = ["--reward", "judge", "--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "judge"]
+    assert main([*words, "--model", "embedded", *judge]) == 2
+    said = capsys.readouterr().err
+    assert "--judge-url: " in said and "127.0.0.1:9" in said and "loading" not in said
+
+
 # -- a call ----------------------------------------------------------------------------------------
 
 KINDS = CASES["faults"]
