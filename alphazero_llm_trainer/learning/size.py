@@ -51,6 +51,7 @@ class RunSize:
             f"{self.rounds:,} round{'s' * (self.rounds > 1)} of {self.questions_per_round}{why}"
         )
         self.updates = self.rounds * self.updates_per_round
+        self.warmup = warmup_of(config, self.updates_per_round, self.updates)
 
     def name(self, number: int) -> str:
         """Round `number` as it is shown; of how many is not known where tokens end the run."""
@@ -71,6 +72,17 @@ def replayed(config: Config) -> float:
     if not config.train.demonstrations:
         return 0.0
     return open_source(config).demonstration_share if share is None else share
+
+
+def warmup_of(config: Config, unit: int, updates: int) -> int:
+    """Updates over which the learning rate rises: `train.optimizer.warmup` times `unit`, a quarter
+    of all `updates` at most. Raises ConfigError where the user asks for more.
+    """
+    wanted, most = config.train.optimizer.warmup * unit, updates // 4
+    if wanted > most:
+        key, shares = "train.optimizer.warmup", f"{most / unit:g} of {updates / unit:g} here"
+        config.refuse({key: f"and the rate rises over a quarter of a run at most: {shares}"})
+    return min(wanted, most)
 
 
 def used_questions(config: Config) -> int:

@@ -253,7 +253,7 @@ def train_critic(
         critic,
         objective,
         groups,
-        planned(config.train, len(groups), rate),
+        planned(config, len(groups), rate),
         config.seed,
         memory,
         measure=measure,

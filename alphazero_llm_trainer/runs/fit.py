@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from ..config.load import Config
 from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, load_trained_state, trained_state
 from ..learning.rows import TrainRow
+from ..learning.size import warmup_of
 from ..live import Progress, StoppedError
 from ..policy.weights import load_tensors, save_tensors
 from .folder import RunFolder, write_manifest
@@ -117,15 +119,17 @@ def tokens(group: Sequence[TrainRow]) -> int:
     return sum(len(row.prompt_ids) + len(row.completion_ids) for row in group)
 
 
-def planned(train: TrainConfig, groups: int, rate: float) -> TrainConfig:
-    """`train` with the updates for so many groups and the learning rate, where it leaves them
-    open.
+def planned(config: Config, groups: int, rate: float) -> TrainConfig:
+    """`config.train` with the updates for so many groups and the learning rate, where it leaves
+    them open, and the updates of its warm-up. Raises ConfigError where those are too many.
     """
-    steps, optimizer = train.sft_steps, train.optimizer
+    train, optimizer = config.train, config.train.optimizer
+    steps = train.sft_steps
     if steps is None:
         steps = math.ceil(optimizer.epochs * groups / optimizer.batch_size)
     if optimizer.learning_rate is None:
         optimizer = optimizer.changed(learning_rate=rate)
+    optimizer = optimizer.changed(warmup=warmup_of(config, 1, steps))
     return train.changed(sft_steps=steps, optimizer=optimizer)
 
 
@@ -163,8 +167,7 @@ def fit(
     shown = progress if progress is not None else Progress(quiet=True)
     steps, optimizer = train.sft_steps, train.optimizer
     assert steps is not None and optimizer.learning_rate is not None
-    warmup = min(optimizer.warmup, steps // 4)
-    schedule = RateSchedule(optimizer.learning_rate, warmup, steps, FINAL_RATE)
+    schedule = RateSchedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_RATE)
     learner = Learner(model, objective, memory, schedule, optimizer)
     longest = sorted(groups, key=tokens)[-optimizer.batch_size :]
     shown.wait("trying an update of the longest rows")

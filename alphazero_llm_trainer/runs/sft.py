@@ -97,7 +97,7 @@ def supervise(
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
-    settings = planned(config.train, len(demonstrations), RATE)
+    settings = planned(config, len(demonstrations), RATE)
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student)
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])

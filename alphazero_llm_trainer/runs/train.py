@@ -125,9 +125,8 @@ class Run:
         self.objective: Objective = self.method.objective(train, model, lora)
         if self.objective.value is not None and self.carried is not None:
             self.objective.critic.begin_from(self.carried)
-        warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         rate = learning_rate(train.optimizer, model, self.method.rates)
-        schedule = RateSchedule(rate, warmup, size.updates)
+        schedule = RateSchedule(rate, size.warmup, size.updates)
         memory = MemoryOptions.of(self.config, student)
         self.learner = Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
         student.engine.sleep()  # as it does during updates

@@ -35,10 +35,10 @@ def settings(steps=6, **given):
     few = {
         "sft_steps": steps,
         "evaluate_every": 3,
-        "optimizer": {"batch_size": 4, "warmup": 2} | given,
+        "optimizer": {"batch_size": 4, "warmup": 1} | given,
     }
     config = load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml")
-    return planned(config.train, 16, RATE)
+    return planned(config, 16, RATE)
 
 
 def train_student(model, rows, *more, **named):
@@ -103,7 +103,7 @@ def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(row
     assert one != other
     for overrides, steps in (([], 6), (["train.optimizer.epochs=1"], 2)):
         config = load_config(overrides=overrides, recipe="sft.yaml")
-        assert planned(config.train, 32, RATE).sft_steps == steps
+        assert planned(config, 32, RATE).sft_steps == steps
 
 
 def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student, rows):
@@ -169,7 +169,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(student, rows, tmp_path,
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student):
     rows = sft_rows(load_tasks("embedded", "train", 200), student, 0.1)
-    usual = settings(steps=60, batch_size=16, warmup=50)
+    usual = settings(steps=60, batch_size=16, warmup=15)
     model = student_from_scratch(load_config(), student.tokenizer).model
     losses = train_student(model, rows, usual, 0).losses
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])

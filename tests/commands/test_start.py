@@ -15,6 +15,7 @@ from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.policy import student
 from alphazero_llm_trainer.runs import start
+from alphazero_llm_trainer.runs.fit import planned
 from alphazero_llm_trainer.runs.preflight import affordable, check
 from alphazero_llm_trainer.runs.start import load_run
 
@@ -96,6 +97,20 @@ def test_a_run_has_the_size_that_its_settings_say(overrides, rounds, questions, 
     assert size.updates_per_round == updates
     shrunk = questions < min(config.train.questions_per_round, config.train.num_examples)
     assert (f"train.save_every={config.train.save_every}" in size.planned) == shrunk
+
+
+def test_a_warm_up_of_more_than_a_quarter_of_the_run_is_refused():
+    """It was cut to a quarter without a word; a recipe's own is, in a short run."""
+    asked = ["student=embedded", "train.num_examples=256", "train.save_every=32"]
+    usual = RunSize(grpo_config(asked), supervised=False)
+    assert usual.rounds == 8 and usual.warmup == usual.updates // 4
+    two = RunSize(grpo_config([*asked, "train.optimizer.warmup=2"]), supervised=False)
+    assert two.warmup == 2 * two.updates_per_round
+    with pytest.raises(ConfigError, match=r"warmup is 3, and .* at most: 2 of 8 here"):
+        RunSize(grpo_config([*asked, "train.optimizer.warmup=3"]), supervised=False)
+    few = grpo_config(["train.sft_steps=40", "train.optimizer.warmup=11"])
+    with pytest.raises(ConfigError, match=r"warmup is 11, and .* at most: 10 of 40 here"):
+        planned(few, 16, 1e-3)
 
 
 # -- what a run begins with ------------------------------------------------------------------------

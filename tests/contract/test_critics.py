@@ -521,7 +521,7 @@ def test_parts_without_a_pair_are_refused(tmp_path):
 def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
     critic = new_critic(a_student(), settings(), "value")
     groups = [state_rows(an_example({(token,): (1.0, 1.0)}))[0] for token in range(5, 21)]
-    train = planned(settings(epochs=99, evaluate_every=2).train, len(groups), 0.01)
+    train = planned(settings(epochs=99, evaluate_every=2), len(groups), 0.01)
     losses, seen = [0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.4], []
 
     def measure(course):
