@@ -111,7 +111,7 @@ OVER_TOKENS: dict[str, tuple[str, ...]] = {
         for value in ("exact", "constant", "learned")
     },
 }
-PACED, NEAR = 4, 0.05  # runs that look for an arm's questions a round, and how near is enough
+PACED, NEAR = 4, 0.05  # runs that look for a rate's questions a round, and how near is enough
 CHOOSING = (1000, 100)  # validation problems that choose a temperature: the first one, and how many
 TEMPERATURES = (1.0, 0.7, 1.4)
 
@@ -602,19 +602,21 @@ def choices(seed: Seed) -> dict[str, Any]:
     def of(name: str) -> dict[str, Any]:
         middle = ARMS[name].rate
         assert middle is not None
-        questions = round(args.tokens / args.rounds / ARMS[name].responses)
-        rates = by_rate(
-            lambda rate: by_round(trained(seed, name, rate, questions))[-1],
-            [factor * middle for factor in args.factors],
-        )
-        for _ in range(PACED):
-            run = trained(seed, name, best(rates), questions)
-            taken = questions_of(args, run)
-            if abs(taken - questions) <= NEAR * questions:
-                break
-            questions = taken
-        found = {"rate": best(rates), "rates": rates, "questions": questions}
-        return found | {"temperatures": warmths(seed, name, run)}
+        questions, runs = dict[float, int](), dict[float, Path]()
+
+        def reached(rate: float) -> float:
+            count = round(args.tokens / args.rounds / ARMS[name].responses)
+            for _ in range(PACED):
+                questions[rate], runs[rate] = count, trained(seed, name, rate, count)
+                count = questions_of(args, runs[rate])
+                if abs(count - questions[rate]) <= NEAR * count:
+                    break
+            return by_round(runs[rate])[-1]
+
+        rates = by_rate(reached, [factor * middle for factor in args.factors])
+        rate = best(rates)
+        found = {"rate": rate, "rates": rates, "questions": questions[rate]}
+        return found | {"temperatures": warmths(seed, name, runs[rate])}
 
     with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(args.arms, pool.map(of, args.arms), strict=True))
