@@ -279,11 +279,11 @@ def r4(seed: Seed, keep: Callable[[Rows], None]) -> None:
 
 def t4(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """The published model on other sources, greedily and searched; some rows first."""
-    for num in FEW:
-        # Of the first rows each control is kept as it ends.
-        counts = range(2 if num == FEW[0] else len(SEARCHED), len(SEARCHED) + 1)
-        for source, longest in ELSEWHERE.items():
-            limit = f"search.max_tokens={longest}"
+    for source, longest in ELSEWHERE.items():
+        limit = f"search.max_tokens={longest}"
+        for num in FEW:
+            # Of the first rows each control is kept as it ends.
+            counts = range(2 if num == FEW[0] else len(SEARCHED), len(SEARCHED) + 1)
             for count in counts:
                 found = methods(seed, "test", num, SEARCHED[:count], 2 * longest, source, limit)
                 keep(held_against(found.pop("mcts"), found))
