@@ -80,8 +80,8 @@ def warmup_of(config: Config, unit: int, updates: int) -> int:
     """
     wanted, most = config.train.optimizer.warmup * unit, updates // 4
     if wanted > most:
-        key, shares = "train.optimizer.warmup", f"{most / unit:g} of {updates / unit:g} here"
-        config.refuse({key: f"and the rate rises over a quarter of a run at most: {shares}"})
+        why = f"and the rate rises over a quarter of a run at most: set {most // unit} or less"
+        config.refuse({"train.optimizer.warmup": why})
     return min(wanted, most)
 
 
