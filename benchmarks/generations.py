@@ -459,12 +459,14 @@ def orders(run: Path, game: Game) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, list[float]]] = {}
     for saved in read_trees(run):
         tree, z = saved.tree, outcomes(saved.tree, discount)
-        of_round = found.setdefault(saved.record["round"], {"value_order": [], "exact_order": []})
-        of_round["value_order"] += in_order(tree, z)
+        of_round = found.setdefault(
+            saved.record["round"], {"value_pair_accuracy": [], "exact_pair_accuracy": []}
+        )
+        of_round["value_pair_accuracy"] += in_order(tree, z)
         for node in valued(tree, z):
             steps = [tree.text[at].strip() for at in tree.path(node)]
             tree.V[node] = game.exact(saved.problem, steps, discount)
-        of_round["exact_order"] += in_order(tree, z)
+        of_round["exact_pair_accuracy"] += in_order(tree, z)
     return {
         number: {name: fmean(pairs) for name, pairs in of_round.items() if pairs}
         for number, of_round in found.items()
@@ -485,7 +487,7 @@ def by_generation(runs: Sequence[Path], game: Game) -> list[dict[str, Any]]:
         row["updates"] = [sum(line["updates"] for line in one[:generation]) for one in lines]
         row["solved"] = [line["solved"] / line["questions"] for line in of_round]
         row["value_auc"] = [line["value_auc"] for line in of_round]
-        for name in ("value_order", "exact_order"):
+        for name in ("value_pair_accuracy", "exact_pair_accuracy"):
             row[name] = [one[generation - 1].get(name) for one in ordered]
         row["validation"] = [one[generation - 1] for one in greedy]
         rows.append(row)
@@ -548,7 +550,8 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
         exact, constant = (first[f"puct, {value}", BUDGET] for value in ("exact", "constant"))
         compared["exact_less_constant"] = difference([exact], [constant])
     print(compared, flush=True)
-    begun = {way: told([cell]) for way, cell in zip(names, start, strict=True)}
+    begun: dict[str, Any] = {way: told([cell]) for way, cell in zip(names, start, strict=True)}
+    begun["validation"] = read(next(iter(made.values()))[0] / "run.json")["validation_before"]
     facts = {"distinct": start[0].distinct, "start": begun, **compared}
     return facts | {"arms": arms, "answering": answering}
 
@@ -572,8 +575,9 @@ def over_tokens(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speed(seed: Seed) -> dict[str, Any]:
-    """Seconds of a generation of AlphaZero's loop and of a round of the default, as both recipes
-    come, on one thread: validation, checkpoints and loading included.
+    """Seconds of a generation of AlphaZero's loop on `--source` and of a round of the default on
+    its own problems, as both recipes come, on one thread: validation, checkpoints and loading
+    included. A stage that was stopped is to be begun in another `--work`.
     """
     args, rows = seed.args, list[dict[str, Any]]()
     recipes = {
@@ -602,21 +606,27 @@ def choices(seed: Seed) -> dict[str, Any]:
     def of(name: str) -> dict[str, Any]:
         middle = ARMS[name].rate
         assert middle is not None
-        questions, runs = dict[float, int](), dict[float, Path]()
+        runs = dict[float, tuple[int, int, Path]]()  # tokens, questions a round
 
         def reached(rate: float) -> float:
-            count = round(args.tokens / args.rounds / ARMS[name].responses)
+            count, tried = round(args.tokens / args.rounds / ARMS[name].responses), []
             for _ in range(PACED):
-                questions[rate], runs[rate] = count, trained(seed, name, rate, count)
-                count = questions_of(args, runs[rate])
-                if abs(count - questions[rate]) <= NEAR * count:
+                run = trained(seed, name, rate, count)
+                tried.append((sum(map(spent, rounds_of(run))), count, run))
+                wanted = questions_of(args, run)
+                if abs(wanted - count) <= NEAR * wanted:
                     break
-            return by_round(runs[rate])[-1]
+                count = wanted
+            runs[rate] = min(tried, key=lambda one: abs(one[0] - args.tokens))
+            return by_round(runs[rate][2])[-1]
 
         rates = by_rate(reached, [factor * middle for factor in args.factors])
         rate = best(rates)
-        found = {"rate": rate, "rates": rates, "questions": questions[rate]}
-        return found | {"temperatures": warmths(seed, name, runs[rate])}
+        found = {"rate": rate, "rates": rates, "tokens": {one: runs[one][0] for one in rates}}
+        return found | {
+            "questions": runs[rate][1],
+            "temperatures": warmths(seed, name, runs[rate][2]),
+        }
 
     with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(args.arms, pool.map(of, args.arms), strict=True))

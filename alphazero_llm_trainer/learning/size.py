@@ -76,11 +76,12 @@ def replayed(config: Config) -> float:
 
 def warmup_of(config: Config, unit: int, updates: int) -> int:
     """Updates over which the learning rate rises: `train.optimizer.warmup` times `unit`, a quarter
-    of all `updates` at most. Raises ConfigError where the user asks for more.
+    of all `updates` at most. Raises ConfigError where the user asks for more; a recipe's is cut.
     """
     wanted, most = config.train.optimizer.warmup * unit, updates // 4
     if wanted > most:
-        why = f"and the rate rises over a quarter of a run at most: set {most // unit} or less"
+        fix = f"set {most // unit} or less" if most >= unit else "leave it out"
+        why = f"and the rate rises over a quarter of a run at most: {fix}"
         config.refuse({"train.optimizer.warmup": why})
     return min(wanted, most)
 

@@ -18,7 +18,7 @@ from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from ..learning.methods.registry import METHODS, method_of
 from ..learning.prepared import Prepared
-from ..learning.size import RunSize, replayed
+from ..learning.size import RunSize, rank_and_size, replayed
 from ..policy.folders import (
     ADAPTER_CONFIG,
     check_critic,
@@ -81,7 +81,7 @@ def check_run(config: Config) -> None:
             "rewards.judge is set, and no judge takes part: add --reward judge, or leave "
             "--judge-url, --judge-model and --rubric out"
         )
-    open_reward(config.rewards, config.teachers, greet=True)
+    open_reward(config.rewards, config.teachers)
     check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
@@ -106,6 +106,8 @@ def check_run(config: Config) -> None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:
         check_hub(train.push_to_hub)
+    if rank_and_size()[0] == 0:  # what the network takes seconds to say comes last
+        open_reward(config.rewards, config.teachers, greet=True)
 
 
 def check_method(config: Config) -> None:

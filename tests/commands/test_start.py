@@ -108,6 +108,8 @@ def test_a_warm_up_of_more_than_a_quarter_of_the_run_is_refused():
     assert two.warmup == 2 * two.updates_per_round
     with pytest.raises(ConfigError, match=r"warmup is 3, and .* at most: set 2 or less"):
         RunSize(grpo_config([*asked, "train.optimizer.warmup=3"]), supervised=False)
+    with pytest.raises(ConfigError, match=r"warmup is 2, and .* at most: leave it out"):
+        RunSize(grpo_config([*asked, "train.num_examples=96", "train.optimizer.warmup=2"]), False)
     few = grpo_config(["train.sft_steps=40", "train.optimizer.warmup=11"])
     with pytest.raises(ConfigError, match=r"warmup is 11, and .* at most: set 10 or less"):
         planned(few, 16, 1e-3)
