@@ -621,12 +621,10 @@ def choices(seed: Seed) -> dict[str, Any]:
             return by_round(runs[rate][2])[-1]
 
         rates = by_rate(reached, [factor * middle for factor in args.factors])
-        rate = best(rates)
-        found = {"rate": rate, "rates": rates, "tokens": {one: runs[one][0] for one in rates}}
-        return found | {
-            "questions": runs[rate][1],
-            "temperatures": warmths(seed, name, runs[rate][2]),
-        }
+        _, questions, run = runs[best(rates)]
+        tried = [{"rate": rate, "tokens": runs[rate][0], "right": rates[rate]} for rate in rates]
+        found = {"rate": best(rates), "tried": tried, "questions": questions}
+        return found | {"temperatures": warmths(seed, name, run)}
 
     with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(args.arms, pool.map(of, args.arms), strict=True))
