@@ -164,11 +164,15 @@ def draw_generations(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...
     left, right = figure.subplots(1, 2)
     curves = []
     for arm in data["arms"]:
+        if arm["arm"] not in LEARNT:
+            continue
         by_seed = [row["validation"] for row in arm["generations"]]
         middle = [sum(row) / len(row) for row in by_seed]
         band = ([min(row) for row in by_seed], [max(row) for row in by_seed])
         curves.append((arm["arm"], [row["generation"] for row in arm["generations"]], middle, band))
     lines(left, curves)
+    left.set_ylim(top=0.9)  # room for the names
+    left.legend(loc="upper left")
     left.set_xticks(range(1, len(data["arms"][0]["generations"]) + 1))
     left.set_xlabel("generation")
     left.set_title("greedy accuracy on validation problems", loc="left", fontsize=11)
@@ -182,13 +186,17 @@ def draw_generations(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...
         at = [row["by_seed"][0] for row in rows]
         curves.append((name, [row["budget"] for row in rows], at, None))
     lines(right, curves)
+    right.set_ylim(0, 1)
+    right.legend(loc="lower right")
     right.set_xlabel("sampled and scored tokens of an answer")
     right.set_title("accuracy on test problems", loc="left", fontsize=11)
 
 
+LEARNT = ("alphazero", "adaptive RFT", "step rejection", "RFT of eight", "GRPO")
 SHOWN = {
     ("alphazero", "puct"): "PUCT, learned value",
     ("alphazero", "puct, permuted"): "PUCT, value permuted",
+    ("alphazero", "best-first, constant"): "best-first, no value",
     ("adaptive RFT", "adaptive-best-of-n"): "adaptive best-of-n (RFT)",
     ("adaptive RFT", "step-rejection"): "step rejection (RFT)",
 }
