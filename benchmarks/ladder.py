@@ -210,7 +210,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options(parser, "ladder", first=54_000, num=1000)
-    parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=500, help="validation problems")
     parser.add_argument("--tokens", type=int, default=150_000, help="that an arm samples")
     parser.add_argument("--questions", type=int, default=500, help="of the PRM's trees")
