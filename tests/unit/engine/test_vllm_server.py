@@ -181,7 +181,7 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(s
     # Two minibatches a round: the trainer recomputes what was sampled.
     rounds = """
         models.embedded.lora.dropout=0.0 train.questions_per_round=12 train.demonstrations=50
-        train.optimizer.epochs=1 train.optimizer.warmup=1 train.optimizer.learning_rate=0.01
+        train.optimizer.epochs=1 train.optimizer.learning_rate=0.01
         train.keep_best=false train.validation_size=12
     """.split()
     command = "train --use-grpo -n 36 --save-every 12 --eval-size 12 -q".split()
