@@ -593,7 +593,7 @@ def speed(seed: Seed) -> dict[str, Any]:
         row |= {key: sum(line[f"{key}_seconds"] for line in lines) for key in ("search", "update")}
         row |= {"seconds": read(run / "run.json")["seconds"]["total"]}
         rows.append(row | {"tokens": sum(map(spent, lines)), "updates": updates(run)})
-        print(row, flush=True)
+        print(rows[-1], flush=True)
     return {"rows": rows}
 
 

@@ -5,11 +5,13 @@ tells its parts: step rejection (a tree ends at its first finished response) and
     uv run python benchmarks/ladder.py --work checkpoints/ladder
 
 The base is the shipped student. SFT goes on from it on worked solutions; all other arms go on from
-SFT's student on final answers alone, at equal sampled tokens. The PRM learns from trees of SFT's
+SFT's student on final answers alone, on 150,000 sampled tokens, or the questions that `train` asks
+where those end first: the page has each arm's tokens. The PRM learns from trees of SFT's
 student. Each arm has its own learning rate, the best on validation problems with the first seed.
 Every stage is a command of the package, and one that has left its last file is not run again.
 
-Primary (PROTOCOL.md): greedy accuracy of GRPO with a PRM less SFT.
+Primary (PROTOCOL.md): greedy accuracy of GRPO with a PRM less SFT. Second: trees less step
+rejection.
 """
 
 from __future__ import annotations

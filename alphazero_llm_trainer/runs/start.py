@@ -106,7 +106,8 @@ def check_run(config: Config) -> None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:
         check_hub(train.push_to_hub)
-    if rank_and_size()[0] == 0:  # what the network takes seconds to say comes last
+    # A judge's server takes seconds to answer: it is asked last, and by one process.
+    if config.rewards.custom == JUDGE and rank_and_size()[0] == 0:
         open_reward(config.rewards, config.teachers, greet=True)
 
 
