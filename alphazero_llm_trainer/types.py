@@ -18,6 +18,17 @@ class Direction(StrEnum):
     NONE = "none"
 
 
+class StepCheck(StrEnum):
+    """What a rule says of a step. `UNCHECKED`: the step states something that the rule can't read.
+    `NOTHING`: it states nothing that the rule checks, as words do.
+    """
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNCHECKED = "unchecked"
+    NOTHING = "nothing"
+
+
 # of those above 0: half a nat between two tokens is a factor of e^50 then, as good as greedy
 MIN_TEMPERATURE = 0.01
 

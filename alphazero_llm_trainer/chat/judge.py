@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.sections import JudgeConfig, TeacherModel, TeachersConfig
-from ..engine.protocol import Judgement
+from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError, RewardError
 from ..types import Problem, Step
 from .answer import UNUSABLE, CallError
@@ -28,7 +28,7 @@ class Judge:
     """The model of `rewards.judge` as a verifier (see `engine.protocol.Verifier`).
 
     Each beginning of a response is asked for once, eight at a time, and kept. A step of which the
-    judge says no score, whatever the reason, is unchecked. The total is the least step.
+    judge says no score, whatever the reason, is unread. The total is the least step.
     """
 
     name, checks, guides, computes = "judge", True, False, True
@@ -88,7 +88,7 @@ class Judge:
                 raise score
         unchecked = frozenset(at for at, score in enumerate(scores) if not isinstance(score, float))
         known = tuple(score if isinstance(score, float) else 1.0 for score in scores)
-        return Judgement(known, min(known, default=1.0), unchecked)
+        return Judgement(known, min(known, default=UNJUDGED), unchecked, unread=unchecked)
 
     async def reply(self, question: str, response: str) -> str:
         """What the judge says of a response's last step. Raises CallError where it says nothing."""

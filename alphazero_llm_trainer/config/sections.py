@@ -189,6 +189,7 @@ class VerifyConfig(Section):
     first_temperature: Temperature
     reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
     repeat: bool
+    revisit: bool
 
 
 class SearchConfig(Section):

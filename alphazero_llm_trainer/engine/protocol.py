@@ -246,8 +246,9 @@ class Judgement:
 
     `steps` `[S]` has a score a step: how likely the step is right after the steps before it.
     `total` is the score of the whole: how likely it is right, or will come out right. `unchecked`
-    are the numbers of the steps that were not checked, whose scores reject nothing. Where that is
-    all of them the response is neither accepted nor rejected. `values` `[S]` are a value network's
+    are the numbers of the steps that were not checked, whose scores reject nothing; `unread` are
+    those of them that state something all the same, which could not be checked. A response is
+    accepted only where a step was checked and none is unread. `values` `[S]` are a value network's
     V after each step, where one was asked; of no steps V of the prompt alone. `state` is what the
     source knows the state after the steps by, see `Source.state`.
     """
@@ -257,11 +258,17 @@ class Judgement:
     unchecked: frozenset[int] = frozenset()
     values: tuple[float, ...] = ()
     state: str | None = None
+    unread: frozenset[int] = frozenset()
 
     @property
     def checked(self) -> bool:
         """Whether a step was checked."""
         return len(self.unchecked) < len(self.steps)
+
+    @property
+    def sure(self) -> bool:
+        """Whether all steps that state something were checked, and one of them does."""
+        return self.checked and not self.unread
 
     def rejects(self, below: float, last: bool = False) -> bool:
         """Whether a checked step (the `last` one alone) scores less than `below`."""
@@ -269,11 +276,14 @@ class Judgement:
         return any(score < below and at not in self.unchecked for at, score in steps)
 
     @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """How responses are compared: by their totals, and unchecked ones stand below all that were
-        checked and are possible, above those with a total of 0.
+    def rank(self) -> tuple[bool, bool, bool, float]:
+        """How responses are compared: by their totals. One with an unread step stands below all
+        that are sure, one without a checked step below both, and all of them above a total of 0.
         """
-        return self.total > 0, self.checked, self.total
+        return self.total > 0, self.sure, self.checked, self.total
+
+
+UNJUDGED = 0.5  # the total of a response in which nothing was checked: it may be right or wrong
 
 
 class Verifier(Protocol):

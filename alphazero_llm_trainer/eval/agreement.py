@@ -41,7 +41,7 @@ async def agreement(
             return None, None
         steps = [Step((), (), text) for text in split_steps(answer.response, rule)]
         said = await judge(task.problem, (), steps)
-        return answer.response, said.total if said.checked else None
+        return answer.response, said.total if said.sure else None
 
     answers = await together(*map(judged, tasks))
     grades = await graded([response for response, _ in answers], tasks)

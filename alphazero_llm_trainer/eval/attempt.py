@@ -38,7 +38,7 @@ class Answered:
     `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the
     verifier), "tokens" (the budget ended it) or "too long" (the prompt doesn't fit into the
     context). `unjudged`: a verifier that checks steps was asked, and found none in the response
-    that it could check.
+    that it could check, or one that it could not.
     """
 
     response: str | None
@@ -76,9 +76,9 @@ class Chain:
         return 0.0 if self.judged is None else self.judged.total
 
     @property
-    def rank(self) -> tuple[bool, bool, float]:
+    def rank(self) -> tuple[bool, bool, bool, float]:
         """See `Judgement.rank`; the lowest where there is none."""
-        return (False, False, 0.0) if self.judged is None else self.judged.rank
+        return (False, False, False, 0.0) if self.judged is None else self.judged.rank
 
 
 class MethodContext:
@@ -243,6 +243,7 @@ class Attempt:
                 tree.prm[node] = chain.judged.steps[at]
             elif chain.judged is not None and not self.context.verifier.checks:
                 tree.V[node] = chain.judged.steps[at]
+            tree.unread[node] = chain.judged is not None and at in chain.judged.unread
         # Counted samples are ranked; none is repaired.
         rejected = (
             self.count is None and chain.judged is not None and self.rejects(chain, last=True)
@@ -268,6 +269,15 @@ class Attempt:
         """Whether the verifier rejects a step of `chain` (the `last` one alone)."""
         return chain.judged is None or chain.judged.rejects(self.verify.reject_below, last)
 
+    def enters(self, chain: Chain) -> bool:
+        """Whether the last step of `chain` leads to a state that as few steps never reached before,
+        or may lead to one that they did (`search.verify.revisit`).
+        """
+        if chain.judged is None:
+            return True
+        new = self.judge.enter(chain.judged, len(chain.steps))
+        return new or self.verify.revisit
+
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
         return source_of(self.problem).final_answer(chain.text, strict=not chain.whole) is not None
@@ -278,7 +288,7 @@ class Attempt:
 
     def accepts(self, chain: Chain) -> bool:
         """Whether `chain` is a whole response with an answer that the verifier passes."""
-        if chain.judged is None or not chain.judged.checked:
+        if chain.judged is None or not chain.judged.sure:
             return False
         passes = not self.rejects(chain) and chain.total >= self.verify.accept_above
         return chain.whole and passes and self.states(chain)

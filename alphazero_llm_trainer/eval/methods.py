@@ -159,7 +159,7 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
             return chain.text, "accepted"
         if attempt.usable(chain):
             chains.append(chain)
-        passed = not attempt.rejects(chain, last=True)
+        passed = not attempt.rejects(chain, last=True) and attempt.enters(chain)
         over = chain.whole or len(chain.steps) >= attempt.settings.max_depth
         fresh = passed and not (over or chain.cut)
         if fresh:
@@ -197,7 +197,8 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
             for turn in range(proposals // len(live) + (at < proposals % len(live))):
                 if attempt.room(chain.steps, kept) > 0:
                     drawn = await attempt.draw(chain.steps, greedy=turn == 0, line=True, kept=kept)
-                    if not drawn.cut and drawn.judged is not None:
+                    new = ids_of(drawn.steps) not in longer and attempt.enters(drawn)
+                    if not drawn.cut and drawn.judged is not None and new:
                         longer.setdefault(ids_of(drawn.steps), drawn)
         if all(chain.whole for chain in longer.values()):
             beams = [*longer.values(), *(live if not longer else ())]
@@ -235,7 +236,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     if choice is None:
         return None, result.ended_by
     attempt.choice = choice
-    if context.judged and not tree.checked(tree.path(choice.node)):
+    if context.judged and not tree.sure(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
     # The last chain of a search in which none passed is kept beside the tree.

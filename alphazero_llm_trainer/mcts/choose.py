@@ -89,13 +89,20 @@ def choose(
     - "mass": as "vote", for a tree in which no step is drawn twice: how often a response came says
       nothing of how likely it is, so each earns its value times its probability under the policy.
       Where nothing was earned, both count responses without their value.
-    - "value": the response with the largest mean reward, the most visited on ties; of those under a
-      verifier a judged one.
+    - "value": the response with the largest mean reward, the most visited on ties.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
 
+    Under a verifier responses whose steps were all checked come before those with unread ones, and
+    these before those in which nothing was checked; see `Judgement.rank`.
+
     `text` decodes token ids (see `responses`), `reading` says what a response answers.
     """
+
+    def standing(response: Response) -> tuple[bool, bool, bool]:
+        path = tree.path(response.node)
+        return response.value > 0, tree.sure(path), tree.checked(path)
+
     finished = list(responses(tree, text))
     counted = "1 finished response" if len(finished) == 1 else f"{len(finished)} finished responses"
     if selector in ("visits", "end"):
@@ -111,20 +118,14 @@ def choose(
     answered = [] if selector in ("visits", "value") else [(reading(r.text), r) for r in finished]
     voters = [(answer, response) for answer, response in answered if answer is not None]
     if not voters:
-        # Under a verifier as in `Judgement.rank`; elsewhere nothing was checked.
-        best = max(
-            finished,
-            key=lambda r: (
-                r.value > 0,
-                tree.checked(tree.path(r.node)),
-                r.value,
-                r.visits,
-                -r.node,
-            ),
-            default=None,
-        )
-        why = "" if best is None else f"largest mean reward ({best.value:.3f}) of {counted}"
-        return _choice(best, reading, why)
+        best = max(finished, key=lambda r: (*standing(r), r.value, r.visits, -r.node), default=None)
+        if best is None:
+            return None
+        said = checks_of(tree, best.node) or f"largest mean reward ({best.value:.3f})"
+        return _choice(best, reading, f"{said}: the best of {counted}")
+    most = max(standing(response) for _, response in voters)
+    if most[1]:  # what can be read and isn't wrong votes alone
+        voters = [pair for pair in voters if standing(pair[1]) == most]
     earned = any(response.value > 0 for _, response in voters)
     top = max(response.logprob for _, response in voters if response.value > 0 or not earned)
 
@@ -142,11 +143,24 @@ def choose(
     best = max(agreeing, key=lambda response: (weight(response), response.value, -response.node))
     share = votes[winner] / sum(votes.values())
     weighted = "probability" if selector == "mass" else "value" if earned else "visit"
-    return _choice(
-        best,
-        reading,
-        f"{share:.0%} of the {weighted}-weighted vote over {counted}",
-    )
+    said = checks_of(tree, best.node)
+    vote = f"{share:.0%} of the {weighted}-weighted vote over {counted}"
+    return _choice(best, reading, f"{vote}; {said}" if said else vote)
+
+
+def checks_of(tree: Tree, node: int) -> str:
+    """What a verifier made of the steps down to `node`, in words; "" where none was asked."""
+    path = tree.path(node)
+    scores = [tree.prm[step] for step in path if tree.prm[step] is not None]
+    unread = sum(tree.unread[step] for step in path)
+    stated = len(scores) + unread
+    if unread:
+        return f"{unread} of {stated} steps couldn't be checked"
+    if not scores:
+        return ""
+    least = min(score for score in scores if score is not None)
+    rest = "none wrong" if least == 1.0 else f"the least {least:.2f}"
+    return f"{len(scores)} of {stated} steps checked, {rest}"
 
 
 def voting(selector: str, verified: bool) -> str:

@@ -97,8 +97,8 @@ class Live:
 
     A node whose children are all rejected is drawn from again at once, and after `patience`
     rejections it counts as rejected itself (it is in `dead`), so that the search goes one step
-    back. A finished response is an arm only where one of its steps was checked (another visit would
-    learn nothing of it), and without `ends` none is.
+    back. A finished response is an arm only where its steps were checked (another visit would learn
+    nothing of it), and without `ends` none is.
     """
 
     def __init__(self, tree: Tree, patience: int, ends: bool = True) -> None:
@@ -122,7 +122,7 @@ class Live:
         return tree.verdict[node] == REJECTED or node in self.dead
 
     def _open(self, tree: Tree, node: int) -> bool:
-        return tree.verdict[node] is None or (self.ends and tree.checked(tree.path(node)))
+        return tree.verdict[node] is None or (self.ends and tree.sure(tree.path(node)))
 
     def _bury(self, tree: Tree, node: int) -> None:
         """Count `node` as rejected once `patience` draws below it were and nothing good is left;

@@ -109,9 +109,11 @@ def finished_responses(tree: Tree) -> int:
 
 
 def accepted(tree: Tree, least: float) -> bool:
-    """True when a finished response that was judged earned `least` or more, and anything at all."""
+    """True when a finished response whose steps were checked earned `least` or more, and anything
+    at all.
+    """
     good = (end for end in tree.finished() if end.reward > 0 and end.reward >= least)
-    return any(tree.checked(tree.path(end.node)) for end in good)
+    return any(tree.sure(tree.path(end.node)) for end in good)
 
 
 def endings(tree: Tree) -> Counter[str]:

@@ -60,6 +60,7 @@ class LeafEvaluation:
     rollouts: how responses went on from the leaf; kept beside the tree.
     scores: a verifier's score of each step of the one playout, in [0, 1]; None where it checked
     nothing.
+    unread: for each of these steps, whether it states something that could not be checked.
     values: V of each step of the one playout, where the verifier is a value network. A playout
     without a reward backs up V of its last step, once.
     """
@@ -74,6 +75,7 @@ class LeafEvaluation:
     rollout_weight: float = 1.0
     scores: Sequence[float | None] = ()
     values: Sequence[float] = ()
+    unread: Sequence[bool] = ()
 
     def rewards(self) -> list[float]:
         """Everything that must lie in [0, 1]."""
@@ -214,6 +216,8 @@ class Mcts:
             node = tree.attach(node, step, *proposer)
             if depth < len(evaluation.scores):
                 tree.prm[node] = evaluation.scores[depth]
+            if depth < len(evaluation.unread):
+                tree.unread[node] = evaluation.unread[depth]
             if depth < len(evaluation.values):
                 tree.V[node] = evaluation.values[depth]
         if playout.reward is None and evaluation.values:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
+from ..errors import EngineError
 from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .choose import Reading
 from .tree import WHOLE
@@ -69,13 +70,23 @@ class MeteredValue(Metered):
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """See `ValueFunction`."""
         self.pay(token_ids)
-        return await self.value(token_ids)
+        return check_share("the value network", await self.value(token_ids))
+
+
+def check_share(who: str, said: float) -> float:
+    """`said`, which is in [0, 1]. Raises EngineError for another number, and for NaN."""
+    if not 0.0 <= said <= 1.0:
+        raise EngineError(
+            f"{who} says {said}, no number from 0 to 1: train it again, or leave it out"
+        )
+    return said
 
 
 class MeteredVerifier(Metered):
     """A verifier at work on one problem, whose model reads the prompt before the first step.
 
-    `unjudged` are the responses, and beginnings, of which it checked no step.
+    `unjudged` are the responses, and beginnings, that are not sure. A step into a state that as
+    few steps reached before gains nothing: `enter` tells.
     """
 
     def __init__(
@@ -84,15 +95,29 @@ class MeteredVerifier(Metered):
         super().__init__(verifier.computes, cost)
         self.verifier, self.problem, self.prompt_ids = verifier, problem, prompt_ids
         self.unjudged: set[str] = set()
+        self.reached: dict[str, int] = {}  # by what a state is known by: its fewest steps
 
     def step_price(self, steps: Sequence[Step]) -> int:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
         return self.price(self.prompt_ids + ids_of(steps))
 
+    def enter(self, judged: Judgement, steps: int) -> bool:
+        """Note that so many steps reached the state of a judgement; whether as few never did
+        before.
+        """
+        if judged.state is None:
+            return True
+        new = steps < self.reached.get(judged.state, steps + 1)
+        if new:
+            self.reached[judged.state] = steps
+        return new
+
     async def __call__(self, steps: Sequence[Step]) -> Judgement:
         self.pay(self.prompt_ids + ids_of(steps))
         judged = await self.verifier(self.problem, self.prompt_ids, steps)
-        if not judged.checked:
+        for said in (judged.total, *judged.steps, *judged.values):
+            check_share(self.verifier.name, said)
+        if not judged.sure:
             self.unjudged.add(text_of(steps))
         return judged
 

@@ -23,6 +23,7 @@ UNSET: dict[str, Any] = {
     **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", "outcome")),
     "samples": 0,
     "expanded": False,
+    "unread": False,
     "virtual": 0,
     "drawn": 0,
 }
@@ -101,6 +102,8 @@ class Tree:
     pre: list[float | None]  # the reward's perplexity part, None without a student model
     # Correctness and the user's own reward, None where that has no part in it: saved where it has.
     outcome: list[float | None]
+    # The step states something that the verifier could not check: saved where one does.
+    unread: list[bool]
     virtual: list[int]
     drawn: list[int]
 
@@ -196,6 +199,13 @@ class Tree:
     def checked(self, nodes: Iterable[int]) -> bool:
         """Whether a verifier checked one of these steps: such a step has a score."""
         return any(self.prm[node] is not None for node in nodes)
+
+    def sure(self, nodes: Iterable[int]) -> bool:
+        """Whether a verifier checked all of these steps that state something, and one of them
+        does.
+        """
+        nodes = [*nodes]
+        return self.checked(nodes) and not any(self.unread[node] for node in nodes)
 
     def finish(self, node: int, verdict: str, reward: RewardParts) -> None:
         """Make `node` terminal."""
@@ -331,8 +341,9 @@ class Tree:
     def to_dict(self) -> dict[str, Any]:
         """Plain columns, ready for JSON."""
         columns: dict[str, Any] = {name: list(getattr(self, name)) for name in COLUMNS}
-        if any(known is not None for known in self.outcome):
-            columns[OUTCOME] = list(self.outcome)
+        for name in OPTIONAL:
+            if any(value != UNSET[name] for value in getattr(self, name)):
+                columns[name] = list(getattr(self, name))
         rollouts = [
             [getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts
         ]
@@ -359,7 +370,8 @@ class Tree:
             for name in COLUMNS:
                 setattr(tree, name, list(raw[name]))
             count = len(tree)
-            tree.outcome = list(raw.get(OUTCOME) or [None] * count)
+            for name in OPTIONAL:
+                setattr(tree, name, list(raw.get(name) or [UNSET[name]] * count))
             tree.token_ids = [tuple(ids) for ids in tree.token_ids]
             tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
             tree.rollouts = [
@@ -369,7 +381,7 @@ class Tree:
             spans = [*zip(tree.token_ids, tree.logprobs, strict=True)]
             spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
             if (
-                any(len(getattr(tree, name)) != count for name in (*COLUMNS, OUTCOME))
+                any(len(getattr(tree, name)) != count for name in (*COLUMNS, *OPTIONAL))
                 or any(len(ids) != len(logprobs) for ids, logprobs in spans)
                 or any(parent >= node for node, parent in enumerate(tree.parent))
             ):
@@ -389,5 +401,6 @@ class Tree:
         return tree
 
 
-OUTCOME = "outcome"
-COLUMNS = tuple(name for name in Tree.__annotations__ if name not in (OUTCOME, "virtual", "drawn"))
+OPTIONAL = ("outcome", "unread")  # columns that are saved where a node has something there
+UNSAVED = (*OPTIONAL, "virtual", "drawn")
+COLUMNS = tuple(name for name in Tree.__annotations__ if name not in UNSAVED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..engine.protocol import Drawn, Judgement, Limits
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
@@ -34,8 +35,9 @@ class VerifiedExpansion(Expansion):
 
     Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
     a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
-    A step into a state that the tree has reached by no more steps is rejected too.
-    A step in which there was nothing to check has no score.
+    A step into a state that the tree has reached by no more steps is rejected too, see
+    `search.verify.revisit`.
+    A step that was not checked has no score.
     """
 
     judge: MeteredVerifier = field(kw_only=True)
@@ -45,33 +47,33 @@ class VerifiedExpansion(Expansion):
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
-        self.reached: dict[str, int] = {}  # by what a state is known by: its fewest steps
 
     def least(self, node: int) -> int:
         """One token of the next step; what judging takes shows as it is drawn."""
         return 1
 
     async def open(self, left: int | None) -> None:
-        """Without rollouts: V of the prompt, where the budget pays for reading it."""
+        """What is known of the prompt: its state where that is free, and without rollouts its V,
+        where the budget pays for reading it.
+        """
         price = self.judge.step_price(())
-        if self.rolls or self.tree.V[ROOT] is not None or (left is not None and price > left):
+        if self.tree.V[ROOT] is not None or (left is not None and price > left):
+            return
+        if price and self.rolls:
             return
         judged = await self.judge(())
-        self.tree.V[ROOT] = judged.values[-1] if judged.values else None
-        self.refused(judged, 0)
+        if not self.rolls:
+            self.tree.V[ROOT] = judged.values[-1] if judged.values else None
+        self.judge.enter(judged, 0)
 
-    def refused(self, judged: Judgement, steps: int) -> bool:
-        """Whether the last of so many steps is rejected: it is wrong, or without rollouts leads to
-        a state that as few steps reached before.
+    def refuses(self, judged: Judgement, steps: int) -> bool:
+        """Whether the last of so many steps is rejected: it is wrong, or leads to a state that as
+        few steps reached before.
         """
-        if judged.rejects(self.settings.verify.reject_below, last=True):
+        verify = self.settings.verify
+        if judged.rejects(verify.reject_below, last=True):
             return True
-        if self.rolls or judged.state is None:
-            return False
-        if self.reached.get(judged.state, steps + 1) <= steps:
-            return True
-        self.reached[judged.state] = steps
-        return False
+        return not (self.judge.enter(judged, steps) or verify.revisit)
 
     async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
@@ -79,8 +81,7 @@ class VerifiedExpansion(Expansion):
         start = len(steps)
         room = self.settings.max_tokens - len(ids_of(steps))
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
-        scores: list[float | None] = []
-        values: list[float] = []
+        made: list[Judgement] = []  # of each new step
         before: Judgement | None = None  # of the steps before the next one
         total, why = 0.0, None
         while why is None:
@@ -91,7 +92,7 @@ class VerifiedExpansion(Expansion):
                 why = "depth" if limits.steps <= 0 else "length"
                 break
             if allowed <= 0 or (len(steps) > start and not self.rolls):
-                return self.unfinished(steps[start:], scores, values)
+                return self.unfinished(steps[start:], made)
             known = () if fresh else self.drawn(leaf.node)
             next_step, spent = await self.draw(
                 steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known
@@ -106,7 +107,7 @@ class VerifiedExpansion(Expansion):
             elif not next_step.steps or next_step.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
-                    return self.unfinished(steps[start:], scores, values)
+                    return self.unfinished(steps[start:], made)
                 why = "length"
                 break
             steps += next_step.steps
@@ -117,15 +118,14 @@ class VerifiedExpansion(Expansion):
                 if price > left:
                     # Unjudged steps earn nothing: what the budget can't pay for isn't known.
                     if why is None:
-                        return self.unfinished(steps[start:], scores, values)
+                        return self.unfinished(steps[start:], made)
                     total = 0.0
                     break
                 left -= price
             judged = await self.judge(steps)
-            scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
-            values += judged.values[-1:]
+            made.append(judged)
             total = judged.total
-            if self.refused(judged, len(steps)):
+            if self.refuses(judged, len(steps)):
                 why, total = REJECTED, await self.standing(leaf.node, steps[:-1], before, judged)
             before = judged
         chain = Continuation(tuple(steps[start:]), why == "ended")
@@ -135,9 +135,8 @@ class VerifiedExpansion(Expansion):
         reward = await self.earned(steps, why, total)
         return LeafEvaluation(
             [Playout(chain, why, reward)],
-            scores=scores,
             estimate=total if why == REJECTED else None,
-            values=values,
+            **columns(made),
         )
 
     async def standing(
@@ -165,14 +164,12 @@ class VerifiedExpansion(Expansion):
         answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
-    def unfinished(
-        self, steps: Sequence[Step], scores: Sequence[float | None], values: Sequence[float]
-    ) -> LeafEvaluation:
+    def unfinished(self, steps: Sequence[Step], made: Sequence[Judgement]) -> LeafEvaluation:
         """What the budget left of a chain: its steps stay open, for the chain that `close`
         draws.
         """
         playout = Playout(Continuation(tuple(steps), False), None, None)
-        return LeafEvaluation([playout], scores=scores, values=values)
+        return LeafEvaluation([playout], **columns(made))
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""
@@ -226,3 +223,16 @@ class VerifiedExpansion(Expansion):
             Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None)
         )
         return node
+
+
+def columns(made: Sequence[Judgement]) -> dict[str, Any]:
+    """What each judgement says of its last step, as `LeafEvaluation` has it."""
+    last = [len(judged.steps) - 1 for judged in made]
+    checked = [at not in judged.unchecked for judged, at in zip(made, last, strict=True)]
+    return {
+        "scores": [
+            judged.steps[-1] if known else None for judged, known in zip(made, checked, strict=True)
+        ],
+        "unread": [at in judged.unread for judged, at in zip(made, last, strict=True)],
+        "values": [value for judged in made for value in judged.values[-1:]],
+    }

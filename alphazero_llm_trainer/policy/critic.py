@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from ..config.load import Config
 from ..engine.device import text_config
-from ..engine.protocol import Engine, Judgement, Verifier
+from ..engine.protocol import UNJUDGED, Engine, Judgement, Verifier
 from ..errors import CheckpointError, EngineError
 from ..files import read_object
 from ..types import Problem, Step
@@ -96,7 +96,7 @@ class CriticVerifier:
         """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
         if not steps:
             if self.checks:
-                return Judgement((), 1.0)
+                return Judgement((), UNJUDGED)
             value = await self.critic(prompt_ids)
             return Judgement((), value, values=(value,))
         states, so_far = [], prompt_ids

@@ -27,7 +27,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
-from ..engine.protocol import Engine, Judgement
+from ..engine.protocol import UNJUDGED, Engine, Judgement
 from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError, first_line
 from ..types import Problem, Step
@@ -105,7 +105,7 @@ class CausalPrm:
     ) -> Judgement:
         """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
         if not steps:
-            return Judgement((), 1.0)
+            return Judgement((), UNJUDGED)
         prefixes = rlhflow_prefixes(self.tokenizer, problem.question, lines_of(steps))
         answers = [tag_id(self.tokenizer, answer) for answer in (GOOD, BAD)]
         asked = [(prefix, (token,)) for prefix in prefixes for token in answers]
@@ -138,7 +138,7 @@ class ClassifierPrm:
     ) -> Judgement:
         """See `Verifier`."""
         if not steps:
-            return Judgement((), 1.0)
+            return Judgement((), UNJUDGED)
         prefixes = qwen_prefixes(self.tokenizer, problem.question, lines_of(steps))
         scores = self.compute(prefixes)
         return Judgement(scores, min(scores))

@@ -61,6 +61,7 @@ class Product:
     ) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         unchecked: list[frozenset[int]] = []
+        unread: frozenset[int] = frozenset()
         values: tuple[float, ...] = ()
         state: str | None = None
         for part in self.parts:
@@ -73,5 +74,6 @@ class Product:
                     if at not in judged.unchecked or not self.checks:
                         scores[at] *= judged.steps[at]
                 unchecked.append(judged.unchecked)
+                unread |= judged.unread
         common = frozenset.intersection(*unchecked) if unchecked else frozenset()
-        return Judgement(tuple(scores), total, common, values, state)
+        return Judgement(tuple(scores), total, common, values, state, unread & common)

@@ -1,11 +1,15 @@
 r"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
 
 An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at
-least one operation, an equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`,
-`$1,200 / 4 = $300`, LaTeX's `\frac{48}{2} \times 3 = 72`, with units that stand in `\text{}`.
-Everything is computed in exact fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one
-may not (`10 / 3 = 3`). What isn't plain arithmetic (words, percentages, letters, powers) is no
-equation and is not judged.
+least one operation, an equals sign and a number or an expression: `16 - 3 = 13`, GSM8K's
+`<<48/2=24>>`, `$1,200 / 4 = $300`, `20% of 50 = 10`, `2 * 3 + 4 = 6 + 4 = 10`, LaTeX's
+`\frac{48}{2} \times 3 = 72`, with units that stand in `\text{}`. Everything is computed in exact
+fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one may not
+(`10 / 3 = 3`).
+
+What states a result in another way (`9 * 2 = `, `9 * 2 =  = 8`, `9 * 2 is 18`, `2x + 1 = 7`) can't
+be read: it is neither true nor false. A name's meaning (`total = 12`, `cost of 3 = 3 * 2`) states
+nothing that could be checked, and words don't either.
 """
 
 from __future__ import annotations
@@ -37,7 +41,12 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_ENDS = frozenset("\n.,;:")  # of what an equals sign speaks of
 _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
+
+# `21 - 12 reads 9`: a spaced operation, unlike `1/2` or `2-3`, states something
+_OPERATION = re.compile(r"\d[ \t]+[-+*/×÷][ \t]+\$?\d")
+_CLAUSES = re.compile(r"[\n;]|[.,](?!\d)")
 
 # What LaTeX and markdown write, as plain arithmetic: what is left, a `\sqrt` say, is no part of an
 # equation.
@@ -47,6 +56,7 @@ _MARKS = (
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\(?:times|cdot)(?![a-zA-Z])"), "*"),
     (re.compile(r"\\div(?![a-zA-Z])"), "/"),
+    (re.compile(r"(?<=\d)\s?\\?%\s+of\s+(?=\$?\d)"), "/100 * "),
     (re.compile(r"\\(?:left|right)(?=[()])|\\[ ,;!]|\\(?=[$%])|\{(?=,)|(?<=,)\}|\*\*"), ""),
 )
 
@@ -54,27 +64,88 @@ Lexeme = tuple[str, str]  # kind and text
 
 
 @lru_cache(maxsize=CACHED_LINES)
-def equations(text: str) -> tuple[bool, ...]:
-    """For each equation in `text`, in order, whether it is true. The time it takes grows as the
-    text does.
+def equations(text: str) -> tuple[bool | None, ...]:
+    """For each equation in `text`, in order, whether it is true; None for one that can't be read,
+    and then for each calculation without an equals sign. The time it takes grows as the text does.
     """
-    tokens = _tokens(plain(text))
-    verdicts = []
-    for at, (kind, _) in enumerate(tokens):
-        if kind != "equals":
-            continue
+    text = plain(text)
+    tokens = _tokens(text)
+    signs = [at for at, (kind, _) in enumerate(tokens) if kind == "equals"]
+    verdicts: list[bool | None] = []
+    for at in signs:
         left = _value(tokens[max(at - LONGEST, 0) : at])
         right = _right(tokens[at + 1 : at + 4])  # a sign, a number and what follows
         if left is not None and right is not None:
             verdicts.append(_says(right, left))
+            continue
+        after = tokens[at + 1 : at + 1 + LONGEST]
+        if "".join(word for _, word in after[:3]).lstrip("$").startswith("<<"):
+            continue  # GSM8K's notes say it again, and are read
+        other = _first_value(after)
+        clause = _clause(tokens, at)
+        if left is None and _is_name(clause, other is not None):
+            continue
+        if left is None and len(clause) == 1 and _begins(tokens, at - 1):
+            left = _number(clause[0][1])  # `= 18 = 18`, `18 = 9 * 2`
+        if other is None and right is not None:
+            other = _number(right)
+        if left is not None and other is not None:
+            verdicts.append(_agree(left, other, [*clause, *after]))
+        else:
+            # `3 apples + 4 apples = 7 apples`: words may be units, so that it is never called false.
+            bare = _evaluated([token for token in clause if not token[1].isalpha()])
+            verdicts.append(True if bare is not None and bare == (other, True) else None)
+    clauses = _CLAUSES.split(text)
+    verdicts += [None for clause in clauses if "=" not in clause and _OPERATION.search(clause)]
     return tuple(verdicts)
+
+
+def _clause(tokens: list[Lexeme], at: int) -> list[Lexeme]:
+    """What stands before the equals sign at `at`, back to another one or the end of a sentence."""
+    start = at
+    while start > max(at - LONGEST, 0):
+        kind, word = tokens[start - 1]
+        if kind == "equals" or word in _ENDS:
+            break
+        start -= 1
+    return tokens[start:at]
+
+
+def _is_name(clause: list[Lexeme], explained: bool) -> bool:
+    """Whether what stands before an equals sign names what follows: words without a digit, or where
+    an expression follows (`explained`) words with some.
+    """
+    words = any(word.isalpha() for kind, word in clause if kind == "other")
+    digits = any(word[-1].isdigit() for _, word in clause)
+    return words and (explained or not digits)
+
+
+def _number(written: str) -> Fraction | None:
+    """The number that is written; None where it is none, or too long."""
+    digits = written.lstrip("-").replace(".", "", 1)
+    return Fraction(written) if digits.isdigit() and len(written) <= DIGITS else None
+
+
+def is_calculation(text: str) -> bool:
+    """Whether all of `text` is one equation or several joined, which are read, and nothing else."""
+    verdicts, tokens = equations(text), _tokens(plain(text).strip())
+    return bool(verdicts) and None not in verdicts and all(kind != "other" for kind, _ in tokens)
+
+
+def _agree(left: Fraction, right: Fraction, tokens: list[Lexeme]) -> bool | None:
+    """Whether two expressions of `tokens` are equal; None where a number with decimals may be a
+    rounded one.
+    """
+    rounded = any(kind == "number" and "." in word for kind, word in tokens)
+    return True if left == right else None if rounded else False
 
 
 def plain(text: str) -> str:
     r"""`text` with LaTeX's fractions, signs and brackets as plain ones, and without what stands in
     its `\text{}`.
     """
-    for pattern, instead in _MARKS if "\\" in text or "**" in text else ():
+    marked = "\\" in text or "**" in text or "%" in text
+    for pattern, instead in _MARKS if marked else ():
         text = pattern.sub(instead, text)
     return text
 
@@ -85,11 +156,13 @@ def _tokens(text: str) -> list[Lexeme]:
     """
     tokens: list[Lexeme] = []
     for match in _TOKENS.finditer(text):
-        kind, word = str(match.lastgroup), _SIGNS.get(match[0], match[0])
+        kind, word = str(match.lastgroup), match[0]
         if kind == "space":
             continue
         if kind == "number":
             word = word.lstrip("$").replace(",", "")
+        if kind == "operator":
+            word = _SIGNS.get(word, word)
         after_operand = bool(tokens) and (tokens[-1][0] == "number" or tokens[-1][1] == ")")
         if (
             kind == "operator"
@@ -123,9 +196,25 @@ def _value(tokens: list[Lexeme]) -> Fraction | None:
     return None
 
 
+def _first_value(tokens: list[Lexeme]) -> Fraction | None:
+    """The expression that `tokens` begin with, up to a mark that is none of it, or None where
+    there is none with an operation, or a word goes on with it.
+    """
+    end = 0
+    while end < len(tokens) and tokens[end][0] in ("number", "operator", "bracket", "sign"):
+        end += 1
+    evaluated = _evaluated(tokens[:end])
+    goes_on = end < len(tokens) and tokens[end][1].isalpha()
+    if evaluated is None or not evaluated[1] or goes_on:
+        return None  # `(5/2)x` is more than `5/2`
+    return evaluated[0]
+
+
 def _begins(tokens: list[Lexeme], at: int) -> bool:
-    """Whether the token begins a line: an operator there is a list's mark."""
-    return at == 0 or tokens[at - 1][1] == "\n"
+    """Whether the token begins a line or the side of an equation: an operator there is a list's
+    mark.
+    """
+    return at == 0 or tokens[at - 1][1] in ("\n", "=")
 
 
 def _right(tokens: list[Lexeme]) -> str | None:
@@ -137,7 +226,7 @@ def _right(tokens: list[Lexeme]) -> str | None:
         sign, tokens = "-", tokens[1:]
     if not tokens or tokens[0][0] != "number":
         return None
-    if len(tokens) > 1 and (tokens[1][0] == "operator" or tokens[1][1] == "("):
+    if len(tokens) > 1 and (tokens[1][0] in ("operator", "number") or tokens[1][1] == "("):
         return None
     return sign + tokens[0][1]
 
@@ -178,8 +267,7 @@ def _computed(node: ast.expr, tokens: list[Lexeme]) -> Fraction | None:
     """The value of a node, None where it is no arithmetic or divides by zero."""
     match node:
         case ast.Name(id=name):
-            number = tokens[int(name[1:])][1]
-            return Fraction(number) if len(number) <= DIGITS else None
+            return _number(tokens[int(name[1:])][1])
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             value = _computed(operand, tokens)
             return None if value is None else -value

@@ -27,6 +27,7 @@ class Embedded(GeneratedSource):
     name = embedded.SOURCE
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
+    strict_steps = True
     build = staticmethod(embedded.build)
 
     def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:

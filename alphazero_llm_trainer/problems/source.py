@@ -35,8 +35,8 @@ from ..errors import ConfigError, DataError, nearest
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Grader, guess_grader, is_no_answer
 from ..live import in_thread
-from ..types import Problem, Task
-from .calculator import equations
+from ..types import Problem, StepCheck, Task
+from .calculator import equations, is_calculation
 from .prompts import SYSTEM_PROMPTS
 from .rows import (
     ROW_FILES,
@@ -60,6 +60,7 @@ SPLITS = ("train", "validation", "arena", "test")
 SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
 GROUP = "alphazero_llm_trainer.sources"
 DEFAULT_LEVELS = (1, 2)  # of generated problems
+ANSWER_MARKS = ("####", "\\boxed")  # how a line begins that states the answer
 SHOWN = 60  # letters of a question in a message
 
 # name -> module and class. Each is one file, and one line here.
@@ -104,6 +105,8 @@ class Source(ABC):
             configuration says.
         gold_free: its grades need no gold answer.
         plays: its problems are games, and one that isn't won has no answer.
+        strict_steps: each step is a calculation (`9 * 2 = 18`), so that one that can't be read is
+            wrong.
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -117,6 +120,7 @@ class Source(ABC):
     demonstration_share: float = 0.0
     gold_free: bool = False
     plays: bool = False
+    strict_steps: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None
@@ -201,11 +205,23 @@ class Source(ABC):
 
     # -- what some sources know --------------------------------------------------------------------
 
-    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | None:
-        """Whether the last of `steps` is right as far as a rule can say without gold, None where it
-        has nothing to check; by default, whether its equations are true."""
-        equal = equations(steps[-1])
-        return all(equal) if equal else None
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | StepCheck | None:
+        """Whether the last of `steps` is right as far as a rule can say without gold: None where it
+        states something that the rule can't check, `StepCheck.NOTHING` where it states nothing.
+
+        By default, whether its equations are true. Under `strict_steps` a line that is neither a
+        calculation nor states the answer is wrong.
+        """
+        last = steps[-1]
+        verdicts = equations(last)
+        if self.strict_steps:
+            states = last.lstrip().startswith(ANSWER_MARKS)
+            if states and "=" not in last and self.final_answer(last, strict=True) is not None:
+                return StepCheck.NOTHING
+            return is_calculation(last) and all(verdicts)
+        if not verdicts:
+            return StepCheck.NOTHING
+        return False if False in verdicts else None if None in verdicts else True
 
     def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
         """What the state after right `steps` is known by: one that a search has reached already, by

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.protocol import Judgement
-from ..types import Problem, Step
-from .source import source_of
+from ..engine.protocol import UNJUDGED, Judgement
+from ..errors import ConfigError
+from ..types import Problem, Step, StepCheck
+from .source import Source, source_of
 
-UNJUDGED = 0.5  # the total of a response in which nothing was checked: it may be right or wrong
+SAID = {True: StepCheck.RIGHT, False: StepCheck.WRONG, None: StepCheck.UNCHECKED}
 
 
 class Calculator:
     """0 for a step that the source's rule finds wrong (an equation isn't true, where it has no
-    other), else 1; the total is 1 where all steps score 1 and one of them was checked, `UNJUDGED`
-    where none was.
+    other), else 1.
+
+    The total is 0 where a step is wrong, 1 where all steps that state something are right, and
+    `UNJUDGED` where none could be checked; between those it falls with the share of unread ones.
     """
 
     name, checks, guides, computes, scored_tokens = "calculator", True, False, False, 0
@@ -23,9 +26,33 @@ class Calculator:
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
-        verdicts = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
-        scores = tuple(1.0 if right is None else float(right) for right in verdicts)
-        unchecked = frozenset(at for at, right in enumerate(verdicts) if right is None)
-        total = min(scores) if len(unchecked) < len(steps) else UNJUDGED
-        state = source.state(problem, texts) if all(scores) else None
-        return Judgement(scores, total, unchecked, state=state)
+        said = [check_last(source, problem, texts[: at + 1]) for at in range(len(steps))]
+        by_check = {
+            check: frozenset(at for at, of_step in enumerate(said) if of_step is check)
+            for check in StepCheck
+        }
+        right, wrong = by_check[StepCheck.RIGHT], by_check[StepCheck.WRONG]
+        unread = by_check[StepCheck.UNCHECKED]
+        total = 0.0
+        if not wrong:
+            total = 1 - UNJUDGED * len(unread) / len(right | unread) if right else UNJUDGED
+        return Judgement(
+            tuple(float(at not in wrong) for at in range(len(steps))),
+            total,
+            unread | by_check[StepCheck.NOTHING],
+            state=None if wrong else source.state(problem, texts),
+            unread=unread,
+        )
+
+
+def check_last(source: Source, problem: Problem, texts: Sequence[str]) -> StepCheck:
+    """What the source's rule says of the last of `texts`. Raises ConfigError for what is no
+    verdict.
+    """
+    said = source.check_step(problem, texts)
+    if said is None or isinstance(said, (bool, StepCheck)):
+        return StepCheck(SAID.get(said, said))  # type: ignore[arg-type]
+    raise ConfigError(
+        f"check_step of source {source.name!r} says {said!r}: return True, False, None where it "
+        "can't check the step, or types.StepCheck.NOTHING where the step states nothing"
+    )

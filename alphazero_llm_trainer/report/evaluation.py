@@ -134,8 +134,8 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     lines = []
     if counts:
         lines.append(
-            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} found nothing "
-            "to check in some answers, which are unjudged, "
+            f"{benchmark}, {problems:,} problems: the verifier {results['verifier']} could not "
+            "check a step, or found none to check, in some answers, which are unjudged, "
             f"neither accepted nor rejected: {', '.join(counts)}"
         )
     judge = results.get("judge", {}).get(benchmark)

@@ -108,7 +108,8 @@ def test_a_judge_scores_each_step_once_and_leaves_what_it_does_not_say_unchecked
     assert judge.client.ledgers.of("judge").calls == 2
     # In another event loop what is known is known, and what fails is unchecked.
     unchecked = asyncio.run(judge(PROBLEM, (), steps("3 + 4 = 7\n", "7 + 1 = 8\n")))
-    assert unchecked == Judgement((0.9, 1.0), 0.9, frozenset({1}))
+    assert unchecked == Judgement((0.9, 1.0), 0.9, frozenset({1}), unread=frozenset({1}))
+    assert unchecked.checked and not unchecked.sure
 
 
 @pytest.mark.parametrize("said, score", CASES["scores"])

@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -424,3 +426,81 @@ def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
 
 if __name__ == "__main__":  # regenerates the golden trees
     GOLDEN.write_text(json.dumps(golden()) + "\n", encoding="utf-8")
+
+
+class Shirker:
+    """FAKE policy: each line is right, wrong, or can't be read, and then an answer. A test tool.
+
+    `share` is how often a line that would be wrong can't be read instead.
+    """
+
+    def __init__(self, share):
+        self.share = share
+
+    def prompt_ids(self, problem):
+        return (1, 2)
+
+    def line(self, rng, count):
+        if count == 2:
+            return f"#### {rng.randrange(3)}"
+        if rng.random() < 0.6:
+            return f"{count} + {(extra := rng.randrange(9))} = {count + extra}\n"
+        shirks = rng.random() < self.share
+        return rng.choice(["9 * 2 =  = 8\n", "9 * 2 = now?\n"]) if shirks else "9 * 2 = 17\n"
+
+    async def continuations(self, problem, steps, n, seed, limits, *more, **named):
+        rng, lines = Random(f"{problem.id} {[s.text for s in steps]} {seed}"), []
+        while len(lines) < limits.steps and len(steps) + len(lines) < 3:
+            lines.append(self.line(rng, len(steps) + len(lines)))
+        drawn = tuple(step(text) for text in lines)
+        cost = Cost(sampled_tokens=sum(len(one.token_ids) for one in drawn), calls=1)
+        return [Continuation(drawn, len(steps) + len(lines) == 3)], cost
+
+
+def test_a_policy_that_writes_what_cannot_be_read_gains_nothing_by_it():
+    """Of responses that are accepted each step was read, and no more are than of an honest one."""
+    accepted = Counter()
+    for share, at in itertools.product((0.0, 1.0), range(40)):
+        found = Search(
+            Shirker(share),
+            None,
+            load_config(overrides=["search.budget_tokens=120"]).search.changed(simulations=1000),
+            verifier=Calculator(),
+        )
+        result = asyncio.run(found.run(Problem(f"p{at}", "q", "test"), at))
+        if result.ended_by == "accepted":
+            accepted[share] += 1
+            assert "9 * 2" not in result.response and "none wrong" in result.choice.why
+            assert "2 of 2 steps checked" in result.choice.why
+        elif result.choice is not None and "9 * 2 = =" in result.response:
+            assert "couldn't be checked" in result.choice.why
+            assert result.choice.value < 1.0
+    assert accepted[0.0] >= accepted[1.0] > 0
+
+
+def test_a_loop_is_rejected_under_every_selector_unless_the_settings_let_it_be():
+    """Two ways to one state: the second is rejected where it has as many steps."""
+
+    class Sorted(Rule):
+        async def __call__(self, problem, prompt_ids, steps):
+            judged = await super().__call__(problem, prompt_ids, steps)
+            return replace(judged, state="".join(sorted("".join(s.text for s in steps))))
+
+    for select in ("puct", "ucb1", "gumbel"):
+        counts = {}
+        for revisit in (False, True):
+            settings = load_config(
+                overrides=[
+                    f"search.select={select}",
+                    f"search.verify.revisit={str(revisit).lower()}",
+                ]
+            ).search.changed(simulations=60)
+            found = Search(ScriptedPolicy(0), None, settings, verifier=Sorted(lambda text: 1.0))
+            tree = asyncio.run(found.run(PROBLEM, 1)).tree
+            states = Counter(
+                (len(tree.path(node)), "".join(sorted(tree.response(node))))
+                for node in range(1, len(tree))
+                if tree.verdict[node] != REJECTED
+            )
+            counts[revisit] = max(states.values(), default=0)
+        assert counts[False] == 1

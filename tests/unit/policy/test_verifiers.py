@@ -8,8 +8,9 @@ import pytest
 import torch
 from support import tiny_engine, tiny_llama
 
-from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.errors import ConfigError
+import alphazero_llm_trainer as az
+from alphazero_llm_trainer.engine.protocol import UNJUDGED, Judgement
+from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.eval.verifiers import (
     Calculator,
     LogProbability,
@@ -17,10 +18,11 @@ from alphazero_llm_trainer.eval.verifiers import (
     Product,
     named_verifier,
 )
+from alphazero_llm_trainer.mcts.metered import MeteredVerifier
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.step_checks import UNJUDGED
-from alphazero_llm_trainer.types import Problem, Step
+from alphazero_llm_trainer.problems.step_checks import check_last
+from alphazero_llm_trainer.types import Cost, Problem, Step, StepCheck
 
 PROBLEM = Problem("p", "question", "test")
 PROMPT = (10, 11, 12)
@@ -60,6 +62,65 @@ def test_a_response_in_which_nothing_was_checked_is_unjudged():
     # What another part of a product scores was checked; what merely ranks checks nothing.
     assert judged(Product([Calculator(), NoVerifier()]), END).checked
     assert not judged(ranked, END).checked and judged(LogProbability(), END).checked
+
+
+UNREADABLE = ("9 * 2 =  = 8\n", "9 * 2 = \n", "9 * 2 = now?\n", "11 / 3 = #### 3", "2x + 1 = 7\n")
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_calculation_that_cannot_be_read_is_never_right(text):
+    """It is wrong where steps are calculations, and elsewhere keeps a response from being sure."""
+    line = Step((6,), (math.log(0.99),), text)
+    ranked = Product([Calculator(), LogProbability()])
+    for verifier in (Calculator(), ranked):
+        passed, unread, bare, failed = (
+            judged(verifier, *steps) for steps in ((RIGHT,), (RIGHT, line), (END,), (WRONG,))
+        )
+        assert unread.checked and not unread.sure and passed.sure
+        assert unread.unread == unread.unchecked == {1} and not unread.rejects(0.5)
+        assert passed.rank > unread.rank > bare.rank > failed.rank
+    assert UNJUDGED < judged(Calculator(), RIGHT, line).total == 0.75
+    assert judged(Calculator(), line).total == UNJUDGED
+    # What another part scored was checked.
+    assert judged(Product([Calculator(), NoVerifier()]), RIGHT, line).sure
+    strict = load_tasks("embedded", "test", 1)[0].problem
+    assert asyncio.run(Calculator()(strict, PROMPT, [line])).total == 0.0
+
+
+def test_a_step_check_of_ones_own_that_says_none_is_not_checked():
+    class Own(az.Source):
+        name, said = "own", None
+
+        def load(self, split, count, start=0):
+            return []
+
+        def check_step(self, problem, steps):
+            return self.said
+
+    own = Own()
+    for said, check in (
+        (True, StepCheck.RIGHT),
+        (False, StepCheck.WRONG),
+        (None, StepCheck.UNCHECKED),
+        (StepCheck.NOTHING, StepCheck.NOTHING),
+    ):
+        own.said = said
+        assert check_last(own, PROBLEM, ["x"]) is check
+    own.said = "yes"
+    with pytest.raises(ConfigError, match="check_step of source 'own' says 'yes'"):
+        check_last(own, PROBLEM, ["x"])
+
+
+@pytest.mark.parametrize("said", [math.nan, 1.5, -0.1])
+def test_a_number_that_is_no_share_is_refused(said):
+    class Says:
+        name, checks, guides, computes, scored_tokens = "value", False, True, False, 0
+
+        async def __call__(self, problem, prompt_ids, steps):
+            return Judgement((said,), 0.5, frozenset({0}), (said,))
+
+    with pytest.raises(EngineError, match=f"value says {said}"):
+        asyncio.run(MeteredVerifier(Says(), PROBLEM, PROMPT, Cost())([RIGHT]))
 
 
 def test_every_line_of_the_game_of_numbers_is_checked():
