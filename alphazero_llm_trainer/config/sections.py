@@ -52,7 +52,7 @@ def not_nearly_greedy(temperature: float) -> float:
 
 Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
-SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first")
+SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first", "phs")
 
 
 def a_selector(select: str | None) -> str | None:

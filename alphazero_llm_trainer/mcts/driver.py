@@ -119,11 +119,13 @@ class Search:
                 "it judges steps; use search.mode=step"
             )
         guided = verifier is not None and verifier.guides
-        check_settings(settings, value is not None or guided)
+        # The policy alone says where to draw the next step.
+        levin = verifier is not None and rules.open is None and not rules.valued
+        check_settings(settings, value is not None or guided or levin)
         if settings.rollout is None:
-            rollout = "none" if guided else "sample"
+            rollout = "none" if guided or levin else "sample"
             self.settings = settings = settings.changed(rollout=rollout)
-        if rules.open is None and verifier is not None and not guided:
+        if rules.open is None and verifier is not None and not (guided or levin):
             raise ConfigError(
                 f"search.select is {selector}, which goes by the value of each state under a rule: "
                 "name a value (eval --verifier calculator+value --value DIR), or take puct"
@@ -239,7 +241,7 @@ class Search:
         elif rules.open is not None:
             rule = opened(rules.open, exploration, arms)
         else:
-            rule = BestFirst(arms)
+            rule = BestFirst(arms, rules.priority, exploration, self.guided)
         if self.guided:
             rule = rescaled(rule)
         tree.discount = settings.discount

@@ -60,8 +60,8 @@ class LeafEvaluation:
     rollouts: how responses went on from the leaf; kept beside the tree.
     scores: a verifier's score of each step of the one playout, in [0, 1]; None where it checked
     nothing.
-    values: V of each step of the one playout, where the verifier is a value network. A playout
-    without a reward backs up V of its last step, once.
+    values: V of each step of the one playout, where the verifier is a value network. A judged
+    playout without a reward backs up V of its last step, once, and without a value `estimate`.
     """
 
     playouts: Sequence[Playout] = ()
@@ -216,8 +216,10 @@ class Mcts:
                 tree.prm[node] = evaluation.scores[depth]
             if depth < len(evaluation.values):
                 tree.V[node] = evaluation.values[depth]
-        if playout.reward is None and evaluation.values:
-            tree.backup(node, evaluation.values[-1])
+        if playout.reward is None and evaluation.scores:
+            standing = evaluation.values[-1] if evaluation.values else evaluation.estimate
+            if standing is not None:
+                tree.backup(node, standing)
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
                 tree.finish(node, playout.verdict, playout.reward)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ..config.objects import own_object
 from ..errors import ConfigError
-from .descent import OpenSelect, Select
-from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
+from .descent import TINY, OpenNode, OpenSelect, Priority, Select, probabilities
+from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
 
 
@@ -148,14 +148,33 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
 
 
 GUIDED = 0.5  # PUCT's constant where a value guides
+DRAWS = 3  # of best-first search: after so many from a state its V counts half
 
 
-def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
-    """The probability of each child's tokens under the policy, and what is left for steps not drawn
-    yet.
+def best_first(node: OpenNode, exploration: float, discount: float) -> float:
+    """Least for the largest `V / (1 + k / DRAWS)`, k draws from the node so far: a state gives way
+    as it was asked.
     """
-    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
-    return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
+    assert node.value is not None  # see `Selector.valued`
+    return -node.value / (1 + node.draws / DRAWS)
+
+
+def phs(node: OpenNode, scale: float, discount: float) -> float:
+    """Policy-guided heuristic search: `log(g + h) - L * (1 + h / g)`, the least first.
+
+    g are the steps down to a new one, L the log-probability of the path with it, and h the steps
+    from there to the goal, so that the path goes on as likely as it began. V = gamma^d says
+    `h = scale * ln V / ln gamma`; under no discount V is the chance of the goal, and h is
+    `-scale * ln V`, the nats that it takes. Without a value h is `scale` itself: Levin tree search
+    with 0, and the larger the nearer to the mean log-probability of a step.
+
+    Orseau & Lelis 2021, "Policy-guided heuristic search with guarantees", for sampled steps; Orseau
+    et al. 2018, "Single-agent policy tree search with guarantees".
+    """
+    steps, ahead = node.depth + 1, scale
+    if node.value is not None:
+        ahead *= math.log(max(node.value, TINY)) / (math.log(discount) if discount < 1 else -1.0)
+    return math.log(steps + ahead) - node.logprob * (1 + ahead / steps)
 
 
 class Selector(NamedTuple):
@@ -166,10 +185,12 @@ class Selector(NamedTuple):
     """
 
     select: Select | None  # None: under a verifier alone
-    open: OpenSelect | None  # None: `descent.BestFirst`
+    open: OpenSelect | None  # None: `descent.BestFirst`, by `priority`
     exploration: float
     guided: float  # where Q is scaled by the tree's least and largest
     halves: bool = False  # the root's children share the simulations by sequential halving
+    priority: Priority = best_first
+    valued: bool = True  # `priority` reads nothing without a value
 
 
 SELECT = "search.select"
@@ -179,6 +200,7 @@ SELECTORS = {
     "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True),
     "restart": Selector(None, restart, 0.0, 0.0),
     "best-first": Selector(None, None, 0.0, 0.0),
+    "phs": Selector(None, None, 100.0, 2.0, priority=phs, valued=False),
 }
 
 

@@ -91,7 +91,7 @@ class VerifiedExpansion(Expansion):
                 why = "depth" if limits.steps <= 0 else "length"
                 break
             if allowed <= 0 or (len(steps) > start and not self.rolls):
-                return self.unfinished(steps[start:], scores, values)
+                return self.unfinished(steps[start:], scores, values, before)
             known = () if fresh else self.drawn(leaf.node)
             next_step, spent = await self.draw(
                 steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known
@@ -106,7 +106,7 @@ class VerifiedExpansion(Expansion):
             elif not next_step.steps or next_step.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
-                    return self.unfinished(steps[start:], scores, values)
+                    return self.unfinished(steps[start:], scores, values, before)
                 why = "length"
                 break
             steps += next_step.steps
@@ -117,7 +117,7 @@ class VerifiedExpansion(Expansion):
                 if price > left:
                     # Unjudged steps earn nothing: what the budget can't pay for isn't known.
                     if why is None:
-                        return self.unfinished(steps[start:], scores, values)
+                        return self.unfinished(steps[start:], scores, values, before)
                     total = 0.0
                     break
                 left -= price
@@ -166,13 +166,19 @@ class VerifiedExpansion(Expansion):
         return RewardParts(total=total if answers else 0.0)
 
     def unfinished(
-        self, steps: Sequence[Step], scores: Sequence[float | None], values: Sequence[float]
+        self,
+        steps: Sequence[Step],
+        scores: Sequence[float | None],
+        values: Sequence[float],
+        judged: Judgement | None,
     ) -> LeafEvaluation:
-        """What the budget left of a chain: its steps stay open, for the chain that `close`
-        draws.
+        """What a simulation of one step, or the budget, left of a chain: its steps stay open.
+
+        Without rollouts and without a value, the `total` of the steps so far is backed up.
         """
         playout = Playout(Continuation(tuple(steps), False), None, None)
-        return LeafEvaluation([playout], scores=scores, values=values)
+        total = None if self.rolls or judged is None else judged.total
+        return LeafEvaluation([playout], scores=scores, values=values, estimate=total)
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""

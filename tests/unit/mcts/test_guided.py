@@ -20,6 +20,7 @@ from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
+from alphazero_llm_trainer.mcts.select import best_first
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
@@ -179,7 +180,7 @@ def test_best_first_leaves_a_state_after_which_nothing_fits():
     tree.V[ROOT], tree.V[near], tree.V[far] = 0.1, 0.9, 0.5
     for node in (near, far):
         tree.backup(node, tree.V[node])
-    mcts = Mcts(tree, BestFirst(Live(tree, 4)), 40)
+    mcts = Mcts(tree, BestFirst(Live(tree, 4), best_first), 40)
     asked = Counter[int]()
     for _ in range(20):
         [leaf] = mcts.ask()
