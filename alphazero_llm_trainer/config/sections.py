@@ -196,6 +196,7 @@ class SearchConfig(Section):
     mode: Literal["step", "token"]
     select: Annotated[str | None, AfterValidator(a_selector)]
     exploration: NonNegativeFloat | None
+    backup: Literal["mean", "max"] | None
     candidates: Positive
     simulations: Positive = 60  # as `step`
     samples: Positive

@@ -26,7 +26,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
     Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari
     2006 for trees.
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     parent = N[node] + virtual[node]
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
@@ -37,8 +37,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
         score = (
             math.inf
             if visits == 0
-            else (tree.discount * W[child] / visits - tree.low) / tree.span
-            + exploration * math.sqrt(log_parent / visits)
+            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
         )
         if score > best_score:
             best, best_score = child, score
@@ -53,7 +52,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
     holds sum to 1 over the siblings; where it holds none, P is the probability of the step's
     tokens, normalised over the siblings here.
     """
-    N, W, virtual, prior = tree.N, tree.W, tree.virtual, tree.prior
+    N, virtual, prior = tree.N, tree.virtual, tree.prior
     children = tree.children[node]
     priors: Sequence[Any] = [prior[child] for child in children]
     if priors[0] is None:
@@ -65,7 +64,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
         # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
         score = exploration * share * root_visits / (1 + visits)
         if visits:
-            score = (tree.discount * W[child] / visits - tree.low) / tree.span + score
+            score = tree.scaled(child, visits) + score
         if score > best_score:
             best, best_score = child, score
     return best
@@ -82,7 +81,7 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning
     in complex action spaces").
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     drawn, left = probabilities(tree, node)
     scale = exploration * math.sqrt(N[node] + virtual[node])
     # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
@@ -90,8 +89,9 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in arms:
         visits = N[child] + virtual[child]
-        value = (tree.discount * W[child] / visits - tree.low) / tree.span if visits else 0.0
-        score = value + scale * max(drawn[child], left) / (1 + visits)
+        score = scale * max(drawn[child], left) / (1 + visits)
+        if visits:
+            score = tree.scaled(child, visits) + score
         if score >= best_score:
             best, best_score = child, score
     return best
@@ -106,7 +106,7 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a
     draw.
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     log_parent = math.log(max(N[node] + virtual[node], 1))
     best, best_score = (
         node,
@@ -118,8 +118,7 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
         score = (
             math.inf
             if not visits
-            else (tree.discount * W[child] / visits - tree.low) / tree.span
-            + exploration * math.sqrt(log_parent / visits)
+            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
         )
         if score >= best_score:
             best, best_score = child, score
@@ -153,10 +152,9 @@ DRAWS = 3  # of best-first search: after so many from a state its V counts half
 
 def best_first(node: OpenNode, exploration: float, discount: float) -> float:
     """Least for the largest `V / (1 + k / DRAWS)`, k draws from the node so far: a state gives way
-    as it was asked.
+    as it was asked. Without a value V is 1.
     """
-    assert node.value is not None  # see `Selector.valued`
-    return -node.value / (1 + node.draws / DRAWS)
+    return -(1.0 if node.value is None else node.value) / (1 + node.draws / DRAWS)
 
 
 def phs(node: OpenNode, scale: float, discount: float) -> float:
@@ -190,17 +188,17 @@ class Selector(NamedTuple):
     guided: float  # where Q is scaled by the tree's least and largest
     halves: bool = False  # the root's children share the simulations by sequential halving
     priority: Priority = best_first
-    valued: bool = True  # `priority` reads nothing without a value
+    largest: float | None = None  # in place of `guided` with `search.backup: max`, where it differs
 
 
 SELECT = "search.select"
 SELECTORS = {
     "ucb1": Selector(ucb1, open_ucb1, 2**0.5, 2**0.5),
-    "puct": Selector(puct, open_puct, 2.0, GUIDED),
+    "puct": Selector(puct, open_puct, 2.0, GUIDED, largest=0.05),
     "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True),
     "restart": Selector(None, restart, 0.0, 0.0),
     "best-first": Selector(None, None, 0.0, 0.0),
-    "phs": Selector(None, None, 100.0, 2.0, priority=phs, valued=False),
+    "phs": Selector(None, None, 100.0, 2.0, priority=phs),
 }
 
 
@@ -214,11 +212,20 @@ def selector_of(named: str) -> Selector:
     return selector
 
 
-def constant(selector: str, exploration: float | None, guided: bool = False) -> float:
+def under_verifier(selector: str) -> str:
+    """How a record calls a selector's rule under a verifier."""
+    return f"open_{selector}" if selector in ("puct", "ucb1") else selector
+
+
+def constant(
+    selector: str, exploration: float | None, guided: bool = False, largest: bool = False
+) -> float:
     """The selector's exploration constant: `exploration`, or its usual one for None. `guided`: by a
-    value.
+    value, `largest`: Q is the largest one.
     """
     if exploration is not None:
         return exploration
     rules = selector_of(selector)
+    if guided and largest and rules.largest is not None:
+        return rules.largest
     return rules.guided if guided else rules.exploration

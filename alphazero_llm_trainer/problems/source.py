@@ -104,6 +104,8 @@ class Source(ABC):
             configuration says.
         gold_free: its grades need no gold answer.
         plays: its problems are games, and one that isn't won has no answer.
+        deterministic: a step leads to one state, so that a state is worth its best step
+            (`search.backup: max` is tried).
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -117,6 +119,7 @@ class Source(ABC):
     demonstration_share: float = 0.0
     gold_free: bool = False
     plays: bool = False
+    deterministic: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None

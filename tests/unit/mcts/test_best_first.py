@@ -1,5 +1,6 @@
 """The rules that go by open nodes: PHS against a reference, with and without a value."""
 
+import asyncio
 import itertools
 import math
 from random import Random
@@ -15,7 +16,7 @@ from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live, shares
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
-from alphazero_llm_trainer.mcts.select import phs
+from alphazero_llm_trainer.mcts.select import open_puct, phs
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, RewardParts, Step
 
@@ -148,3 +149,66 @@ def test_a_search_repeats_itself_and_its_history_gives_its_visits(verifier):
         for backup in tree.backups:
             past.backup(*backup)
         assert (past.N, past.W) == (tree.N, tree.W)
+
+
+@pytest.mark.parametrize("verifier", [RULE, Product([RULE, VALUE])])
+def test_a_tree_is_the_same_alone_and_among_others(verifier):
+    settings = SearchConfig(select="phs", simulations=25, discount=0.9)
+
+    async def of(*seeds):
+        one = Search(ScriptedPolicy(2), None, settings, verifier=verifier)
+        results = await asyncio.gather(*(one.run(a_problem("p"), seed) for seed in seeds))
+        return [result.tree.to_dict() for result in results]
+
+    assert asyncio.run(of(*range(5))) == [asyncio.run(of(seed))[0] for seed in range(5)]
+
+
+# -- backup by maximum -----------------------------------------------------------------------------
+
+
+def largest(tree, node):
+    """The largest gamma^k of V and of what ended, k steps below `node`; a rejected step has none."""
+    if tree.reward[node] is not None:
+        return tree.reward[node]
+    own = [] if tree.V[node] is None or node == ROOT else [tree.V[node]]
+    below = [tree.discount * largest(tree, child) for child in tree.children[node]
+             if tree.verdict[child] != REJECTED]  # fmt: skip
+    return max([*own, *below], default=0.0)
+
+
+def test_the_largest_value_is_kept_as_it_would_be_computed_from_scratch():
+    deep = 0
+    for seed in range(30):
+        asked = {"select": "puct", "simulations": 60, "discount": 0.9, "width": 1 + 2 * (seed % 2)}
+        judge = Product([RULE, VALUE])
+        mean, tree = (
+            grown(judge, seed, backup=way, verify={"accept_above": 1.0}, **asked).tree
+            for way in ("mean", "max")
+        )
+        for node in range(1, len(tree)):
+            assert math.isclose(tree.best[node], largest(tree, node))
+            assert tree.best[node] >= tree.q(node) - 1e-12 and tree.verdict[ROOT] is None
+            deep = max(deep, len(tree.path(node)))
+        assert mean.best is None
+        again = Tree.from_dict(tree.to_dict())
+        again.maximise()  # from the history
+        assert again.best == tree.best and again.to_dict() == tree.to_dict()
+        again.maximise()
+        assert again.best == tree.best
+    assert deep > 4
+
+
+def test_a_state_is_worth_its_best_step_however_many_lead_nowhere():
+    tree = Tree()
+    tree.discount = 0.9
+    one, other = (tree.attach(ROOT, Step((at,), (-1.0,), f"{at}")) for at in range(2))
+    tree.backup(one, 0.5)
+    tree.backup(other, 0.4)
+    for at in range(7):
+        tree.backup(tree.attach(one, Step((9, at), (-3.0,), f"9{at}")), 0.05 if at else 0.6)
+    arms = [one, other]
+    tree.rescale()
+    assert open_puct(tree, ROOT, 0.0, arms) == other
+    tree.maximise()
+    tree.rescale()
+    assert tree.best[one] == pytest.approx(0.54) and open_puct(tree, ROOT, 0.0, arms) == one
