@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..chat.remote import RemoteStudent
 from ..config.load import GUIDED, Config, load_answering, resolve_name
 from ..errors import ConfigError
+from ..eval.verifiers import load_verifier
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
-from ..mcts.select import constant
+from ..mcts.select import constant, under_verifier
 from ..mcts.tree import Tree
 from ..policy.answering import answering_student
-from ..policy.folders import carried_value, with_discount
+from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
 from ..report.page import framed
@@ -160,6 +161,30 @@ def unknown_words(student: Student, question: str) -> list[str]:
     ][:SHOWN]
 
 
+def with_own_value(
+    config: Config, folder: Path | None, student: Student | None, progress: Progress
+) -> tuple[Config, Path | None, str | None]:
+    """The search by the value that the student's folder carries: its configuration, and under the
+    rule that validation chose it for, the value's folder and the verifier; None for both elsewhere.
+    """
+    if config.search.value is not None or config.engine.backend == "openai":
+        return config, None, None
+    config, own = carried_value(config, folder, student)
+    if own is None:
+        return config, None, None
+    judged = not sets_search(config)
+    config, used, said = with_chosen(config, own)
+    progress.say(said)
+    if judged:
+        return config, used, "calculator" if used is None else "calculator+value"
+    guided = {"value": str(own)} | {
+        key: choice
+        for key, choice in GUIDED["search"].items()
+        if getattr(config.search, key) == getattr(config.plain.search, key)
+    }
+    return config.changed(search=guided), None, None
+
+
 def find(
     problem: Problem,
     config: Config,
@@ -176,18 +201,10 @@ def find(
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
-    if config.search.value is None and config.engine.backend != "openai":
-        config, own = carried_value(config, folder, student)
-        if own is not None:
-            guided = {"value": str(own)} | {
-                key: choice
-                for key, choice in GUIDED["search"].items()
-                if getattr(config.search, key) == getattr(config.plain.search, key)
-            }
-            config = config.changed(search=guided)
-            progress.say("this student carries a value, which guides the search")
-    alone = config.search.value is None
-    check_settings(config.search, not alone)
+    config, own, judge = with_own_value(config, folder, student, progress)
+    alone = config.search.value is None and own is None
+    if judge is None:
+        check_settings(config.search, not alone)
     if student is None:
         progress.wait(f"loading {resolve_name(config)}")
         config = with_context(config, question=problem.question)
@@ -212,6 +229,7 @@ def find(
         folder = Path(config.search.value)
         value = load_value(folder, student, config)
         config = with_discount(config, folder)
+    verifier = None if judge is None else load_verifier(judge, student, config, None, own)
     tree = Tree()
     with Stop(progress) as stop:
 
@@ -220,7 +238,7 @@ def find(
             progress.at(len(tree.simulations))
             return stop()
 
-        search = answer_search(student, config, perplexity, asked, value)
+        search = answer_search(student, config, perplexity, asked, value, verifier=verifier)
         progress.start(
             config.search.simulations,
             unit="simulation",
@@ -231,11 +249,14 @@ def find(
         progress.stop()
     if remote is not None and (word := remote.word):
         progress.say(word)
-    selector = config.search.selector()
+    selector = config.search.selector(verifier is not None)
+    largest = config.search.backup == "max"
     rule = {
-        "rule": selector,
-        "exploration": constant(selector, config.search.exploration, value is not None),
+        "rule": selector if judge is None else under_verifier(selector),
+        "exploration": constant(selector, config.search.exploration, not alone, largest),
     }
+    if judge is not None:
+        rule["verifier"] = judge
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
     return Searched(
         **{part.name: getattr(result, part.name) for part in fields(result)},

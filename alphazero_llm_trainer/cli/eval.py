@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
+from ..errors import ConfigError
 from ..eval.names import METHOD_NAMES
 from ..files import command_line
-from ..live import Progress, Stop
+from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
     SOURCES,
@@ -21,6 +22,7 @@ from .base import (
     add_judge,
     add_model,
     add_reward,
+    check_least,
     load_guided,
     print_json,
     resolve,
@@ -40,7 +42,11 @@ of mcts, over steps or with --set search.mode=token over tokens.
 
 DIR gets cells/ (one finished method and budget each, written whole), results.json and
 report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be
-added."""
+added.
+
+--tune tries some ten searches, with and without the value that the student's folder carries, on
+-n validation problems of one source, and writes the best one beside the value: search, eval and
+serve then use it where no search.* says how."""
 
 
 def add_eval(commands: Any) -> None:
@@ -76,6 +82,11 @@ def add_eval(commands: Any) -> None:
     parser.add_argument(
         "--samples", type=int, default=0, metavar="K", help="also pass@k of K samples"
     )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="choose the search for the value in the student's folder, on validation problems",
+    )
     parser.add_argument("--out", type=Path, help="default: a new folder checkpoints/eval-NNN")
     parser.add_argument(
         "--resume", action="store_true", help="go on with --out, or with the newest eval-NNN"
@@ -87,7 +98,7 @@ def add_eval(commands: Any) -> None:
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..api.evaluate import Evaluation, StoppedError, execute  # without torch
+    from ..api.evaluate import Evaluation, execute  # without torch
 
     names = (
         "methods",
@@ -100,6 +111,8 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         "samples",
     )
     named = args.sources or ["auto"]
+    if args.tune:
+        return run_tune(args, config)
     work = Evaluation.of(
         lambda name: f"--{name.replace('_', '-')}",
         source=[config.problems.source if name == "auto" else name for name in named],
@@ -121,4 +134,51 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         return 0
     print(table)
     print(f"results.json and report.html are in {table.folder}")
+    return 0
+
+
+# What --tune reads no other value of.
+UNTUNED: dict[str, Any] = {
+    "methods": list(METHOD_NAMES),
+    "samples": 0,
+    "split": "test",
+    **dict.fromkeys(("verifier", "prm", "value", "out")),
+    "resume": False,
+}
+
+
+def run_tune(args: argparse.Namespace, config: Config) -> int:
+    """Choose the search for a student's value, say what was best and print the table. 130 when the
+    user stopped it.
+    """
+    from ..eval.tune import tune
+
+    for name, usual in UNTUNED.items():
+        if getattr(args, name) != usual:
+            raise ConfigError(
+                f"--tune is given with --{name}: it tries searches of its own on validation "
+                "problems, so leave one of them out"
+            )
+    [source, *sources] = args.sources or ["auto"]
+    [budget, *budgets] = args.budget_tokens or [config.answer_budget]
+    if sources or budgets:
+        raise ConfigError("--tune chooses for one source and one budget: name one of each")
+    check_least(1, num=args.num, budget_tokens=budget)
+    check_least(0, start=args.start)
+    if source != "auto":
+        config = config.changed(problems={"source": source})
+    progress = Progress(args.quiet)
+    try:
+        with progress, Stop(progress) as stop:
+            tell_loading(args, progress, config)
+            record = tune(config, args.path, args.num, args.start, budget, progress, stop)
+    except StoppedError:
+        progress.say("stopped; nothing was chosen")
+        return EXIT_STOPPED
+    if args.json:
+        print_json(record)
+        return 0
+    gain, low, high = record["gain"]
+    helps = "helps" if record["helps"] else "isn't shown to help, and isn't used"
+    print(f"the value {helps}: {gain:+.3f} [{low:+.3f}, {high:+.3f}] over the best without it")
     return 0

@@ -221,8 +221,10 @@ def unread(config: Config) -> dict[str, str]:
         keys["search.beam"] = "the width of search.rollout=beam, which isn't set:"
     if search.select != "gumbel":
         keys["search.candidates"] = "of search.select=gumbel, which isn't set:"
-    if search.select == "restart":
-        keys["search.exploration"] = "and search.select=restart has no constant:"
+    if search.select in ("restart", "best-first"):
+        keys["search.exploration"] = f"and search.select={search.select} has no constant:"
+    if search.select in ("restart", "best-first", "phs", "gumbel"):
+        keys["search.backup"] = f"of what PUCT and UCB1 read, and search.select is {search.select}:"
     if backend != "inprocess":
         keys["engine.dtype"] = f"of the C kernels, and engine.backend is {backend}:"
         keys["engine.native"] = f"of the in-process engine, and engine.backend is {backend}:"

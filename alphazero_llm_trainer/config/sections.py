@@ -52,7 +52,7 @@ def not_nearly_greedy(temperature: float) -> float:
 
 Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
-SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first")
+SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first", "phs")
 
 
 def a_selector(select: str | None) -> str | None:
@@ -197,6 +197,7 @@ class SearchConfig(Section):
     mode: Literal["step", "token"]
     select: Annotated[str | None, AfterValidator(a_selector)]
     exploration: NonNegativeFloat | None
+    backup: Literal["mean", "max"] | None
     candidates: Positive
     simulations: Positive = 60  # as `step`
     samples: Positive

@@ -18,7 +18,7 @@ from ..live import Progress, run_until
 from ..mcts.driver import check_settings
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
-from ..policy.folders import carried_value, check_critic, with_discount
+from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
 from ..problems.load import load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import JUDGE, open_reward
@@ -144,11 +144,9 @@ class Evaluation(BaseModel):
         config, carried = carried_value(config, path, student)
         if carried is None:
             return config, self
-        progress.say(
-            "this student carries a value, which judges beside the calculator; "
-            "--verifier calculator leaves it out"
-        )
-        asked = {"value": carried, "verifier": "calculator+value"}
+        config, value, said = with_chosen(config, carried)
+        progress.say(f"{said}; --verifier calculator leaves all of it out")
+        asked = {"value": value, "verifier": "calculator+value" if value else "calculator"}
         return config, self.model_copy(update=asked)
 
     def measured(

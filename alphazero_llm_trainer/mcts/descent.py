@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from .tree import REJECTED, ROOT, Tree
+
+TINY = 1e-300  # log must not see 0
 
 # (tree, node, simulations still to come) -> where the descent goes from `node`: to a child; to
 # `node` itself, which is the leaf then; None where the next choice waits for values of simulations
@@ -59,18 +63,37 @@ def rescaled(rule: Rule) -> Rule:
     return scaled
 
 
-class BestFirst:
-    """The rule of best-first search: down to the open node with the largest `V / (1 + k / DRAWS)`,
-    k draws from it so far, the earliest on ties.
+class OpenNode(NamedTuple):
+    """A node that a step can be drawn from, as a `Priority` reads it.
 
-    A state is asked for one step at a time, and gives way as it was asked. A root whose V the
-    budget didn't pay for stands at the mean of what was backed up.
+    `logprob` (nats) is of the path to it and a step not drawn yet, under `shares`; `draws` are those
+    from it so far and in flight; `value` is its V, the mean of what was backed up where its V isn't
+    known, and None in a search without a value.
     """
 
-    DRAWS = 3
+    depth: int
+    logprob: float
+    draws: int
+    value: float | None
 
-    def __init__(self, arms: Arms) -> None:
-        self.arms = arms
+
+# (node, exploration, discount) -> a number: the node with the least one is drawn from next
+Priority = Callable[[OpenNode, float, float], float]
+
+
+class BestFirst:
+    """The rule of best-first searches: down to the open node with the least `priority`, the earliest
+    on ties. A state is asked for one step at a time.
+
+    `guided`: by a value. A root whose V the budget didn't pay for stands at the mean of what was
+    backed up.
+    """
+
+    def __init__(
+        self, arms: Arms, priority: Priority, exploration: float = 0.0, guided: bool = True
+    ) -> None:
+        self.arms, self.priority = arms, priority
+        self.exploration, self.guided = exploration, guided
         self.way: list[int] = []  # from the node that the descent has reached to its end
 
     def __call__(self, tree: Tree, node: int, left: int) -> int:
@@ -80,16 +103,45 @@ class BestFirst:
 
     def best(self, tree: Tree) -> int:
         """The node to draw from next."""
-        live = [ROOT]
-        for node in live:  # grows while it is read
-            live += [child for child in self.arms(tree, node) if tree.verdict[child] is None]
-
-        def score(node: int) -> float:
+        live = [(ROOT, 0, 0.0)]  # with its depth and the log-probability of the path to it
+        scores = []
+        for node, depth, logprob in live:  # grows while it is read
+            drawn, new = shares(tree, node)
+            live += [
+                (child, depth + 1, logprob + math.log(drawn[child]))
+                for child in self.arms(tree, node)
+                if tree.verdict[child] is None
+            ]
             value = tree.V[node]
+            if value is None and self.guided:
+                value = tree.q(node)
             draws = tree.drawn[node] + tree.virtual[node]
-            return (tree.q(node) if value is None else value) / (1 + draws / self.DRAWS)
+            state = OpenNode(depth, logprob + math.log(new), draws, value)
+            scores.append((self.priority(state, self.exploration, tree.discount), node))
+        return min(scores)[1]
 
-        return max(live, key=lambda node: (score(node), -node))
+
+def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
+    """The probability of each child's tokens under the policy, and what is left for steps not drawn
+    yet.
+    """
+    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+    return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
+
+
+def shares(tree: Tree, node: int) -> tuple[dict[int, float], float]:
+    """What each child and a step not drawn yet have of a probability of 1, all above 0.
+
+    A child has the probability of its tokens, and no less than an equal part of what k children
+    leave, `left / (1 + k)`: a long step has next to none and is never drawn twice (as samples have
+    equal priors in Hubert et al. 2021). A new step has the rest, less for each draw in flight and
+    each that brought no new child.
+    """
+    drawn, left = probabilities(tree, node)
+    count = 1 + len(drawn)
+    drawn = {child: max(p, left / count, TINY) for child, p in drawn.items()}
+    vain = (1 + tree.drawn[node] + tree.virtual[node]) / count
+    return drawn, max((1.0 - math.fsum(drawn.values())) / vain, TINY)
 
 
 class Live:

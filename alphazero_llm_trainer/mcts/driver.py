@@ -119,15 +119,12 @@ class Search:
                 "it judges steps; use search.mode=step"
             )
         guided = verifier is not None and verifier.guides
-        check_settings(settings, value is not None or guided)
+        # An open node's next step is all that best-first searches ask for, by the policy alone too.
+        single = guided or (verifier is not None and rules.open is None)
+        check_settings(settings, value is not None or single)
         if settings.rollout is None:
-            rollout = "none" if guided else "sample"
+            rollout = "none" if single else "sample"
             self.settings = settings = settings.changed(rollout=rollout)
-        if rules.open is None and verifier is not None and not guided:
-            raise ConfigError(
-                f"search.select is {selector}, which goes by the value of each state under a rule: "
-                "name a value (eval --verifier calculator+value --value DIR), or take puct"
-            )
         self.guided = guided or value is not None
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
@@ -229,7 +226,8 @@ class Search:
         settings, judged = self.settings, self.verifier is not None
         selector = settings.selector(judged)
         rules = selector_of(selector)
-        exploration = constant(selector, settings.exploration, self.guided)
+        largest = settings.backup == "max"
+        exploration = constant(selector, settings.exploration, self.guided, largest)
         # The improved policy would look at nothing else than a finished response, and that is
         # known.
         arms = Live(tree, settings.verify.patience, ends=not rules.halves) if judged else expanded
@@ -239,10 +237,12 @@ class Search:
         elif rules.open is not None:
             rule = opened(rules.open, exploration, arms)
         else:
-            rule = BestFirst(arms)
+            rule = BestFirst(arms, rules.priority, exploration, self.guided)
         if self.guided:
             rule = rescaled(rule)
         tree.discount = settings.discount
+        if largest:
+            tree.maximise()
         if rules.halves:
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or
             # under a verifier singly.

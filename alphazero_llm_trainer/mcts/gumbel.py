@@ -26,13 +26,12 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from .descent import Arms, Rule, expanded
+from .descent import TINY, Arms, Rule, expanded
 from .tree import ROOT, Tree
 
 SCALE = 0.1  # mctx's value_scale, c_scale in the paper
 MAX_VISIT_INIT = 50.0  # mctx's maxvisit_init, c_visit in the paper
 EPSILON = 1e-8  # the least range that values are rescaled by
-TINY = 1e-300  # log must not see 0
 
 
 class Halving:

@@ -61,8 +61,8 @@ class LeafEvaluation:
     scores: a verifier's score of each step of the one playout, in [0, 1]; None where it checked
     nothing.
     unread: for each of these steps, whether it states something that could not be checked.
-    values: V of each step of the one playout, where the verifier is a value network. A playout
-    without a reward backs up V of its last step, once.
+    values: V of each step of the one playout, where the verifier is a value network. A judged
+    playout without a reward backs up V of its last step, once, and without a value `estimate`.
     """
 
     playouts: Sequence[Playout] = ()
@@ -220,8 +220,10 @@ class Mcts:
                 tree.unread[node] = evaluation.unread[depth]
             if depth < len(evaluation.values):
                 tree.V[node] = evaluation.values[depth]
-        if playout.reward is None and evaluation.values:
-            tree.backup(node, evaluation.values[-1])
+        if playout.reward is None and evaluation.scores:
+            standing = evaluation.values[-1] if evaluation.values else evaluation.estimate
+            if standing is not None:
+                tree.backup(node, standing)
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
                 tree.finish(node, playout.verdict, playout.reward)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ..config.objects import own_object
 from ..errors import ConfigError
-from .descent import OpenSelect, Select
-from .gumbel import SCALE, TINY, furthest_short, gumbel, improved_logits, raw_value, softmax
+from .descent import TINY, OpenNode, OpenSelect, Priority, Select, probabilities
+from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
 
 
@@ -26,7 +26,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
     Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari
     2006 for trees.
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     parent = N[node] + virtual[node]
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
@@ -37,8 +37,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
         score = (
             math.inf
             if visits == 0
-            else (tree.discount * W[child] / visits - tree.low) / tree.span
-            + exploration * math.sqrt(log_parent / visits)
+            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
         )
         if score > best_score:
             best, best_score = child, score
@@ -53,7 +52,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
     holds sum to 1 over the siblings; where it holds none, P is the probability of the step's
     tokens, normalised over the siblings here.
     """
-    N, W, virtual, prior = tree.N, tree.W, tree.virtual, tree.prior
+    N, virtual, prior = tree.N, tree.virtual, tree.prior
     children = tree.children[node]
     priors: Sequence[Any] = [prior[child] for child in children]
     if priors[0] is None:
@@ -65,7 +64,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
         # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
         score = exploration * share * root_visits / (1 + visits)
         if visits:
-            score = (tree.discount * W[child] / visits - tree.low) / tree.span + score
+            score = tree.scaled(child, visits) + score
         if score > best_score:
             best, best_score = child, score
     return best
@@ -82,7 +81,7 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning
     in complex action spaces").
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     drawn, left = probabilities(tree, node)
     scale = exploration * math.sqrt(N[node] + virtual[node])
     # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
@@ -90,8 +89,9 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in arms:
         visits = N[child] + virtual[child]
-        value = (tree.discount * W[child] / visits - tree.low) / tree.span if visits else 0.0
-        score = value + scale * max(drawn[child], left) / (1 + visits)
+        score = scale * max(drawn[child], left) / (1 + visits)
+        if visits:
+            score = tree.scaled(child, visits) + score
         if score >= best_score:
             best, best_score = child, score
     return best
@@ -106,7 +106,7 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a
     draw.
     """
-    N, W, virtual = tree.N, tree.W, tree.virtual
+    N, virtual = tree.N, tree.virtual
     log_parent = math.log(max(N[node] + virtual[node], 1))
     best, best_score = (
         node,
@@ -118,8 +118,7 @@ def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
         score = (
             math.inf
             if not visits
-            else (tree.discount * W[child] / visits - tree.low) / tree.span
-            + exploration * math.sqrt(log_parent / visits)
+            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
         )
         if score >= best_score:
             best, best_score = child, score
@@ -148,14 +147,32 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
 
 
 GUIDED = 0.5  # PUCT's constant where a value guides
+DRAWS = 3  # of best-first search: after so many from a state its V counts half
 
 
-def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
-    """The probability of each child's tokens under the policy, and what is left for steps not drawn
-    yet.
+def best_first(node: OpenNode, exploration: float, discount: float) -> float:
+    """Least for the largest `V / (1 + k / DRAWS)`, k draws from the node so far: a state gives way
+    as it was asked. Without a value V is 1.
     """
-    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
-    return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
+    return -(1.0 if node.value is None else node.value) / (1 + node.draws / DRAWS)
+
+
+def phs(node: OpenNode, scale: float, discount: float) -> float:
+    """Policy-guided heuristic search: `log(g + h) - L * (1 + h / g)`, the least first.
+
+    g are the steps down to a new one, L the log-probability of the path with it, and h the steps
+    from there to the goal, so that the path goes on as likely as it began. V = gamma^d says
+    `h = scale * ln V / ln gamma`; under no discount V is the chance of the goal, and h is
+    `-scale * ln V`, the nats that it takes. Without a value h is `scale` itself: Levin tree search
+    with 0, and the larger the nearer to the mean log-probability of a step.
+
+    Orseau & Lelis 2021, "Policy-guided heuristic search with guarantees", for sampled steps; Orseau
+    et al. 2018, "Single-agent policy tree search with guarantees".
+    """
+    steps, ahead = node.depth + 1, scale
+    if node.value is not None:
+        ahead *= math.log(max(node.value, TINY)) / (math.log(discount) if discount < 1 else -1.0)
+    return math.log(steps + ahead) - node.logprob * (1 + ahead / steps)
 
 
 class Selector(NamedTuple):
@@ -166,19 +183,22 @@ class Selector(NamedTuple):
     """
 
     select: Select | None  # None: under a verifier alone
-    open: OpenSelect | None  # None: `descent.BestFirst`
+    open: OpenSelect | None  # None: `descent.BestFirst`, by `priority`
     exploration: float
     guided: float  # where Q is scaled by the tree's least and largest
     halves: bool = False  # the root's children share the simulations by sequential halving
+    priority: Priority = best_first
+    largest: float | None = None  # in place of `guided` with `search.backup: max`, where it differs
 
 
 SELECT = "search.select"
 SELECTORS = {
     "ucb1": Selector(ucb1, open_ucb1, 2**0.5, 2**0.5),
-    "puct": Selector(puct, open_puct, 2.0, GUIDED),
+    "puct": Selector(puct, open_puct, 2.0, GUIDED, largest=0.05),
     "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True),
     "restart": Selector(None, restart, 0.0, 0.0),
     "best-first": Selector(None, None, 0.0, 0.0),
+    "phs": Selector(None, None, 100.0, 2.0, priority=phs),
 }
 
 
@@ -192,11 +212,20 @@ def selector_of(named: str) -> Selector:
     return selector
 
 
-def constant(selector: str, exploration: float | None, guided: bool = False) -> float:
+def under_verifier(selector: str) -> str:
+    """How a record calls a selector's rule under a verifier."""
+    return f"open_{selector}" if selector in ("puct", "ucb1") else selector
+
+
+def constant(
+    selector: str, exploration: float | None, guided: bool = False, largest: bool = False
+) -> float:
     """The selector's exploration constant: `exploration`, or its usual one for None. `guided`: by a
-    value.
+    value, `largest`: Q is the largest one.
     """
     if exploration is not None:
         return exploration
     rules = selector_of(selector)
+    if guided and largest and rules.largest is not None:
+        return rules.largest
     return rules.guided if guided else rules.exploration

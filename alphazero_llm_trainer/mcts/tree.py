@@ -76,6 +76,7 @@ class Tree:
     them, by leaf: for those who watch, and not saved.
 
     `discount` is gamma: a value that is backed up is worth gamma times itself one step above.
+    `best` is the largest that was backed up to each node, None where Q is the mean; see `maximise`.
     `low` and `span` say how selection scales Q, see `rescale`.
 
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
@@ -116,6 +117,7 @@ class Tree:
         self.simulations: list[tuple[int, int, int]] = []
         self.growing: dict[int, list[Step]] = {}
         self.discount, self.low, self.span = 1.0, 0.0, 1.0
+        self.best: list[float] | None = None
         self._append(-1, [Step((), (), "")], [None])
 
     def __len__(self) -> int:
@@ -187,6 +189,8 @@ class Tree:
         self.text += [step.text for step in steps]
         self.prior += priors
         self.children += [[] for _ in range(count)]
+        if self.best is not None:
+            self.best += [0.0] * count
         for name, unset in UNSET.items():
             getattr(self, name).extend([unset] * count)
 
@@ -219,9 +223,16 @@ class Tree:
         self.backups.append((node, reward, above))
         # One visit along the path: N += 1, W += gamma^d r at d steps above, so that Q = W/N is the
         # mean discounted reward through a node.
+        for at, worth in self.upwards(node, reward, above):
+            self.N[at] += 1
+            self.W[at] += worth
+            if self.best is not None:
+                self.best[at] = max(self.best[at], worth)
+
+    def upwards(self, node: int, reward: float, above: int) -> Iterator[tuple[int, float]]:
+        """`node` and its ancestors up to `above`, with what `reward` is worth there."""
         while node != above:
-            self.N[node] += 1
-            self.W[node] += reward
+            yield node, reward
             reward *= self.discount
             node = self.parent[node]
 
@@ -272,13 +283,31 @@ class Tree:
         """Q(node) = W/N, the mean reward of the visits; 0 without one."""
         return self.W[node] / self.N[node] if self.N[node] else 0.0
 
-    def rescale(self) -> None:
-        """Scale Q = discount * W/N to [0, 1] by its least and largest over the visited nodes below
-        the root; selection then reads it as `(Q - low) / span` (Schrittwieser et al. 2020, MuZero,
-        appendix B, equation 5).
+    def maximise(self) -> None:
+        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d steps
+        below it: no mean of draws, where a step leads to one state and the next one is chosen. What
+        was backed up before counts too.
         """
-        steps = zip(self.W[1:], self.N[1:], strict=True)
-        seen = [self.discount * w / n for w, n in steps if n]
+        if self.best is None:
+            self.best = [0.0] * len(self)
+            for node, reward, above in self.backups:
+                for at, worth in self.upwards(node, reward, above):
+                    self.best[at] = max(self.best[at], worth)
+
+    def scaled(self, node: int, visits: int) -> float:
+        """Q of a node as selection reads it in its parent: what was backed up over `visits`, which
+        are those in flight too, scaled as `rescale` says.
+        """
+        total = self.W[node] if self.best is None else self.N[node] * self.best[node]
+        return (self.discount * total / visits - self.low) / self.span
+
+    def rescale(self) -> None:
+        """Have `scaled` give [0, 1], by the least and largest Q over the visited nodes below the
+        root (Schrittwieser et al. 2020, MuZero, appendix B, equation 5).
+        """
+        self.low, self.span = 0.0, 1.0
+        visits = enumerate(self.N[1:], 1)
+        seen = [self.scaled(node, count) for node, count in visits if count]
         self.low = min(seen, default=0.0)
         self.span = max(seen, default=0.0) - self.low or 1.0
 

@@ -165,11 +165,13 @@ class VerifiedExpansion(Expansion):
         return RewardParts(total=total if answers else 0.0)
 
     def unfinished(self, steps: Sequence[Step], made: Sequence[Judgement]) -> LeafEvaluation:
-        """What the budget left of a chain: its steps stay open, for the chain that `close`
-        draws.
+        """What a simulation of one step, or the budget, left of a chain: its steps stay open.
+
+        Without rollouts and without a value, the `total` of the steps so far is backed up.
         """
         playout = Playout(Continuation(tuple(steps), False), None, None)
-        return LeafEvaluation([playout], **columns(made))
+        total = made[-1].total if made and not self.rolls else None
+        return LeafEvaluation([playout], estimate=total, **columns(made))
 
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""

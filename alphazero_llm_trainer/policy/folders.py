@@ -14,7 +14,7 @@ from ..config.cache import cache_folder
 from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
-from ..config.sections import StudentModel
+from ..config.sections import SELECTORS, SearchConfig, StudentModel
 from ..engine.device import multiplies
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..files import read_object, write_json
@@ -310,6 +310,47 @@ def carried_value(
         log.warning("%s is left out: the in-process engine alone reads it", place)
         return config, None
     return with_discount(config, place), place
+
+
+CHOSEN = "search"  # of critic.json: what validation chose, see `eval.tune`
+# Where it hasn't: a learned value that was never held against none isn't used, for some harm.
+UNTRIED = {"select": "phs", "helps": False}
+CHOOSES = ("select", "backup", "exploration")
+
+
+def with_chosen(config: Config, value: Path) -> tuple[Config, Path | None, str]:
+    """The search under a rule that validation chose for the student that carries this value; the
+    value's folder, None where the search is better without it; and a sentence about it. What the
+    user set of the search wins: see `sets_search`.
+    """
+    if sets_search(config):
+        return config, value, "this student carries a value, which guides the search that is set"
+    card = read_note(value, "critic.json")
+    record = card.get(CHOSEN, UNTRIED)
+    try:
+        if record["select"] not in SELECTORS:  # a file's code would run
+            raise ValueError(record["select"])
+        search = SearchConfig.model_validate({k: record[k] for k in CHOOSES if k in record})
+        helps = bool(record["helps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{value} has a broken critic.json ({CHOSEN}: {first_line(error)}): choose again with "
+            "eval --tune"
+        ) from error
+    config = config.changed(search={key: getattr(search, key) for key in CHOOSES})
+    said = f"this student carries a value; search.select={search.select} "
+    said += "goes by it" if helps else "goes without it"
+    untried = ": eval --tune says whether it helps"
+    said += ", as validation chose" if CHOSEN in card else untried
+    return config, value if helps else None, said
+
+
+def sets_search(config: Config) -> bool:
+    """Whether the user said how to search, so that nothing else does."""
+    read = config.search, config.plain.search
+    return any(
+        getattr(read[0], key) != getattr(read[1], key) for key in (*CHOOSES, "mode", "rollout")
+    )
 
 
 def with_discount(config: Config, value: Path) -> Config:

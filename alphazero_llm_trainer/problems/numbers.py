@@ -41,6 +41,7 @@ class Numbers(GeneratedSource):
 
     name = "numbers"
     prompt_tokens = 64
+    deterministic = True
     system_prompt = NUMBERS_PROMPT
 
     def build(self, split: str, index: int, level: int) -> Task:

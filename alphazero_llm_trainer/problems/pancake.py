@@ -36,6 +36,7 @@ class Pancake(GeneratedSource):
     name = "pancake"
     scratch = "sft_pancake.yaml"
     plays = True
+    deterministic = True
     prompt_tokens = 64
     system_prompt = PANCAKE_PROMPT
     default_levels = (3,)

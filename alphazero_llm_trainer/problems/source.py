@@ -107,6 +107,8 @@ class Source(ABC):
         plays: its problems are games, and one that isn't won has no answer.
         strict_steps: each step is a calculation (`9 * 2 = 18`), so that one that can't be read is
             wrong.
+        deterministic: a step leads to one state, so that a state is worth its best step
+            (`search.backup: max` is tried).
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -121,6 +123,7 @@ class Source(ABC):
     gold_free: bool = False
     plays: bool = False
     strict_steps: bool = False
+    deterministic: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None

@@ -12,7 +12,7 @@ from ..errors import DataError
 from ..files import read_object
 from ..mcts.choose import choose, most_visited
 from ..mcts.journal import JOURNAL, read
-from ..mcts.select import constant
+from ..mcts.select import constant, under_verifier
 from ..mcts.tree import Tree
 from ..problems.step_checks import Calculator
 from ..viewer.record import choice_of, pieces
@@ -75,7 +75,7 @@ class TreeReader:
         more: dict[str, Any] = {}
         if settings is not None:
             selector = settings.selector(self.judged)
-            rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
+            rule = under_verifier(selector) if self.judged else selector
             more["search"] = {"rule": rule, "exploration": constant(selector, settings.exploration)}
             if self.judged:
                 more["search"]["verifier"] = Calculator().name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from ..config.load import Config
@@ -10,10 +11,12 @@ from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
 from ..policy.answering import answering_student
 from ..policy.critic import load_value
-from ..policy.folders import carried_value, with_discount
+from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from .answering import Answerer
 from .requests import MCTS, SAMPLE, Models
+
+log = logging.getLogger(__name__)
 
 
 def load_models(
@@ -40,6 +43,9 @@ def load_models(
         )
     if not (remote or verifier or prm or value or config.search.value):
         config, value = carried_value(config, path)
+        if value is not None:
+            config, value, said = with_chosen(config, value)
+            log.warning(said)
     named = named_verifier(verifier, prm, None if verifier == "none" else value, "calculator+")
     judged = named != "none"
     config.refuse({"search.budget_tokens": "which serve.budget_tokens is here: set that"})

@@ -5,10 +5,14 @@ what was done.
 import pytest
 from support import tiny_llama
 
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.problems.pancake import flip
+from alphazero_llm_trainer.problems.source import open_source
 from alphazero_llm_trainer.types import Problem
 from benchmarks.generations import GAMES, sibling
 from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
+from benchmarks.value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 
 @pytest.mark.parametrize("reward", ["levels", "coin"])
@@ -85,3 +89,30 @@ def test_numbers_have_siblings_and_the_chance_of_random_play():
     # Of the moves with 5 and 4, multiplication alone ends at 20.
     legal = game.moves(problem, game.state(problem, after))
     assert game.exact(problem, after, 1.0) == pytest.approx(1 / (len(legal) + 1))
+
+
+@pytest.mark.parametrize("source", ["pancake", "numbers"])
+def test_planted_noise_has_as_many_pairs_right_as_it_is_asked_for(source):
+    tasks = open_source(load_config(overrides=[f"problems.source={source}"])).load("train", 12)
+    problems, discount = [task.problem for task in tasks], DISCOUNTS[source]
+
+    def reached(spread):
+        value = NOISY[source](spread, discount)
+        return pair_accuracy(GAMES[source], problems, value, discount)
+
+    assert reached(0.0) > 0.98 and reached(1.0) > reached(4.0) > reached(16.0) > 0.4
+    assert reached(spread_of(source, problems, 0.8, discount)) == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_gate_holds_the_best_search_by_a_value_against_the_best_that_reads_none():
+    right = {
+        ("none", "puct"): "0000", ("none", "phs"): "1000", ("constant", "best-first"): "1100",
+        ("noisy", "puct"): "1000", ("noisy", "phs"): "1110", ("exact", "phs"): "1111",
+    }  # fmt: skip
+    cells = {key: Cell("", "mcts", 9, outcomes) for key, outcomes in right.items()}
+    for cell in cells.values():
+        cell.groups = [0, 1, 2, 3]
+    found = gate(cells)
+    assert found["without"] == ["constant", "best-first"]
+    assert found["noisy"]["search"] == "phs" and found["noisy"]["less_without"][0] == 0.25
+    assert found["exact"]["less_without"][0] == 0.5

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_answering, load_training
 from alphazero_llm_trainer.engine.protocol import TeacherLedger
+from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
@@ -185,28 +188,57 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
 
 
 @pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
-def test_the_value_of_a_students_folder_is_used_untold(whole_run, tmp_path):
+def test_the_value_of_a_students_folder_is_used_as_validation_chose(whole_run, tmp_path, capsys):
     run, _ = whole_run
     student, config = run / "student", RunFolder(run).config()
     assert "carries a value" in (student / "README.md").read_text()
     page = (run / "report.html").read_text()
     assert ">Solved trees<" in page and ">Value on new trees<" in page
+    # Nobody has said yet that it helps.
     found = search(student)
+    assert found.rule == {"rule": "phs", "exploration": 100.0, "verifier": "calculator"}
+    assert not any(found.tree.V)
+    found = search(student, select="puct")  # what a user sets wins
     assert found.rule == {"rule": "puct", "exploration": GUIDED}
     assert found.tree.V[1] is not None and search("embedded").tree.V[-1] is None
     loaded = alphazero.load(student)
-    for number, model in enumerate((student, loaded)):
-        asked = {"methods": "mcts", "num": 4, "out": tmp_path / str(number), "progress": False}
-        table = alphazero.evaluate("embedded", model, **asked)
-        assert table.facts["verifier"] == "calculator+value"
+
+    def verifiers(model):
+        """Who judges untold, of `evaluate` and of `serve`; the search that both take."""
+        out = tempfile.mkdtemp(dir=tmp_path)
+        asked = {"methods": "mcts", "num": 4, "out": Path(out) / "eval", "progress": False}
+        facts = alphazero.evaluate("embedded", model, **asked).facts
+        config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
+        _, answerer = load_models(config, "mcts", path, None, None, None)
+        served = answerer.config.search
+        assert facts["config"]["search"]["select"] == served.select
+        return facts["verifier"], answerer.verifier.name, served.select, served.backup
+
+    assert verifiers(student) == ("calculator", "calculator", "phs", None)
+    tune = f"eval --tune --model {student} -n 3 --budget-tokens 120 --json -q".split()
+    assert main(tune) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["table"]) == 10
+    card = student / "value" / "critic.json"
+    assert json.loads(card.read_text())["search"] == record and not record["helps"]
+    for words in ("--verifier calculator", "--budget-tokens 9 90", "--samples 2"):
+        assert main([*"eval --tune --model".split(), str(student), *words.split()]) == 2
+    chosen = {"select": "puct", "backup": "max", "exploration": 0.1, "helps": True}
+    write_json(card, json.loads(card.read_text()) | {"search": chosen})
+    assert verifiers(loaded) == ("calculator+value", "calculator+value", "puct", "max")
+    found = search(student)
+    assert found.rule == {"rule": "open_puct", "exploration": 0.1, "verifier": "calculator+value"}
+    assert found.tree.V[1] is not None and found.tree.best is not None
+    for broken in ({"select": "evil.py:SELECTOR", "helps": True}, {"helps": True}, [1]):
+        write_json(card, json.loads(card.read_text()) | {"search": broken})
+        with pytest.raises(CheckpointError, match=r"critic\.json.*--tune"):
+            search(student)
+    write_json(card, json.loads(card.read_text()) | {"search": chosen})
     assert begins_with_its_value(student, config)
     with torch.no_grad():  # what it carries is of other weights then, and says nothing
         loaded.model.get_input_embeddings().weight.add_(1e-3)
     loaded.engine.set_policy(None, 1)
-    assert search(loaded).tree.V[-1] is None
-    config, path = with_model(str(student), [], lambda layers: load_answering(overrides=layers))
-    _, answerer = load_models(config, "mcts", path, None, None, None)
-    assert answerer.verifier.name == "calculator+value"
+    assert search(loaded, select="puct").tree.V[-1] is None
     assert carried_value(config.changed(engine={"backend": "vllm"}), student)[1] is None
     for kind in SUFFIXES:
         assert export(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
@@ -219,7 +251,9 @@ def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsy
     adapter = run / "adapter"
     merge = f"merge --adapter {adapter} -q --out".split()
     assert main([*merge, str(out)]) == 0
-    first, *others = (search(folder).tree for folder in (run / "student", adapter, out))
+    first, *others = (
+        search(folder, select="puct").tree for folder in (run / "student", adapter, out)
+    )
     for one in others:  # a state has one value, however the student is stored
         assert one.text[1] == first.text[1]
         assert one.V[1] == pytest.approx(first.V[1], abs=1e-4)
@@ -420,8 +454,9 @@ def begins_with_its_value(student, config):
     return torch.equal(run.objective.value.weight[0], learnt)
 
 
-def search(model, simulations=6):
-    return alphazero.search(QUESTION, model=model, simulations=simulations, progress=False)
+def search(model, simulations=6, **settings):
+    asked = {"simulations": simulations, "progress": False, **settings}
+    return alphazero.search(QUESTION, model=model, **asked)
 
 
 @pytest.mark.parametrize("whole_run", ["ppo"], indirect=True, scope="module")

@@ -20,6 +20,7 @@ from alphazero_llm_trainer.eval.verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
+from alphazero_llm_trainer.mcts.select import best_first
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
@@ -164,10 +165,8 @@ def test_best_first_takes_the_state_with_the_largest_value():
     assert solved(lambda left, target: 0.5, select="best-first") <= 0.5
 
 
-def test_best_first_needs_a_value_under_a_rule():
+def test_best_first_needs_a_rule():
     settings = SearchConfig(select="best-first")
-    with pytest.raises(ConfigError, match=r"best-first.*--value"):
-        Search(RandomPlay(), None, settings, verifier=Calculator())
     with pytest.raises(ConfigError, match=r"best-first.*verifier"):
         Search(RandomPlay(), None, settings)
 
@@ -179,7 +178,7 @@ def test_best_first_leaves_a_state_after_which_nothing_fits():
     tree.V[ROOT], tree.V[near], tree.V[far] = 0.1, 0.9, 0.5
     for node in (near, far):
         tree.backup(node, tree.V[node])
-    mcts = Mcts(tree, BestFirst(Live(tree, 4)), 40)
+    mcts = Mcts(tree, BestFirst(Live(tree, 4), best_first), 40)
     asked = Counter[int]()
     for _ in range(20):
         [leaf] = mcts.ask()
