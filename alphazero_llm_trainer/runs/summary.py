@@ -71,7 +71,8 @@ class Summary:
             )
         if self.skipped:
             lines.append(
-                f"{self.skipped:,} trees are empty: the question doesn't fit, or its reward failed"
+                f"{self.skipped:,} trees are empty: the question doesn't fit or is refused, or its "
+                "reward failed"
             )
         if self.set_aside:
             lines.append(
