@@ -119,9 +119,6 @@ class Sampled:
         choice = next(filter(None, objects(body.get("choices"))), {})
         fail(body, choice)
         usage = UsageBody.read(body.get("usage"))
-        if usage is not None:
-            usage.count(self.cost)
-            self.counted = True
         message = mapping(choice.get("delta"))
         if not message and not self.length:
             message = mapping(choice.get("message"))
@@ -144,6 +141,9 @@ class Sampled:
         self.length += len(text) + len(hidden)
         self.shown = self.shown or bool(text)
         self.cost.sampled_tokens += max(len(tokens), bool(text) + bool(hidden))
+        if usage is not None:
+            usage.count(self.cost)
+            self.counted = True
         finish = finish_of(choice.get("finish_reason"))
         if finish == "stop":
             finish = self.instead or finish
