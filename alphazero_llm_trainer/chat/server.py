@@ -206,28 +206,6 @@ class ChatServer:
         return self.logprobs and not (price.prompt_cost or price.completion_cost or price.dollars)
 
     async def sample(
-        self, messages: Sequence[Message], spent: Cost, **asked: Any
-    ) -> AsyncGenerator[Part, None]:
-        """One reply to `messages`, piece by piece, as `_attempts` has it.
-
-        Raises:
-            RequestError: the server doesn't take this request, or fails with it alone.
-            EngineError: the server can't be reached or fails, or the dollars are spent.
-        """
-        try:
-            async with aclosing(self._attempts(messages, spent, **asked)) as parts:
-                async for part in parts:
-                    yield part
-        except RequestError:
-            raise
-        except EngineError as error:
-            try:
-                await self._prompt([new_question()], retries=0)
-            except EngineError:
-                raise error from None
-            raise RequestError(str(error)) from error  # others are answered
-
-    async def _attempts(
         self,
         messages: Sequence[Message],
         spent: Cost,
@@ -241,7 +219,9 @@ class ChatServer:
         """One reply to `messages`, piece by piece; with `going_on` the rest of the last message.
         What it took is added to `spent`. A reply that breaks off is begun again.
 
-        Raises RequestError, EngineError.
+        Raises:
+            RequestError: the server doesn't take this request, or fails with it alone.
+            EngineError: the server can't be reached or fails, or the dollars are spent.
         """
         request: dict[str, Any] = {
             "model": self.model,
@@ -270,12 +250,25 @@ class ChatServer:
                 elif error.final:
                     raise RequestError(f"the server at {self.url} refuses ({error})") from error
                 if attempt == retries:
-                    raise EngineError(
+                    failure = EngineError(
                         f"the server at {self.url} broke off in a reply, or sends no chat "
                         f"completion ({error}): look at its log, or correct --base-url"
-                    ) from error
+                    )
+                    raise await self._blame(failure, retries) from error
+            except EngineError as error:
+                raise await self._blame(error, retries) from error
             await asyncio.sleep(min(PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE))
             yield Part(again=True)
+
+    async def _blame(self, error: EngineError, retries: int) -> EngineError:
+        """A failure of the server, or of one request where another one is answered."""
+        if not self.known or not retries or isinstance(error, RequestError):
+            return error
+        try:
+            await self._prompt([new_question()], retries=0)
+        except EngineError:
+            return error
+        return RequestError(str(error))
 
     async def _once(
         self, request: dict[str, Any], spent: Cost, max_tokens: int, retries: int
@@ -423,7 +416,7 @@ class ChatServer:
     async def _prompt(self, messages: Sequence[Message], **more: Any) -> int:
         """How many tokens the server reads of `messages`; 0 where it doesn't tell."""
         spent = Cost()
-        async for _ in self._attempts(messages, spent, max_tokens=self.least, **more):
+        async for _ in self.sample(messages, spent, max_tokens=self.least, **more):
             pass
         return spent.prompt_tokens + spent.cached_tokens
 

@@ -154,7 +154,7 @@ def remarks(results: Results, benchmark: str) -> list[str]:
         shown = "; ".join(f"{key} ({why})" for key, why in [*refused.items()][:REFUSALS])
         lines.append(
             f"{benchmark}: {len(refused):,} of {problems:,} questions are refused, and count as not "
-            f"right: {shown}{'; ...' if len(refused) > REFUSALS else ''}"
+            f"right: {shown}"
         )
     if too_long:
         lines.append(
