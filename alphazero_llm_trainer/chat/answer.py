@@ -53,11 +53,11 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     try:
         event = json_of(bytearray(body), False)
         part = sample.read(event)
-    except BrokenOff as error:
-        if error.code is None:
-            raise CallError("unreadable", f"{name} answered with no chat completion") from None
+    except (BrokenOff, RecursionError) as error:
         # OpenRouter reports a provider's failure inside a 200 response.
-        raise status_error(error.code, name) from None
+        if code := getattr(error, "code", None):
+            raise status_error(code, name) from None
+        sample.odd = 1
     if sample.odd:
         raise CallError("unreadable", f"{name} answered with no chat completion")
     text, why = without_thinking(part.text), None

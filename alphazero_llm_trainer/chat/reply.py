@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ..types import Cost
 
+BOM = b"\xef\xbb\xbf"  # of UTF-8, that a reply may begin with
 DONE = b"[DONE]"  # what ends a stream; no JSON is bytes
 MOST_BYTES = 1 << 24  # of an event
 # What servers call the end of a reply, in small letters: every other name is "stop".
@@ -183,14 +184,13 @@ def read_text(content: Any) -> tuple[str, str]:
 
 def read_token(token: dict[str, Any]) -> Token | None:
     """A token's text and log-probability, None where it is impossible or not told."""
-    text, value, raw = token.get("token"), token.get("logprob"), token.get("bytes")
-    if not isinstance(text, str) or not isinstance(value, int | float):
-        return None
+    text, raw = token.get("token"), token.get("bytes")
     try:
-        told = text.encode(errors="replace") if raw is None else bytes(raw)
-    except (TypeError, ValueError):
+        value = float(token["logprob"])
+        told = bytes(raw) if isinstance(raw, list) else str(text).encode(errors="replace")
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return (told, float(value)) if value <= 0 and math.isfinite(value) else None
+    return (told, value) if value <= 0 and math.isfinite(value) else None
 
 
 def finish_of(reason: Any) -> str | None:
@@ -280,5 +280,5 @@ async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         if len(rest) > MOST_BYTES:
             raise BrokenOff("an event doesn't end")
         for line in lines:
-            yield line.strip()
+            yield line.removeprefix(BOM).strip()
     yield rest.strip()
