@@ -22,15 +22,21 @@ from .tree import REJECTED, ROOT, WHOLE, Tree
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
 SILENT = "no answer"
+BUDGET = "budget"
+THOUGHT_SPENT = "thinking budget"  # that thinking alone has taken
 # How a response is cut, or ends without an answer: in words, and what helps, as it is typed, with
 # limits twice as high.
 SHORT = {
     "length": ("were cut by search.max_tokens", "--set search.max_tokens={max_tokens}"),
     "depth": ("were cut by search.max_depth", "--set search.max_depth={max_depth}"),
-    "budget": ("were cut by the budget", "--set search.budget_tokens={budget_tokens}"),
+    BUDGET: ("were cut by the budget", "--set search.budget_tokens={budget_tokens}"),
     "context": ("were cut by the context", "raise engine.max_context, or take shorter questions"),
     "server": ("were cut by the server's own limit", "raise that where the server is started"),
     "thinking": ("were thinking alone", "--set search.max_tokens={max_tokens}"),
+    THOUGHT_SPENT: (
+        "were thinking alone within the budget",
+        "--set search.budget_tokens={budget_tokens}",
+    ),
     "tool call": ("called a tool instead", "switch tools off where the server is started"),
     "refusal": ("were refused", "take another model, or other questions"),
     "empty": ("were empty", "look at the server's chat template and log"),
@@ -144,7 +150,7 @@ def remedy(why: str, search: Mapping[str, Any], budget: int | None = None) -> st
     """What to type against the limit that did cut (a key of SHORT), under the settings `search.*`,
     and in an evaluation a budget.
     """
-    if why == "budget" and budget is not None:
+    if why in (BUDGET, THOUGHT_SPENT) and budget is not None:
         return f"--budget-tokens {2 * budget}"
     doubled = {key: 2 * limit for key, limit in search.items() if isinstance(limit, int)}
     return SHORT[why][1].format(**doubled)

@@ -14,6 +14,7 @@ from ..errors import RequestError
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
+from .extract import BUDGET, THOUGHT_SPENT
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
 from .waiting import together
@@ -309,4 +310,6 @@ def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] =
     if continuation.ended:
         return "ended"
     by = "depth" if len(continuation.steps) >= limits.steps else limits.by
+    if continuation.why == "thinking" and by == BUDGET:
+        return THOUGHT_SPENT
     return continuation.why or by

@@ -13,7 +13,7 @@ from ..eval.cells import NO_ANSWER
 from ..eval.methods import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
-from ..mcts.extract import SILENT, shortfall
+from ..mcts.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
 from .charts import row_chart
 from .page import render
 from .tables import columns, table_of
@@ -184,7 +184,7 @@ def silent(results: Results) -> str | None:
         ends += row.get("silent", {})
         ends[SILENT] += row.get("unparsed", 0)
     ends["answer"] = sum(row["problems"] for row in rows) - ends.total()
-    cut = [row["budget"] for row in rows if row.get("silent", {}).get("budget")]
+    cut = [row["budget"] for row in rows if {BUDGET, THOUGHT_SPENT} & {*row.get("silent", ())}]
     budget = min(cut, default=None)
     return shortfall(ends, results["config"]["search"], budget, "answers")
 

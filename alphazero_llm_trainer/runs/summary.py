@@ -15,7 +15,9 @@ from ..mcts.tree import Tree
 from ..rollouts import FAILED, FAILED_REWARD
 from ..types import Cost
 
-TRIED = 4  # questions: a server that refuses them before any other refuses all
+TRIED = (
+    32  # questions: a server that refuses them before any answer refuses all; refusals are quick
+)
 
 
 @dataclass(slots=True)
