@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -89,6 +89,20 @@ class Opening:
 NOTHING = Opening()
 
 
+def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """`messages` with the text of their leading system messages before the first user's, a blank
+    line between.
+    """
+    texts, rest = [], [*messages]
+    while rest and rest[0]["role"] == "system":
+        texts.append(rest.pop(0)["content"])
+    for at, message in enumerate(rest):
+        if message["role"] == "user":
+            rest[at] = {**message, "content": "\n\n".join([*texts, message["content"]])}
+            break
+    return rest
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and
@@ -125,7 +139,8 @@ class Continuation:
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit
     cut it. `checked` is True when a terminal checker called it finished after its last step; `cut`
-    when a limit ended it inside its last step. `tempered` `[T]` are its tokens' log-probabilities
+    when a limit ended it inside its last step. `why` is what cut it or came in its place (a key of
+    `mcts.extract.SHORT`), None where a limit says that. `tempered` `[T]` are its tokens' log-probabilities
     (nats) at the temperature of later draws, None where that is 1: then the steps have them.
     """
 
@@ -135,6 +150,7 @@ class Continuation:
     direction: Direction = Direction.NONE
     checked: bool = False
     cut: bool = False
+    why: str | None = None
     tempered: tuple[float, ...] | None = None
 
     @property

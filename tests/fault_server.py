@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from aiohttp import web
+from tables import table
 
 from alphazero_llm_trainer.engine.background import LoopThread
 
@@ -20,6 +21,7 @@ MESSAGES = {
     "no-content": {"content": None},
     "thinks": {"content": None, "reasoning_content": "and then " * 500},
 }
+ODD = {case["name"]: case for case in table("servers")["replies"]}
 GOOD = ("ok", "ok-think", "ok-cached-tokens")
 STATUS = ("307", "400", "429", "500")
 FREE = (*STATUS, "close", "error-200")  # not charged
@@ -65,7 +67,8 @@ class Served:
 
 class FaultServer(FakeServer):
     """Answers request `number` with the fault that `choose(number, body)` names, and the text of
-    `write(body)`, which may be a pair with the prompt's tokens.
+    `write(body)`, which may be a pair with the prompt's tokens. A fault may be a status and its
+    body, too. A streamed reply is that of `servers.yaml` by the fault's name, or `write`'s.
 
     Args:
         prices: dollars per million (prompt, completion) tokens by model.
@@ -95,6 +98,10 @@ class FaultServer(FakeServer):
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         try:
+            if isinstance(fault, tuple):
+                return web.json_response(fault[1], status=fault[0])
+            if body.get("stream"):
+                return await self._streamed(request, body, fault)
             answer = self._answer(body, fault)
             if fault in MESSAGES:
                 return web.json_response(answer)
@@ -123,6 +130,15 @@ class FaultServer(FakeServer):
         answer = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
         usage = {} if fault == "ok-no-usage" else {"usage": usage}
         return answer | {"choices": [choice]} | usage
+
+    async def _streamed(self, request, body, fault):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        most = body.get("max_tokens", body.get("max_completion_tokens"))
+        odd = fault in ODD and most > 1
+        says = ODD[fault]["says"] if odd else said(self.write(body), most)
+        await response.write(says.encode())
+        return response
 
     async def _broken(self, request, fault, whole):
         if fault == "307":
@@ -156,3 +172,12 @@ class FaultServer(FakeServer):
                     return response
             await asyncio.sleep(0.05)
         return web.Response(body=whole, content_type="application/json")
+
+
+def said(text, most):
+    """The events of a plain streamed reply, with usage."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 9, "completion_tokens": min(most, 5)}
+    bodies = {"choices": [choice]}, {"choices": [], "usage": usage}
+    events = [*map(json.dumps, bodies), "[DONE]"]
+    return "".join(f"data: {event}\n\n" for event in events)

@@ -7,13 +7,11 @@ A body comes from a network: whatever it holds becomes a `ChatAnswer` or a `Call
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
 
 from ..errors import TeacherError
 from ..grading.answers import without_thinking
-from .server import UsageBody, finish_of
+from ..types import Cost
+from .reply import BrokenOff, Sampled, UsageBody, json_of, mapping
 
 BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
 RESTS = "rests"  # of a call that was not sent: the model failed too often in a row
@@ -36,25 +34,6 @@ class CallError(TeacherError):
         self.kind = kind
 
 
-class Message(BaseModel):
-    content: str | None = None
-    refusal: str | None = None
-
-
-class ReplyChoice(BaseModel):
-    message: Message | None = None
-    finish_reason: str | None = None
-    error: Any = None
-
-
-class ReplyBody(BaseModel):
-    """A chat completion. Of `usage` nothing is expected: the answer can be read without it."""
-
-    choices: list[ReplyChoice] | None = None
-    error: Any = None
-    usage: Any = None
-
-
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """A chat completion: `text` is its content without thinking, `failure` why it can't be used."""
@@ -70,24 +49,25 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     Raises:
         CallError: it is no chat completion, or an error of the provider inside a 200 response.
     """
+    sample = Sampled(Cost())
     try:
-        answer = ReplyBody.model_validate_json(body)
-    except ValidationError:
-        raise CallError("unreadable", f"{name} answered with no chat completion") from None
-    choice = answer.choices[0] if answer.choices else ReplyChoice()
-    # OpenRouter reports a provider's failure inside a 200 response.
-    if failure := answer.error or choice.error:
-        code = failure.get("code") if isinstance(failure, dict) else None
-        raise status_error(code if isinstance(code, int) else 500, name)
-    message = choice.message or Message()
-    text, why = without_thinking(message.content or ""), None
-    if message.refusal or choice.finish_reason == "content_filter":
+        event = json_of(bytearray(body), False)
+        part = sample.read(event)
+    except (BrokenOff, RecursionError) as error:
+        # OpenRouter reports a provider's failure inside a 200 response.
+        if code := getattr(error, "code", None):
+            raise status_error(code, name) from None
+        sample.odd = 1
+    if sample.odd:
+        raise CallError("unreadable", f"{name} answered with no chat completion")
+    text, why = without_thinking(part.text), None
+    if part.finish == "content_filter":
         why = CallError("refusal", f"{name} refused to answer")
-    elif not text.strip() and finish_of(choice.finish_reason) == "length":
+    elif not text.strip() and part.finish == "length":
         why = CallError("length", f"{name} only thought: raise teachers.max_tokens")
     elif not text.strip():
         why = CallError("empty", f"{name} answered without content")
-    return ChatAnswer(text, UsageBody.read(answer.usage), why)
+    return ChatAnswer(text, UsageBody.read(mapping(event).get("usage")), why)
 
 
 def status_error(status: int, name: str) -> CallError:

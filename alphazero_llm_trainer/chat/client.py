@@ -15,7 +15,8 @@ from ..config.sections import TeacherModel, TeachersConfig
 from ..types import Cost
 from .answer import RESTS, CallError, ChatAnswer, read_answer, status_error
 from .budget import Ledgers
-from .server import Asking, Connection, UsageBody, price
+from .reply import UsageBody
+from .server import Asking, Connection, price
 
 if TYPE_CHECKING:
     import openai

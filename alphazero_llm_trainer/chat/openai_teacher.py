@@ -12,6 +12,7 @@ from ..engine.protocol import TeacherLedger, TeacherProposal
 from ..types import Direction, Opening, Problem
 from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
+from .server import GOING_ON
 
 MAX_STEP_CHARACTERS = 300
 
@@ -120,7 +121,7 @@ class ContinuingTeacher(OpenAITeacher):
         more: dict[str, Any] = {"stop": ["\n"]} if self._stops else {}
         if steps:
             messages.append({"role": "assistant", "content": "\n".join(steps) + "\n"})
-            more["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
+            more["extra_body"] = GOING_ON
         text = await self.client.complete(messages, seed=seed, **more)
         line = text.strip().partition("\n")[0].strip()
         return line if 0 < len(line) <= MAX_STEP_CHARACTERS else None

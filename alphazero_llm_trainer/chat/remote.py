@@ -7,9 +7,10 @@ Where the server tells no log-probabilities a whole step is one such token, of u
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config.load import Config, resolve_name
@@ -17,15 +18,24 @@ from ..config.sections import StepRule, StudentModel
 from ..engine.completions import all_or_none, sample_seed
 from ..engine.protocol import Capabilities, Drawn, EngineStats, Limits
 from ..engine.step_ends import response_steps, split_steps
-from ..errors import ConfigError
-from ..grading.answers import is_final
+from ..errors import ConfigError, RequestError
+from ..grading.answers import is_final, without_thinking
 from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
-from .server import ChatServer, Message, Token
+from .reply import Token
+from .server import SPARE, SYSTEM, ChatServer, Message
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so
 # that siblings have equal priors and a step not drawn yet has as much (`mcts.select.open_puct`).
 UNSURE = -20.0
+# What comes in place of an answer, by its key of `mcts.extract.SHORT`.
+SILENCES = {
+    "thinking": "replies that were thinking alone",
+    "tool call": "calls of tools instead of text",
+    "refusal": "refusals",
+    "empty": "empty replies",
+}
+MOST_SILENT = 4  # replies in a row to one question that say nothing, and aren't cut
 AGAIN = (
     "Go on with your solution from exactly where it stops. "
     "Write only what comes next and repeat nothing of it."
@@ -98,7 +108,7 @@ class RemoteStudent:
     tokenizer: TokenNumbers = field(default_factory=TokenNumbers)
     heard: Callable[[int, str], None] = lambda number, text: None
     draws: int = 0
-    thoughts: int = 0
+    silences: Counter[str] = field(default_factory=Counter)  # what came in place of text
     letters: int = 0  # of all samples
     folder: None = None
     messages: tuple[Message, ...] = ()
@@ -120,13 +130,17 @@ class RemoteStudent:
             )
         if server.known and not server.logprobs:
             words.append("tells no log-probabilities: siblings have equal priors")
-        if server.asking.left_out:
-            left_out = ", ".join(sorted(server.asking.left_out))
-            words.append(f"refuses {left_out}: it is asked without")
-        if self.thoughts:
+        if SYSTEM in server.asking.left_out:
             words.append(
-                f"sent {self.thoughts} replies that were thinking alone: raise search.max_tokens"
+                f"refuses {SYSTEM}: the prompt stands before the question's text "
+                "(--set problems.system_prompt= empties it)"
             )
+        left_out = ", ".join(sorted(server.asking.left_out - {SYSTEM}))
+        if left_out:
+            words.append(f"refuses {left_out}: it is asked without")
+        counts = [f"{count:,} {what}" for what, count in (server.odd + self.silences).items()]
+        if counts:
+            words.append(f"sent {', '.join(counts)}")
         return f"the server {' and '.join(words)}" if words else None
 
     @property
@@ -164,6 +178,21 @@ def remote_student(config: Config, opening: Opening = NOTHING) -> RemoteStudent:
     return RemoteStudent(name, spec, RemoteEngine(server), search.step, search.max_tokens, opening)
 
 
+def silence_of(text: str, thought: bool, finish: str | None, new: bool) -> str | None:
+    """What came in place of an answer, a key of SILENCES, or None where there is some of one.
+
+    `text` is the response with its last sample, `new` whether that has any; `thought` tells of
+    thinking that the server keeps apart.
+    """
+    if finish == "content_filter":
+        return "refusal"
+    if finish == "tool_calls" and not new:
+        return "tool call"
+    if finish is None or without_thinking(text).strip():
+        return None
+    return "thinking" if thought or new else "empty"
+
+
 def behind(tokens: Sequence[Token], length: int) -> list[Token]:
     """The tokens after the first `length` bytes of their text; none where a token lies across."""
     for at, (text, _) in enumerate(tokens):
@@ -186,6 +215,7 @@ class RemoteSteps:
 
     def __init__(self, student: RemoteStudent, temperature: float) -> None:
         self.student, self.temperature = student, temperature
+        self.silent: Counter[str] = Counter()  # by problem: replies in a row that say nothing
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """None: the server alone knows them."""
@@ -205,7 +235,7 @@ class RemoteSteps:
         None: at the own temperature.
 
         Raises:
-            EngineError: a sample failed.
+            EngineError: a sample failed; a RequestError where the server answers others.
         """
         question = self.student.messages or (
             *self.student.opening.messages(problem.question),
@@ -217,7 +247,21 @@ class RemoteSteps:
             self._draw(question, steps, sample_seed(seed, index), limits, warm, cost)
             for index in range(n)
         ]
-        return await all_or_none(draws), cost
+        drawn = await all_or_none(draws)
+        for continuation in drawn:
+            self.count_silence(problem, continuation.why)
+        return drawn, cost
+
+    def count_silence(self, problem: Problem, why: str | None) -> None:
+        """Count a reply that said nothing. Raises RequestError for too many in a row: the next ones
+        would say nothing either, and cost next to nothing.
+        """
+        if why not in SILENCES or why == "thinking":
+            self.silent[problem.id] = 0
+            return
+        self.silent[problem.id] += 1
+        if self.silent[problem.id] >= MOST_SILENT:
+            raise RequestError(f"the server sent {MOST_SILENT} {SILENCES[why]} in a row")
 
     async def _draw(
         self,
@@ -237,15 +281,19 @@ class RemoteSteps:
         number, text, thought = self.student.draws, "", ""
         self.student.draws += 1
         most = limits.tokens
-        if prefix and not server.logprobs and self.student.letters:
+        if self.student.letters and any(UNSURE in step.logprobs for step in prefix):
             # A step counts as one token there: how many it has is told by all samples' text.
             taken = len(before) * server.cost.sampled_tokens / self.student.letters
             most = min(most, max(1, self.student.max_tokens - round(taken)))
+        if most < server.least:  # it takes no request for so few: they are lost to the answer
+            cost.sampled_tokens += most
+            return Continuation((), ended=False, cut=True)
+        own = Cost()
         tokens: list[Token] = []
         finish: str | None = None
         stream = server.sample(
             messages,
-            cost,
+            own,
             temperature=temperature,
             max_tokens=most,
             seed=seed,
@@ -261,19 +309,26 @@ class RemoteSteps:
                 thought, finish = thought + part.hidden, part.finish or finish
                 self.student.heard(number, before + text)
                 new = self._new(text, before)
-                if server.closes and "\n" in part.text and self._full(new, before, limits):
+                closes = server.closes and part.tokens and "\n" in part.text
+                if closes and self._full(new, before, limits):
                     break
+        cost.add(own)
         self.student.letters += len(text) + len(thought)
         new = self._new(text, before)
         if new != text:
             tokens = behind(
                 tokens, len(text.encode(errors="replace")) - len(new.encode(errors="replace"))
             )
-        if thought and not new and finish == "length":
-            self.student.thoughts += 1
-            end = Step((self.student.tokenizer.of(b""),), (0.0,), "")
-            return Continuation((end,), ended=False, cut=True)
-        return self._continuation(new, tokens, finish, before, limits)
+        why = silence_of(before + new, bool(thought), finish, bool(new.strip()))
+        if why is None and finish == "length" and own.sampled_tokens + SPARE < most:
+            why = "server"
+        if why in SILENCES:
+            self.student.silences[SILENCES[why]] += 1
+            finish = "length"
+            if not new.strip():
+                end = Step((self.student.tokenizer.of(b""),), (0.0,), "")
+                return Continuation((end,), ended=False, cut=True, why=why)
+        return replace(self._continuation(new, tokens, finish, before, limits), why=why)
 
     def _new(self, text: str, before: str) -> str:
         """What of a sample's text is new: a model that was asked to go on may repeat the beginning,

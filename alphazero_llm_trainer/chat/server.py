@@ -9,21 +9,18 @@ enough, and servers end the generation then.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.sections import ADDRESS, OpenaiConfig, TeacherModel
 from ..errors import ConfigError, EngineError, RequestError, reason_of
-from ..types import Cost
+from ..types import Cost, in_first_question
+from .reply import DONE, BrokenOff, Part, Sampled, events, printable
 
 if TYPE_CHECKING:
     import openai
@@ -37,8 +34,14 @@ THOUGHT = 8  # tokens that a template may open an answer with and leaves out of 
 REFUSALS = (400, 404, 413, 422)  # statuses of a request that the server doesn't take
 OPTIONAL = ("temperature", "seed", "stream_options", "top_p")  # what a request can do without
 RENAMED = "max_completion_tokens"  # what some servers take for `max_tokens`
-CUTS = ("length", "max_tokens", "model_length")  # the `finish_reason` of a reply that was cut
-FAILED = ("error", "abort")  # of one that failed
+SYSTEM = "system messages"  # what some chat templates have no place for, and how they say so
+NO_SYSTEM = re.compile(
+    r"system.{0,40}(role|message|prompt|instruction)|(role|instruction).{0,60}system"
+    r"|developer instruction|only user and assistant|roles must alternate",
+    re.IGNORECASE | re.DOTALL,
+)
+FEW = re.compile(r"max_\w*tokens|output (token )?limit", re.IGNORECASE)  # a limit that is too low
+MOST_GREETED = 1024  # tokens of a greeting
 SEED_BITS = 31  # some servers take 32 bits with a sign
 URL_VARIABLE, LOCAL_URL = "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"
 
@@ -47,109 +50,16 @@ RETRIES = 6  # after 408, 409, 429 and 5xx by the openai package, and of a sampl
 PAUSE_SECONDS, LONGEST_PAUSE = 0.5, 8.0  # before it is begun again: twice as long each time
 GREETING_SECONDS = 5.0  # that a server may take to say which models it has
 SAMPLE_SECONDS = 1800.0  # of one sample
-MOST_BYTES = 1 << 24  # of an event
 MOST_TEXT = 64  # characters a token: more of them are no sample of `max_tokens`
 
 T = TypeVar("T")
 Message = Mapping[str, str]
-Token = tuple[bytes, float]  # its text in UTF-8, and its log-probability (nats)
-Count = Annotated[int, Field(ge=0, le=10**9)]
-
-
-class TokenBody(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
-
-
-class LogprobsBody(BaseModel):
-    content: list[TokenBody] | None = None
-
-
-class DeltaBody(BaseModel):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class ChoiceBody(BaseModel):
-    delta: DeltaBody | None = None
-    finish_reason: str | None = None
-    logprobs: LogprobsBody | None = None
-
-
-class ChunkBody(BaseModel):
-    """A streamed chunk. Of `usage` nothing is expected: the sample can be read without it."""
-
-    choices: list[ChoiceBody]
-    usage: Any = None
-
-
-class DetailsBody(BaseModel):
-    cached_tokens: Count | None = None
-
-
-class UsageBody(BaseModel):
-    """OpenAI's usage: its prompt tokens include the cached ones, and OpenRouter adds what it
-    charges.
-    """
-
-    prompt_tokens: Count
-    completion_tokens: Count
-    prompt_tokens_details: DetailsBody | None = None
-    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # dollars
-
-    @classmethod
-    def read(cls, usage: Any) -> UsageBody | None:
-        """A reply's usage, or None where it is none."""
-        try:
-            return cls.model_validate(usage)
-        except ValidationError:
-            return None
-
-    def count(self, cost: Cost) -> None:
-        """Set what a reply took; tokens that came are never counted less."""
-        details = self.prompt_tokens_details or DetailsBody()
-        cost.cached_tokens = min(details.cached_tokens or 0, self.prompt_tokens)
-        cost.prompt_tokens = self.prompt_tokens - cost.cached_tokens
-        cost.sampled_tokens = max(self.completion_tokens, cost.sampled_tokens)
-        cost.dollars = self.cost or 0.0
-
-
-@dataclass(slots=True)
-class Part:
-    """A piece of a sample.
-
-    `tokens` are what its text is made of, none where the server doesn't tell; `hidden` is thinking
-    that the server keeps apart. `finish` is None until the sample ends (as `finish_of` has it).
-    With `again` the sample begins anew: the parts before this one count no more.
-    """
-
-    text: str = ""
-    tokens: tuple[Token, ...] = ()
-    hidden: str = ""
-    finish: str | None = None
-    again: bool = False
 
 
 def price(cost: Cost, rates: OpenaiConfig | TeacherModel) -> float:
     """What a reply's tokens cost at a model's rates, in dollars."""
     read = cost.prompt_tokens + cost.cached_tokens
     return (read * rates.prompt_cost + cost.sampled_tokens * rates.completion_cost) / 1e6
-
-
-class BrokenOff(Exception):
-    """A streamed reply that failed, or ended before its end."""
-
-
-def finish_of(reason: str | None) -> str | None:
-    """Why a reply ended: "length" where it was cut, "content_filter", "failed", "stop" for every
-    other reason, or None where none is told. Servers name ends as they like.
-    """
-    if reason is None or reason == "content_filter":
-        return reason
-    reason = reason.lower()
-    return "length" if reason in CUTS else "failed" if reason in FAILED else "stop"
 
 
 class Asking:
@@ -161,28 +71,36 @@ class Asking:
     async def __call__(
         self, call: Callable[[dict[str, Any]], Awaitable[T]], request: Mapping[str, Any]
     ) -> T:
-        """The answer to a request, asked again without a parameter that is refused. What made it
-        pass is remembered. Raises the errors of `call`.
+        """The answer to a request, asked again without what is refused of it. What made it pass is
+        remembered. Raises the errors of `call`.
         """
         import openai
 
         left_out = set(self.left_out)
         while True:
-            kept = {
-                key: value for key, value in request.items() if named(key, value) not in left_out
-            }
-            if "max_tokens" in left_out:
-                kept[RENAMED] = request["max_tokens"]
+            kept = without(request, left_out)
             try:
                 answer = await call(kept)
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            except openai.APIStatusError as error:
                 refused = refused_of(kept, f"{error.message} {error.body}")
-                if refused is None:
+                if refused is None or (refused != SYSTEM and error.status_code not in REFUSALS):
                     raise
                 left_out.add(refused)
             else:
                 self.left_out |= left_out
                 return answer
+
+
+def without(request: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+    """A request without what is left out of it: a limit by its other name, and a system prompt
+    before the first question.
+    """
+    kept = {key: value for key, value in request.items() if named(key, value) not in left_out}
+    if "max_tokens" in left_out:
+        kept[RENAMED] = request["max_tokens"]
+    if SYSTEM in left_out:
+        kept["messages"] = in_first_question(kept["messages"])
+    return kept
 
 
 def named(key: str, value: Any) -> str:
@@ -191,7 +109,9 @@ def named(key: str, value: Any) -> str:
 
 
 def refused_of(request: Mapping[str, Any], words: str) -> str | None:
-    """The parameter that a server's words refuse and that a request can do without, or None."""
+    """The part that a server's words refuse and that a request can do without, or None."""
+    if request["messages"][0]["role"] == "system" and NO_SYSTEM.search(words):
+        return SYSTEM
     if "max_tokens" in request and RENAMED in words:
         return "max_tokens"
     for key in OPTIONAL:
@@ -252,20 +172,6 @@ class Connection:
             await self._sdk.close()
 
 
-async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, each of one line."""
-    rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > MOST_BYTES:
-            raise BrokenOff("an event doesn't end")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-    if rest.startswith(b"data:"):
-        yield rest[5:].strip()
-
-
 class ChatServer:
     """The model `model` of a server.
 
@@ -285,6 +191,8 @@ class ChatServer:
         self.settings, self.model, self.url = settings, model, url.rstrip("/")
         self.asking = Asking()
         self.cost, self.logprobs, self.goes_on, self.known = Cost(), True, False, False
+        self.told, self.least = False, 1
+        self.odd: Counter[str] = Counter()
         self._greeting: asyncio.Task[None] | None = None
         key = os.environ.get(settings.key_variable, "").strip()
         self.connection = Connection(self.url, key, RETRIES, MOST_CALLS)
@@ -306,12 +214,13 @@ class ChatServer:
         max_tokens: int = 1,
         seed: int = 0,
         going_on: bool = False,
+        retries: int = RETRIES,
     ) -> AsyncGenerator[Part, None]:
         """One reply to `messages`, piece by piece; with `going_on` the rest of the last message.
         What it took is added to `spent`. A reply that breaks off is begun again.
 
         Raises:
-            RequestError: the server doesn't take this request.
+            RequestError: the server doesn't take this request, or fails with it alone.
             EngineError: the server can't be reached or fails, or the dollars are spent.
         """
         request: dict[str, Any] = {
@@ -328,25 +237,43 @@ class ChatServer:
             request["logprobs"] = True
         if going_on:
             request["extra_body"] = GOING_ON
-        for attempt in range(RETRIES + 1):
+        for attempt in range(retries + 1):
             try:
-                async with aclosing(self._once(request, spent, max_tokens)) as parts:
+                async with aclosing(self._once(request, spent, max_tokens, retries)) as parts:
                     async for part in parts:
                         yield part
                 return
             except BrokenOff as error:
-                if attempt == RETRIES:
-                    raise EngineError(
+                refused = refused_of(without(request, self.asking.left_out), str(error))
+                if refused is not None:
+                    self.asking.left_out.add(refused)
+                elif error.final:
+                    raise RequestError(f"the server at {self.url} refuses ({error})") from error
+                if attempt == retries:
+                    failure = EngineError(
                         f"the server at {self.url} broke off in a reply, or sends no chat "
                         f"completion ({error}): look at its log, or correct --base-url"
-                    ) from error
+                    )
+                    raise await self._blame(failure, retries) from error
+            except EngineError as error:
+                raise await self._blame(error, retries) from error
             await asyncio.sleep(min(PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE))
             yield Part(again=True)
 
+    async def _blame(self, error: EngineError, retries: int) -> EngineError:
+        """A failure of the server, or of one request where another one is answered."""
+        if not self.known or not retries or isinstance(error, RequestError):
+            return error
+        try:
+            await self._prompt([new_question()], retries=0)
+        except EngineError:
+            return error
+        return RequestError(str(error))
+
     async def _once(
-        self, request: dict[str, Any], spent: Cost, max_tokens: int
+        self, request: dict[str, Any], spent: Cost, max_tokens: int, retries: int
     ) -> AsyncGenerator[Part, None]:
-        """One attempt at `sample`. Raises BrokenOff, too."""
+        """One attempt at a reply. Raises BrokenOff, too."""
         import httpx
         import openai
 
@@ -362,16 +289,17 @@ class ChatServer:
             async with gate, asyncio.timeout(SAMPLE_SECONDS), AsyncExitStack() as stack:
 
                 def call(kept: dict[str, Any]) -> Awaitable[Any]:
-                    streaming = client.chat.completions.with_streaming_response
+                    asked = client.with_options(max_retries=retries)
+                    streaming = asked.chat.completions.with_streaming_response
                     return stack.enter_async_context(streaming.create(**kept))
 
                 reply = await self.asking(call, request)
                 try:
-                    async for data in events(reply.iter_bytes()):
-                        if data == b"[DONE]":
+                    async for event in events(reply.iter_bytes()):
+                        if event == DONE:
                             sample.done = True
                             break
-                        yield sample.read(self._body(data))
+                        yield sample.read(event)
                         if sample.length > MOST_TEXT * (max_tokens + 16):
                             raise EngineError(
                                 f"the server at {self.url} sends more than max_tokens "
@@ -383,17 +311,14 @@ class ChatServer:
                     raise BrokenOff(printable(reason_of(error))) from error
             if sample.finish is None and sample.done:  # some name no reason
                 full = sample.cost.sampled_tokens >= max_tokens
-                sample.finish = "length" if full else "stop"
+                sample.finish = "length" if full else sample.instead or "stop"
                 yield Part(finish=sample.finish)
+            sample.cost.sampled_tokens = max(sample.cost.sampled_tokens, 1)  # an end is a token
             self._check(sample, max_tokens)
         except openai.APIStatusError as error:
             raise self._refused(error) from None  # the SDK's error repeats the server's page
-        except ValidationError as error:
-            why = str(error.errors(include_url=False)[0]["loc"])
-            raise EngineError(
-                f"the server at {self.url} answers with no chat completion ({why}): correct "
-                "--base-url"
-            ) from None
+        except RecursionError as error:
+            raise BrokenOff("an event is nested too deeply") from error
         except (openai.APIError, httpx.HTTPError, TimeoutError) as error:
             raise self._unreachable(error) from error
         finally:
@@ -401,22 +326,7 @@ class ChatServer:
             cost.dollars = cost.dollars or price(cost, self.settings)
             self.cost.add(cost)
             spent.add(cost)
-
-    def _body(self, data: bytes) -> Any:
-        """An event's JSON. Raises BrokenOff where it is none, or a failure that may pass."""
-        try:
-            body = json.loads(data)
-        except ValueError as error:
-            raise BrokenOff("an event is no JSON") from error
-        failure = body.get("error") if isinstance(body, dict) else None
-        if not failure:
-            return body
-        code, words = None, failure
-        if isinstance(failure, dict):
-            code, words = failure.get("code"), failure.get("message")
-        if code in REFUSALS:
-            raise RequestError(f"the server at {self.url} refuses ({printable(str(words))})")
-        raise BrokenOff(printable(str(words)))
+            self.odd["events without a meaning"] += sample.odd
 
     def _unreachable(self, error: Exception) -> EngineError:
         return EngineError(
@@ -429,11 +339,11 @@ class ChatServer:
         place = f"the server at {self.url}"
         if sample.finish in (None, "failed"):
             raise BrokenOff("no end came" if sample.finish is None else "it says so")
-        if sample.finish == "content_filter":
-            raise RequestError(f"{place} refuses to answer: its content filter ended the reply")
+        self.told = self.told or sample.told
         if not sample.told:
             # A thought that the server keeps apart has no tokens of the text's: it says nothing.
-            self.logprobs = self.logprobs and not sample.shown
+            self.odd["replies without log-probabilities"] += self.told and sample.shown
+            self.logprobs = self.logprobs and (self.told or not sample.shown)
             if sample.length and not sample.counted:
                 raise EngineError(
                     f"{place} tells neither usage nor log-probabilities, so that no token can be "
@@ -482,17 +392,18 @@ class ChatServer:
         except openai.APIError as error:  # many have no list
             if isinstance(error.__cause__, httpx.ConnectError):
                 raise self._unreachable(error.__cause__) from error
-        # Another one each time, from its first word on: no server has it in its cache.
-        words = f"{time.time_ns() // 1000 % 10**9} boxes hold 14 apples each. How many are they?"
-        question = {"role": "user", "content": words}
-        try:
-            asked = await self._prompt([question])
-        except RequestError:
-            self.logprobs = False
+        question = new_question()
+        while True:
             try:
                 asked = await self._prompt([question])
+                break
             except RequestError as error:
-                raise EngineError(f"{error}; it has {await self._models()}") from error
+                if FEW.search(str(error)) and self.least < MOST_GREETED:
+                    self.least *= 4
+                elif self.logprobs:
+                    self.logprobs, self.least = False, 1
+                else:
+                    raise EngineError(f"{error}; it has {await self._models()}") from error
         begun = [question, {"role": "assistant", "content": PROBE}]
         try:
             longer = await self._prompt(begun, going_on=True)
@@ -502,10 +413,10 @@ class ChatServer:
             pass  # it takes no such message
         self.known = True
 
-    async def _prompt(self, messages: Sequence[Message], going_on: bool = False) -> int:
+    async def _prompt(self, messages: Sequence[Message], **more: Any) -> int:
         """How many tokens the server reads of `messages`; 0 where it doesn't tell."""
         spent = Cost()
-        async for _ in self.sample(messages, spent, going_on=going_on):
+        async for _ in self.sample(messages, spent, max_tokens=self.least, **more):
             pass
         return spent.prompt_tokens + spent.cached_tokens
 
@@ -522,7 +433,7 @@ class ChatServer:
         """A status as an error, with the server's own words, which are about the user's request."""
         body = error.body if isinstance(error.body, dict) else {}
         words = printable(str(body.get("message") or error.message))
-        if error.status_code in (401, 403):
+        if error.status_code == 401 or (error.status_code == 403 and not self.known):
             return EngineError(
                 f"the server at {self.url} refuses the key ({words}): put it into the variable "
                 f"{self.settings.key_variable}, or name another by engine.openai.key_variable"
@@ -534,51 +445,7 @@ class ChatServer:
         )
 
 
-@dataclass(slots=True)
-class Sampled:
-    """What came of a sample so far: characters, those of a hidden thought too, whether text was
-    `shown`, whether tokens were told and whether usage counted them, why it ended, and whether the
-    stream was `done`.
-    """
-
-    cost: Cost
-    length: int = 0
-    shown: bool = False
-    told: bool = False
-    counted: bool = False
-    finish: str | None = None
-    done: bool = False
-
-    def read(self, chunk: Any) -> Part:
-        """The next piece. Raises ValidationError where it is no chunk of a chat completion."""
-        body = ChunkBody.model_validate(chunk)
-        choice = body.choices[0] if body.choices else ChoiceBody()
-        delta = choice.delta or DeltaBody()
-        hidden = delta.reasoning_content or delta.reasoning or ""
-        listed = (choice.logprobs.content if choice.logprobs is not None else None) or []
-        text = delta.content or ""
-        self.length += len(text) + len(hidden)
-        self.shown = self.shown or bool(text)
-        self.cost.sampled_tokens += max(len(listed), bool(text) + bool(hidden))
-        finish = finish_of(choice.finish_reason or None)
-        self.finish = finish or self.finish
-        usage = UsageBody.read(body.usage)
-        if usage is not None:
-            usage.count(self.cost)
-            self.counted = True
-        # Tokens of a thought that the server keeps apart are none of the text's.
-        known = all(token.logprob <= 0 and math.isfinite(token.logprob) for token in listed)
-        tokens = () if hidden or not known else tuple(map(read_token, listed))
-        self.told = self.told or bool(tokens)
-        return Part(text, tokens, hidden, finish)
-
-
-def read_token(token: TokenBody) -> Token:
-    """A token's text and log-probability."""
-    text = bytes(token.bytes) if token.bytes is not None else token.token.encode(errors="replace")
-    return text, token.logprob
-
-
-def printable(words: str) -> str:
-    """A server's words on one short line, without what a terminal would obey."""
-    return "".join(letter for letter in " ".join(words.split()) if letter.isprintable())[:200]
+def new_question() -> Message:
+    """A question that differs from its first word on each time: no server has it in its cache."""
+    words = f"{time.time_ns() // 1000 % 10**9} boxes hold 14 apples each. How many are they?"
+    return {"role": "user", "content": words}

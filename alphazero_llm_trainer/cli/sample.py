@@ -108,7 +108,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
             print_json(summary.as_dict())
         else:
             print(summary.text(args.out))
-        short = shortfall(summary.ends)
+        short = shortfall(summary.ends, config.search.model_dump())
         if short is not None:
             progress.say(short)
         if summary.status == "stopped":

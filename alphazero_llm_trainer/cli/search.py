@@ -94,14 +94,15 @@ def run_search(args: argparse.Namespace) -> int:
     if first is None or not first.begun:
         print(problem.question)
     print(draw_tree(result.tree, None if choice is None else choice.node))
+    short = shortfall(endings(result.tree), config.search.model_dump())
     if choice is None:
-        print("no response was finished: raise --simulations or search.max_tokens")
+        more = "" if short else f": --simulations {2 * config.search.simulations}"
+        print(f"no response was finished{more}")
     else:
         print(
             f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value "
             f"{choice.value:.3f}"
         )
-    short = shortfall(endings(result.tree))
     if short is not None:
         print(short)
     cost = result.cost

@@ -115,6 +115,9 @@ def text_type(key: str) -> Any:
     return kind if kind in (str, str | None) else None
 
 
+EMPTIED = ("problems.system_prompt",)  # where no text is another thing than none of one's own
+
+
 def parse_override(text: str) -> dict[str, Any]:
     """`train.optimizer.epochs=2` as a nested mapping. Text is taken as it is written (`null` is
     none where a key may have none); every other value is read as YAML. Raises ConfigError where
@@ -128,7 +131,7 @@ def parse_override(text: str) -> dict[str, Any]:
         )
     kind = text_type(key)
     if kind is not None:
-        if kind is not str and raw in ("", "null"):
+        if kind is not str and (raw == "null" or (raw == "" and key not in EMPTIED)):
             return nested(key, None)
         return nested(key, "" if raw in ('""', "''") else raw)
     try:

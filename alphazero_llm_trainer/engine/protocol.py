@@ -327,10 +327,13 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one continuation may take: `steps` steps and `tokens` tokens."""
+    """What one continuation may take: `steps` steps and `tokens` tokens, and by which limit that
+    are no more (a key of `mcts.extract.SHORT`).
+    """
 
     steps: int
     tokens: int
+    by: str = "length"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE, UsageBody, finish_of
+from ..chat.reply import UsageBody, finish_of
+from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Generated, Limits
 from ..engine.step_ends import response_steps

@@ -6,6 +6,7 @@ method can get over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from ..grading.answers import is_final
 from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
+from ..mcts.steps import verdict
 from ..mcts.tree import REJECTED, ROOT, Tree
 from ..problems.source import source_of
 from ..rollouts import steps_of
-from ..types import Cost, Problem, RewardParts, Step, ids_of, text_of
+from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, text_of
 from .verifiers import NoVerifier
 
 if TYPE_CHECKING:
@@ -36,15 +38,19 @@ class Answered:
     """What a method answered (None: nothing that is an answer) and what that took.
 
     `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the
-    verifier), "tokens" (the budget ended it) or "too long" (the prompt doesn't fit into the
-    context). `unjudged`: a verifier that checks steps was asked, and found none in the response
-    that it could check, or one that it could not.
+    verifier), "tokens" (the budget ended it), "too long" (the prompt doesn't fit into the context)
+    or "refused" (for the reason `refusal`). `why` is what most responses were cut by or were in
+    place of an answer, a key of `mcts.extract.SHORT`, None where there is one. `unjudged`: a
+    verifier that checks steps was asked, and found none in the response that it
+    could check, or one that it could not.
     """
 
     response: str | None
     ended_by: str
     cost: Cost = field(default_factory=Cost)
     unjudged: bool = False
+    why: str | None = None
+    refusal: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -135,6 +141,7 @@ class Attempt:
         self.settings, self.verify = context.settings, context.settings.verify
         self.prompt = context.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
+        self.ends: Counter[str] = Counter()  # why responses have no answer: keys of SHORT
         # By the steps before them, and whether they are one line: what was drawn, with
         # log-probabilities at `search.temperature`; see `draw`.
         self.drawn: dict[
@@ -147,6 +154,16 @@ class Attempt:
         self.kept = min(self.verify.reserve, budget // 2)
         room = context.student.engine.capabilities.max_context - len(self.prompt)
         self.longest = min(self.settings.max_tokens, room)
+
+    @property
+    def why(self) -> str | None:
+        """Why most responses have no answer; None where that isn't known."""
+        return max(self.ends, key=self.ends.__getitem__, default=None)
+
+    def limits(self, lines: int, tokens: int, used: int = 0) -> Limits:
+        """Limits of a draw after `used` tokens of a response, with the one that binds."""
+        bound = "length" if self.longest == self.settings.max_tokens else "context"
+        return Limits(lines, tokens, "budget" if tokens < self.longest - used else bound)
 
     @property
     def left(self) -> int:
@@ -185,7 +202,7 @@ class Attempt:
         seed = derive_seed(self.seed, self.draws)
         self.draws += 1
         lines = 1 if line else self.settings.max_depth - len(steps)
-        limits = Limits(lines, self.room(steps, kept, judged))
+        limits = self.limits(lines, self.room(steps, kept, judged), len(ids_of(steps)))
         drawn = self.drawn.setdefault((ids_of(steps), line), {})
         known = tuple(drawn.items())
         [continuation], spent = await self.context.policy.continuations(
@@ -201,6 +218,8 @@ class Attempt:
         ids, logprobs = continuation.drawn
         drawn[ids] = logprobs
         chain = chain_of((*steps, *continuation.steps), continuation.ended, continuation.cut)
+        if not line or chain.cut:
+            self.count_end(chain, continuation, limits, steps)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
         return await self.drawn_chain(chain, judged)
@@ -216,13 +235,22 @@ class Attempt:
             allowed = (self.left - self.judge.step_price(())) // (2 * count)
         if min(allowed, self.longest) <= 0:
             return []
-        limits = Limits(self.settings.max_depth, min(allowed, self.longest))
+        limits = self.limits(self.settings.max_depth, min(allowed, self.longest))
         drawn, spent = await self.context.policy.continuations(
             self.problem, (), count, seed, limits
         )
         self.cost.add(spent)
         chains = [chain_of(response.steps, response.ended, response.cut) for response in drawn]
+        for chain, response in zip(chains, drawn, strict=True):
+            self.count_end(chain, response, limits)
         return [await self.drawn_chain(chain, judged) for chain in chains]
+
+    def count_end(
+        self, chain: Chain, drawn: Continuation, limits: Limits, prefix: Sequence[Step] = ()
+    ) -> None:
+        """Count why a chain has no answer, where it has none."""
+        if not self.usable(chain):
+            self.ends[verdict(drawn, limits, prefix)] += 1
 
     async def drawn_chain(self, chain: Chain, judged: bool) -> Chain:
         """A new chain, judged or not, which is in the tree from now on."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ..errors import RequestError
 from ..grading.graders import Grade, Verdict
 from ..live import Progress
 from ..mcts.seeds import derive_seed
@@ -18,13 +19,11 @@ from ..problems.source import gradable, source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
 from .attempt import Answered, Attempt, MethodContext
-from .methods import answered
+from .methods import REFUSED, TOO_LONG, answered
 from .metrics import repeats
 
 SAMPLES = "samples"
-# Why there is nothing to grade: the method has no answer; the prompt doesn't fit.
-NO_ANSWER = "no answer"
-TOO_LONG = "too long"
+NO_ANSWER = "no answer"  # why there is nothing to grade: the method has none
 
 T = TypeVar("T")
 
@@ -52,7 +51,8 @@ class Cell:
     `seconds` wall-clock. `unjudged` counts the answers of which the verifier could check no step.
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
-    outcomes say nothing.
+    outcomes say nothing. `silent` counts unanswered problems by why (`mcts.extract.SHORT`), and
+    `refused` has the reasons of those that the server doesn't take, by their ids.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -77,6 +77,8 @@ class Cell:
     unjudged: int = 0
     correct: list[list[bool]] = field(default_factory=list)
     unanswered: str = ""
+    silent: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def distinct(self) -> int:
@@ -103,7 +105,7 @@ async def run_cell(
     custom: CustomReward | None = None,
 ) -> Cell:
     """All problems of `benchmark` by `method`, counted on `progress`. Raises RewardError where
-    `custom` fails for every response.
+    `custom` fails for every response, RequestError where every problem is refused.
 
     Every method sees the same seeds. The policy's cache is emptied first, so that no method lives
     on another one's.
@@ -117,13 +119,14 @@ async def run_cell(
         return answer
 
     answers = await each(context, attempted, tasks)
+    refused = refusals(tasks, answers)
     seconds = time.perf_counter() - began
     responses = [answer.response for answer in answers]
     grades = await graded(responses, tasks)
     unanswered = str(Verdict.WRONG) if source_of(tasks[0].problem).plays else NO_ANSWER
     verdicts = [
-        TOO_LONG
-        if answer.ended_by == TOO_LONG
+        answer.ended_by
+        if answer.ended_by in (TOO_LONG, REFUSED)
         else unanswered
         if grade is None
         else str(grade.verdict)
@@ -149,7 +152,21 @@ async def run_cell(
         gold=any(map(gradable, tasks)),
         unjudged=sum(answer.unjudged for answer in answers),
         unanswered="".join(str(int(response is None)) for response in responses),
+        silent=dict(Counter(answer.why for answer in answers if answer.why is not None)),
+        refused=refused,
     )
+
+
+def refusals(tasks: Sequence[Task], answers: Sequence[Answered]) -> dict[str, str]:
+    """Why questions are refused, by their ids. Raises RequestError where all are."""
+    refused = {
+        task.problem.id: answer.refusal
+        for task, answer in zip(tasks, answers, strict=False)
+        if answer.refusal is not None
+    }
+    if len(refused) == len(answers):
+        raise RequestError(next(iter(refused.values())))
+    return refused
 
 
 async def run_samples(
@@ -163,7 +180,10 @@ async def run_samples(
     async def drawn(task: Task) -> list[str | None]:
         seed = derive_seed(context.config.seed, task.problem.id, "samples")
         attempt = Attempt(context, task.problem, seed, samples * context.settings.max_tokens)
-        chains = await attempt.draw_many(samples, judged=False)
+        try:
+            chains = await attempt.draw_many(samples, judged=False)
+        except RequestError as error:
+            chains, cell.refused[task.problem.id] = [], str(error)
         cell.sampled_tokens += attempt.cost.sampled_tokens
         progress.advance(tokens=attempt.cost.sampled_tokens)
         texts = [chain.text if attempt.usable(chain) else None for chain in chains]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +17,7 @@ from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
 from ..mcts.driver import check_settings
+from ..mcts.extract import remedy, shortfall
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
@@ -24,7 +26,7 @@ from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import JUDGE, open_reward
 from .agreement import agreement
 from .attempt import MethodContext
-from .cells import SAMPLES, Benchmark, run_cell, run_samples
+from .cells import SAMPLES, Benchmark, refusals, run_cell, run_samples
 from .methods import answered
 from .names import UNJUDGED, MethodName
 from .results import EvalFolder, at_k, paired, summary
@@ -227,7 +229,7 @@ class Evaluation(BaseModel):
                 cell = run_until(stop, work)
                 folder.write(cell)
             cells.append(cell)
-        progress.stop()
+        end_progress(progress, student)
         measured = [cell for cell in cells if cell.method != SAMPLES]
         return {
             "student": student.title,
@@ -279,13 +281,16 @@ class Evaluation(BaseModel):
             for task in tasks
         ]
         progress.wait(f"trying {len(tried)} questions")
-        most = max(answer.tokens for answer in run_until(stop, together(*tried)))
-        few = min(self.budget_tokens)
+        answers = run_until(stop, together(*tried))
+        refusals(tasks, answers)
+        most, few = max(answer.tokens for answer in answers), min(self.budget_tokens)
         said = f"{name}: {len(tried)} questions tried, up to {most:,} tokens an answer"
-        if most >= longest:
-            said += ", cut there: raise search.max_tokens"
+        ends, search = Counter(filter(None, (answer.why for answer in answers))), context.settings
+        if ends:
+            said = f"{said}; {shortfall(ends, search.model_dump(), longest, 'answers')}"
         elif few < 2 * most and self.methods != ["greedy"]:
-            said += f"; a budget of {few:,} tokens pays for {few / most:.1f}: raise --budget-tokens"
+            more = remedy("budget", {}, few)
+            said += f"; a budget of {few:,} tokens pays for {few / most:.1f}: {more}"
         progress.say(said)
         return most
 
@@ -335,6 +340,13 @@ class Evaluation(BaseModel):
             "prm": digest(self.prm),
             "value": digest(self.value),
         }
+
+
+def end_progress(progress: Progress, student: Any) -> None:
+    """Stop the progress, and say what is known by now of a server that answered."""
+    progress.stop()
+    if word := getattr(student, "word", None):
+        progress.say(word)
 
 
 def digest(critic: Path | None) -> str | None:

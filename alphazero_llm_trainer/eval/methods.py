@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ..errors import RequestError
+from ..mcts.extract import SHORT, endings
 from ..mcts.tree import WHOLE
 from ..problems.source import source_of
 from ..rollouts import answer_search
@@ -20,6 +22,8 @@ from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
 Answering = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
+# What ended a question without an answer: its prompt doesn't fit; the server doesn't take it.
+TOO_LONG, REFUSED = "too long", "refused"
 BEAM_WIDTH = 2  # partial chains that beam keeps
 
 
@@ -31,16 +35,19 @@ async def answered(
     """
     attempt = Attempt(context, problem, seed, budget)
     if attempt.longest <= 0:
-        return Answered(None, "too long")
-    response, ended_by = await METHODS[name](attempt)
+        return Answered(None, TOO_LONG)
     cost = attempt.cost
+    try:
+        response, ended_by = await METHODS[name](attempt)
+    except RequestError as error:
+        return Answered(None, REFUSED, cost, refusal=str(error))
     if attempt.left < 0:
         raise OverBudgetError(
             f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on"
             f" {problem.id} with a budget of {budget}: its figures can't be compared"
         )
     unjudged = context.verifier.checks and response in attempt.judge.unjudged
-    return Answered(response, ended_by, cost, unjudged)
+    return Answered(response, ended_by, cost, unjudged, None if response else attempt.why)
 
 
 # -- whole responses -------------------------------------------------------------------------------
@@ -233,6 +240,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     )
     result = await search.run(attempt.problem, attempt.seed, attempt.tree, attempt.cost)
     tree, choice = result.tree, result.choice
+    attempt.ends += {why: count for why, count in endings(tree).items() if why in SHORT}
     if choice is None:
         return None, result.ended_by
     attempt.choice = choice

@@ -11,10 +11,14 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json
 from ..grading.graders import Verdict
-from .cells import NO_ANSWER, TOO_LONG, Cell
+from .cells import NO_ANSWER, Cell
+from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
 
-UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
+UNGRADED = (
+    *map(str, (Verdict.UNPARSED, Verdict.TIMED_OUT, Verdict.FAILED)),
+    *(NO_ANSWER, TOO_LONG, REFUSED),
+)
 BASELINES = ("greedy", "majority", "best-of-n")
 CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
@@ -90,6 +94,8 @@ def summary(cell: Cell) -> dict[str, Any]:
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
         "unanswered": cell.unanswered,
+        "silent": cell.silent,
+        "refusals": cell.refused,
     }
     known = [reward for reward in cell.rewards if reward is not None]
     if known:
@@ -128,6 +134,7 @@ def at_k(cell: Cell) -> dict[str, Any]:
     row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
     row["no_gold"] = not cell.gold
     row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
+    row["refusals"] = cell.refused
     for k in (k for k in KS if k <= cell.budget):
         chances = [pass_at_k(cell.budget, sum(right), k) for right in cell.correct]
         row[f"pass@{k}"] = triple(mean_interval(chances))

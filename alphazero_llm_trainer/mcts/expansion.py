@@ -95,9 +95,9 @@ class Expansion:
         `paid` tokens (None: for any number); None where it may have none.
         """
         room = self.settings.max_tokens - len(ids_of(steps))
-        limits = Limits(
-            self.settings.max_depth - len(steps), room if paid is None else min(room, paid)
-        )
+        paid = room if paid is None else paid
+        by = "budget" if paid < room else "length"
+        limits = Limits(self.settings.max_depth - len(steps), min(room, paid), by)
         return limits if limits.steps > 0 and limits.tokens > 0 else None
 
     async def grade(

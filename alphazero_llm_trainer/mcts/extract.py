@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..grading.answers import extract
 from ..types import STUDENT
@@ -21,8 +22,26 @@ from .tree import REJECTED, ROOT, WHOLE, Tree
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
 SILENT = "no answer"
-# How a response is cut, or ends without an answer, and the key that helps.
-SHORT = {"length": "search.max_tokens", "depth": "search.max_depth", SILENT: "problems.shots"}
+BUDGET = "budget"
+THOUGHT_SPENT = "thinking budget"  # that thinking alone has taken
+# How a response is cut, or ends without an answer: in words, and what helps, as it is typed, with
+# limits twice as high.
+SHORT = {
+    "length": ("were cut by search.max_tokens", "--set search.max_tokens={max_tokens}"),
+    "depth": ("were cut by search.max_depth", "--set search.max_depth={max_depth}"),
+    BUDGET: ("were cut by the budget", "--set search.budget_tokens={budget_tokens}"),
+    "context": ("were cut by the context", "raise engine.max_context, or take shorter questions"),
+    "server": ("were cut by the server's own limit", "raise that where the server is started"),
+    "thinking": ("were thinking alone", "--set search.max_tokens={max_tokens}"),
+    THOUGHT_SPENT: (
+        "were thinking alone within the budget",
+        "--set search.budget_tokens={budget_tokens}",
+    ),
+    "tool call": ("called a tool instead", "switch tools off where the server is started"),
+    "refusal": ("were refused", "take another model, or other questions"),
+    "empty": ("were empty", "look at the server's chat template and log"),
+    SILENT: ("stated no answer", "--set problems.shots=4"),
+}
 MUCH = 0.2  # of all responses
 
 
@@ -129,18 +148,31 @@ def endings(tree: Tree) -> Counter[str]:
     return ends
 
 
-def shortfall(ends: Mapping[str, int]) -> str | None:
+def remedy(why: str, search: Mapping[str, Any], budget: int | None = None) -> str:
+    """What to type against the limit that did cut (a key of SHORT), under the settings `search.*`,
+    and in an evaluation a budget.
+    """
+    if why in (BUDGET, THOUGHT_SPENT) and budget is not None:
+        return f"--budget-tokens {2 * budget}"
+    doubled = {key: 2 * limit for key, limit in search.items() if isinstance(limit, int)}
+    return SHORT[why][1].format(**doubled)
+
+
+def shortfall(
+    ends: Mapping[str, int],
+    search: Mapping[str, Any],
+    budget: int | None = None,
+    what: str = "responses",
+) -> str | None:
     """A line for the user where more than a fifth of the responses was cut or stated no answer;
-    else None.
+    else None. See `remedy`.
     """
     total, short = sum(ends.values()), {why: ends[why] for why in SHORT if ends.get(why)}
     if sum(short.values()) <= MUCH * total:
         return None
-    silent = short.get(SILENT, 0)
-    return (
-        f"of {total:,} responses {sum(short.values()) - silent:,} were cut and {silent:,} stated "
-        f"no answer: raise {SHORT[max(short, key=short.__getitem__)]}"
-    )
+    said = ", ".join(f"{count:,} {SHORT[why][0]}" for why, count in short.items())
+    most = max(short, key=short.__getitem__)
+    return f"of {total:,} {what} {said}: {remedy(most, search, budget)}"
 
 
 def step_values(

@@ -14,6 +14,7 @@ from ..errors import RequestError
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
+from .extract import BUDGET, THOUGHT_SPENT
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
 from .waiting import together
@@ -102,7 +103,7 @@ class StepExpansion(Expansion):
         if limits is None:
             return LeafEvaluation(estimate=estimate, value=None if self.rolls else estimate)
         draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
-        asked = limits if self.rolls else Limits(1, limits.tokens)
+        asked = limits if self.rolls else replace(limits, steps=1)
         before = self.cost.sampled_tokens + self.cost.scored_tokens
         continuations, spent = await self.policy.continuations(
             self.problem, steps, settings.samples, draw, asked
@@ -238,7 +239,7 @@ class StepExpansion(Expansion):
                     tokens, self.paid.room(left // len(proposals) - taken, len(ids_of(steps)))
                 )
             if not step.ended and tokens > 0 and limits.steps > 1:
-                rest = Limits(limits.steps - 1, tokens)
+                rest = replace(limits, steps=limits.steps - 1, tokens=tokens)
                 [rollout], spent = await self.policy.continuations(
                     self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
                 )
@@ -308,4 +309,7 @@ def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] =
         return "checked"
     if continuation.ended:
         return "ended"
-    return "depth" if len(continuation.steps) >= limits.steps else "length"
+    by = "depth" if len(continuation.steps) >= limits.steps else limits.by
+    if continuation.why == "thinking" and by == BUDGET:
+        return THOUGHT_SPENT
+    return continuation.why or by

@@ -14,7 +14,7 @@ from ..config.load import Config
 from ..config.sections import StudentModel
 from ..errors import ConfigError, RequestError, first_line
 from ..grading.answers import marks_thinking
-from ..types import Opening, Problem
+from ..types import Opening, Problem, in_first_question
 from .folders import PACKAGED, TEMPLATE
 
 DATE = datetime.date(2024, 7, 26)  # of templates that tell the day: Llama's, so that prompts stay
@@ -139,20 +139,6 @@ class Chat:
         return self.tokenizer.decode(
             [i for i in token_ids if i not in hidden], clean_up_tokenization_spaces=False
         )
-
-
-def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """`messages` with the text of their leading system messages before the first user's, a blank
-    line between.
-    """
-    texts, rest = [], [*messages]
-    while rest and rest[0]["role"] == "system":
-        texts.append(rest.pop(0)["content"])
-    for at, message in enumerate(rest):
-        if message["role"] == "user":
-            rest[at] = {**message, "content": "\n\n".join([*texts, message["content"]])}
-            break
-    return rest
 
 
 @functools.lru_cache

@@ -111,8 +111,8 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
     `name` (None: likewise).
 
     The system prompt is `problems.system_prompt`, else that of the student's entry in models.yaml,
-    else the one that its folder was trained with on this source, else the source's. Raises
-    DataError where the source has no worked solutions and `problems.shots` wants some.
+    else the one that its folder was trained with on this source, else the source's; an empty one is
+    none. Raises DataError where the source has no worked solutions and `problems.shots` wants some.
     """
     source = open_source(config) if source is None else source
     spec, problems = config.models[resolve_name(config, name)], config.problems
@@ -122,7 +122,7 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
         spec.prompts.get(source.name),
         source.system_prompt,
     )
-    prompt = next((text for text in prompts if text is not None), None)
+    prompt = next((text for text in prompts if text is not None), None) or None
     if not problems.shots:
         return Opening(prompt)
     # One more: a question is never shown its own solution.

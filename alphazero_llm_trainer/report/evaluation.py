@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain, groupby
 from typing import Any
 
 from markupsafe import Markup
 
-from ..eval.cells import TOO_LONG
+from ..eval.cells import NO_ANSWER
+from ..eval.methods import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
-from ..mcts.extract import MUCH
+from ..mcts.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
 from .charts import row_chart
 from .page import render
 from .tables import columns, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
+REFUSALS = 3  # that are named
 # For a terminal.
 SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
 
@@ -66,7 +69,7 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     where = best["benchmark"] if split == "test" else f"{best['benchmark']}, {split} problems,"
     where += f" at {best['budget']:,} tokens"
     if best.get("cut"):  # and so are the others
-        return f"{where}: every method's answers were cut: raise --budget-tokens", ""
+        return f"{where}: every method's answers were cut or silent", ""
     value = Interval(*best[what])
     if not value.value:
         none = "every reward is 0" if what == "reward" else "no method has a right answer"
@@ -87,7 +90,7 @@ def cells(results: Results, row: Results) -> dict[str, str]:
     """A row's figures by column, as texts; what it doesn't have is left out."""
     accuracy = "no gold answers" if row.get("no_gold") else f"{Interval(*row['accuracy'])}"
     if row.get("cut"):
-        accuracy = f"{row['no answer']:,} of {row['problems']:,} answers were cut"
+        accuracy = f"{row[NO_ANSWER]:,} of {row['problems']:,} have no answer"
     shown = {"budget": f"{row['budget']:,}", "method": row["method"], "accuracy [95%]": accuracy}
     if "reward" in row:
         failed = f" ({row['failed_rewards']:,} failed)" if row["failed_rewards"] else ""
@@ -123,7 +126,7 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
 
 
 def remarks(results: Results, benchmark: str) -> list[str]:
-    """Lines on answers that could not be judged, and on questions that don't fit."""
+    """Lines on answers that could not be judged, and on questions that don't fit or are refused."""
     rows = list(chain(*by_budget(results, benchmark).values()))
     problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
     counts = [
@@ -144,6 +147,14 @@ def remarks(results: Results, benchmark: str) -> list[str]:
             f"{benchmark}: judge and gold agree on {Interval(*judge['agreement'])} of "
             f"{judge['judged']:,} greedy answers, of which {judge['right']:,} are right and the judge "
             f"calls {judge['called_right']:,} right"
+        )
+    sampled = [row for row in results["at_k"] if row["benchmark"] == benchmark]
+    refused = dict(chain(*(row.get("refusals", {}).items() for row in rows + sampled)))
+    if refused:
+        shown = "; ".join(f"{key} ({why})" for key, why in [*refused.items()][:REFUSALS])
+        lines.append(
+            f"{benchmark}: {len(refused):,} of {problems:,} questions are refused, and count as not "
+            f"right: {shown}"
         )
     if too_long:
         lines.append(
@@ -168,14 +179,14 @@ def result_text(results: Results) -> str:
 
 def silent(results: Results) -> str | None:
     """A line for the user where more than a fifth of all answers is missing; else None."""
-    rows = results["rows"]
-    total = sum(row["problems"] for row in rows)
-    missing = sum(row.get(name, 0) for row in rows for name in ("no answer", "unparsed"))
-    if missing <= MUCH * total:
-        return None
-    ended = sum(row["ended_by"].get("tokens", 0) for row in rows)
-    key = "--budget-tokens" if ended >= missing / 2 else "search.max_tokens"
-    return f"of {total:,} answers {missing:,} were cut or stated no answer: raise {key}"
+    rows, ends = results["rows"], Counter[str]()
+    for row in rows:
+        ends += row.get("silent", {})
+        ends[SILENT] += row.get("unparsed", 0)
+    ends["answer"] = sum(row["problems"] for row in rows) - ends.total()
+    cut = [row["budget"] for row in rows if {BUDGET, THOUGHT_SPENT} & {*row.get("silent", ())}]
+    budget = min(cut, default=None)
+    return shortfall(ends, results["config"]["search"], budget, "answers")
 
 
 def budget_chart(budget: int, rows: list[Results]) -> Markup:

@@ -123,7 +123,7 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
 
 def result_text(card: RunCard, metrics: Sequence[Line]) -> str:
     """What the terminal shows at a run's end."""
-    short = shortfall(card.get("ends", {}))
+    short = shortfall(card.get("ends", {}), card["config"]["search"])
     end = "" if short is None else f"\n{short}"
     return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
 

@@ -62,6 +62,7 @@ def run_sample(
 
     Raises:
         ConfigError: `out` holds another run, or Ray is asked for and missing.
+        RequestError: a server refuses the first questions.
         DataError: two questions have one id, or the folder is broken.
     """
     progress = progress if progress is not None else Progress(quiet=True)
@@ -91,8 +92,8 @@ def run_sample(
                         continue
                     del failed[key]
                     if result is not None:
-                        folder.write(result)
                         progress.note("last tree", summary.add(result))
+                        folder.write(result)
                         counts = f"{summary.solved_trees:,} of {summary.session_trees:,} questions"
                         progress.note("solved", counts)
                         progress.advance(tokens=result["cost"]["sampled_tokens"])

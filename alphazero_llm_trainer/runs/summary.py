@@ -8,11 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import RequestError
 from ..live import duration, last_tree
 from ..mcts.extract import endings, trajectories
 from ..mcts.tree import Tree
 from ..rollouts import FAILED, FAILED_REWARD
 from ..types import Cost
+
+TRIED = (
+    32  # questions: a server that refuses them before any answer refuses all; refusals are quick
+)
 
 
 @dataclass(slots=True)
@@ -42,10 +47,15 @@ class Summary:
     seconds: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> str:
-        """Add a journal record. Returns a line on it."""
+        """Add a journal record. Returns a line on it. Raises RequestError where a server has refused
+        the first questions.
+        """
         self.cost.add(Cost(**record["cost"]))
         if record["ended_by"].startswith((FAILED, FAILED_REWARD)):
             self.skipped += 1
+            first = self.skipped == min(TRIED, self.questions) and not self.session_trees
+            if first and record.get("tokens") == "server":
+                raise RequestError(record["ended_by"].removeprefix(FAILED))
             return f"{record['key']}: {record['ended_by']}"
         tree = Tree.from_dict(record["tree"])
         ended = trajectories(tree)
@@ -71,7 +81,8 @@ class Summary:
             )
         if self.skipped:
             lines.append(
-                f"{self.skipped:,} trees are empty: the question doesn't fit, or its reward failed"
+                f"{self.skipped:,} trees are empty: the question doesn't fit or is refused, or its "
+                "reward failed"
             )
         if self.set_aside:
             lines.append(

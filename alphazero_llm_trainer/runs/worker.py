@@ -89,6 +89,8 @@ class Worker:
             opening(config),
             config.search.value is None,
         )
+        if config.engine.backend == "openai":
+            asyncio.run(student.engine.server.greet())
         questions = [task.problem.question for task in self.job.tasks]
         said = check_prompts(student, config, questions)
         if said is not None:

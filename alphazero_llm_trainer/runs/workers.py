@@ -19,6 +19,8 @@ from .worker import SampleJob, SearchOutcome, Worker
 START_SECONDS = 300.0  # how long workers may take to load
 POLL_SECONDS = 0.25  # between two looks at `stop`
 
+log = logging.getLogger(__name__)
+
 StopAsked = Callable[[], bool]
 
 
@@ -50,7 +52,10 @@ class InProcess:
                 yield task.result()
 
     def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel what is under way, and say what a server was found to do."""
+        word = getattr(getattr(self.worker, "student", None), "word", None)
+        if word is not None:
+            log.warning(word)
         self.runner.close()
 
 

@@ -12,8 +12,8 @@ import openai
 import processes
 import pytest
 from aiohttp import web
-from fault_server import FakeServer
-from tables import read_json, read_jsonl
+from fault_server import FakeServer, FaultServer
+from tables import read_json, read_jsonl, table
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.chat import server as chat_server
@@ -25,10 +25,11 @@ from alphazero_llm_trainer.config.sections import TeacherModel
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import RequestError
+from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import with_model
-from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.types import Cost, text_of
+from alphazero_llm_trainer.problems.load import load_tasks, opening
+from alphazero_llm_trainer.types import Cost, Opening, text_of
 
 PROBLEMS = [task.problem for task in load_tasks("embedded", "test", 12, start=340)]
 
@@ -199,10 +200,7 @@ NONSENSE = {
     "no end": ([chunk("3 + 4 = 7\n")], "broke off in a reply"),
     "a page": (["<html>busy</html>"], "broke off in a reply"),
     "no choices": (["data: {}\n\n"], "no chat completion"),
-    "choices of another kind": (['data: {"choices": [null]}\n\n', *END], "no chat completion"),
-    "a text of another kind": ([chunk(delta={"content": {"a": 1}}), *END], "no chat completion"),
     "a failure": (['data: {"error": {"message": "\\u001b[31mburnt"}}\n\n'], "burnt"),
-    "a filter": ([chunk("No.", "content_filter")], "content filter"),
     "no end of it": ([chunk("x" * 64)] * 100, "ignores the limit"),
     "more than was asked for": (
         [chunk("7"), chunk(finish="stop", usage={**USAGE, "completion_tokens": 500})],
@@ -219,6 +217,122 @@ def test_a_server_that_answers_nonsense_ends_in_a_sentence(url, case, monkeypatc
     with pytest.raises(az.AlphaZeroError) as caught:
         replied(url, says, tokens=40)
     assert words in str(caught.value) and str(caught.value).isprintable()
+
+
+SERVERS = table("servers")
+
+
+@pytest.mark.parametrize("case", SERVERS["replies"], ids=lambda case: case["name"])
+def test_odd_events_are_read_or_skipped_and_counted(case):
+    with FaultServer(lambda number, body: case["name"]).running() as place:
+        student = student_at(place)
+        [reply], cost = drawn(student, n=1, tokens=40)
+    assert text_of(reply.steps) == case.get("text", text_of(reply.steps))
+    assert reply.why == case.get("why") and reply.ended == (reply.why is None)
+    assert cost.sampled_tokens in (1, 5)  # an end is a token, whatever usage says
+    word = str(student.word)
+    assert ("sent" in word) == (case["word"] is not None) and (case["word"] or "") in word
+
+
+@pytest.mark.parametrize("said, again", SERVERS["failures"])
+def test_a_failure_in_a_stream_is_tried_again_where_that_may_help(url, said, again, monkeypatch):
+    monkeypatch.setattr(chat_server, "PAUSE_SECONDS", 0.0)
+    whole = [chunk("#### 7", "stop")]
+    with (proxy := Proxy(url, says=whole, first=[[f"event: error\ndata: {said}\n\n"]])) as place:
+        student = student_at(place)
+        if again:
+            assert text_of(drawn(student, n=1)[0][0].steps) == "#### 7"
+        else:
+            with pytest.raises(RequestError):
+                drawn(student, n=1)
+        assert len(proxy.bodies) == 3 + again  # two greet
+
+
+def eval_at(place, out, *more):
+    argv = f"eval --base-url {place} --model m -n 6 --methods greedy majority --out {out}"
+    return main([*argv.split(), "--budget-tokens", "20", "--samples", "2", *more])
+
+
+@pytest.mark.parametrize("status, body, words", SERVERS["refusals"])
+def test_a_refused_question_is_unanswered_and_the_others_stand(
+    status, body, words, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.01)
+    tasks = load_tasks("embedded", "test", 6)
+    refused = tasks[4].problem
+
+    def choose(number, asked):
+        return (status, body) if asked["messages"][-1]["content"] == refused.question else "ok"
+
+    server = FaultServer(choose, write=lambda asked: "3 + 4 = 7\n#### 7")
+    with server.running() as place:
+        assert eval_at(place, tmp_path / "out") == 0
+    shown = capsys.readouterr().out
+    assert "1 of 6 questions are refused" in shown and refused.id in shown
+    found = read_json(tmp_path / "out" / "results.json")
+    for row in found["rows"] + found["at_k"]:
+        [(key, why)] = row["refusals"].items()
+        assert key == refused.id and words in why
+    assert all(row["refused"] == 1 and row["no answer"] == 0 for row in found["rows"])
+
+
+def test_where_all_questions_are_refused_at_the_start_it_is_an_error(tmp_path, capsys):
+    def choose(number, asked):
+        return (400, {"error": {"message": "not you"}}) if asked["max_tokens"] > 1 else "ok"
+
+    with FaultServer(choose).running() as place:
+        assert eval_at(place, tmp_path / "out") == 2
+        assert "not you" in capsys.readouterr().err
+        argv = f"sample --base-url {place} --model m -n 6 --out {tmp_path / 'trees'}"
+        assert main(argv.split()) == 2
+        assert "not you" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("refusal", SERVERS["no_system"])
+def test_a_server_without_a_system_role_reads_the_prompt_before_the_question(refusal, monkeypatch):
+    monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.01)
+
+    def choose(number, asked):
+        return tuple(refusal) if asked["messages"][0]["role"] == "system" else "ok"
+
+    with (server := FaultServer(choose, write=lambda asked: "#### 7")).running() as place:
+        student = student_at(place)
+        student.opening = Opening("Be brief.")
+        [reply], _ = drawn(student, n=1)
+        count = len(server.requests)
+        drawn(student, n=1)
+    assert text_of(reply.steps) == "#### 7" and len(server.requests) == count + 1
+    question = {"role": "user", "content": f"Be brief.\n\n{PROBLEMS[0].question}"}
+    assert server.requests[-1]["messages"] == [question]
+    assert "--set problems.system_prompt=" in str(student.word)
+    assert opening(load_config(overrides=["problems.system_prompt="])).system_prompt is None
+
+
+@pytest.mark.parametrize("refusal", SERVERS["few"])
+def test_a_server_that_wants_more_tokens_is_greeted_with_more(refusal):
+    def choose(number, asked):
+        most = asked.get("max_tokens", asked.get("max_completion_tokens"))
+        return (400, refusal) if most < 16 else "ok"
+
+    with FaultServer(choose, write=lambda asked: "#### 7").running() as place:
+        student = student_at(place)
+        [reply], _ = drawn(student, n=1)
+        [short], cost = drawn(student, n=1, tokens=9)  # fewer than it takes are lost
+    assert text_of(reply.steps) == "#### 7"
+    assert short.cut and not short.steps and cost.sampled_tokens == 9 and not cost.calls
+
+
+def test_replies_that_say_nothing_end_a_question(tmp_path, capsys):
+    """They cost next to nothing, so no budget would."""
+    with (server := FaultServer(lambda number, body: "a call of a tool")).running() as place:
+        assert eval_at(place, tmp_path / "out", "--samples", "0") == 2
+        assert "calls of tools" in capsys.readouterr().err
+        assert len(server.requests) < 99
+    with FaultServer(lambda number, body: "a refusal").running() as place:
+        argv = f"search --base-url {place} --model m --set search.samples=2 --simulations 1"
+        assert main(argv.split()) == 0
+    assert "of 2 responses 2 were refused: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -340,6 +454,8 @@ def test_a_beginning_that_is_repeated_is_left_out(url):
 def test_thinking_alone_is_a_reply_without_words(url):
     says = [chunk(delta={"reasoning_content": "Hm. "}), chunk(finish="length", usage=USAGE)]
     reply, cost, student = replied(url, says)
+    assert verdict(reply, Limits(1, 60)) == "thinking"
+    assert verdict(reply, Limits(2, 60, "budget")) == "thinking budget"
     assert reply.cut and not reply.ended and text_of(reply.steps) == "" and cost.sampled_tokens == 2
     assert student.word is not None and "thinking alone" in student.word
     assert student.engine.server.logprobs  # a thought kept apart says nothing of them

@@ -24,7 +24,7 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.grading.answers import is_final, thinks, without_thinking
 from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
-from alphazero_llm_trainer.mcts.extract import shortfall
+from alphazero_llm_trainer.mcts.extract import SHORT, shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.adapters import POLICY, fingerprint, own_parameters
@@ -394,12 +394,18 @@ def widths(student):
 
 
 def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps():
-    assert shortfall({"answer": 80, "length": 20}) is None and shortfall({}) is None
-    assert shortfall({"answer": 70, "length": 5, "depth": 25}) == (
-        "of 100 responses 30 were cut and 0 stated no answer: raise search.max_depth"
+    search = {"max_tokens": 400, "max_depth": 12, "budget_tokens": 500, "mode": "step"}
+    assert shortfall({"answer": 80, "length": 20}, search) is None and shortfall({}, {}) is None
+    assert shortfall({"answer": 70, "length": 5, "depth": 25}, search) == (
+        "of 100 responses 5 were cut by search.max_tokens, 25 were cut by search.max_depth: "
+        "--set search.max_depth=24"
     )
-    assert "3 stated no answer: raise problems.shots" in str(
-        shortfall({"answer": 5, "no answer": 3})
+    for why, told in SHORT.items():  # each has its own words, and one thing that helps
+        said = str(shortfall({"answer": 5, why: 3}, search))
+        assert said.startswith(f"of 8 responses 3 {told[0]}: ") and "{" not in said
+        assert said.count("--set") <= 1
+    assert shortfall({"budget": 2}, search, 60, "answers") == (
+        "of 2 answers 2 were cut by the budget: --budget-tokens 120"
     )
 
 
