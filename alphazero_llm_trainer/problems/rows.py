@@ -7,7 +7,6 @@ stands there; choices are written below their question.
 from __future__ import annotations
 
 import bz2
-import contextlib
 import glob
 import gzip
 import hashlib
@@ -16,6 +15,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from numbers import Number
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
-from ..files import parse_json
 from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
+from .printed import parse_printed
 
 PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
 QUESTIONS = (
@@ -47,6 +47,8 @@ CONTEXTS = (
     "premise", "document", "documents", "supports",
 )  # fmt: skip
 LISTS = ("answers", "golden_answers", "possible_answers")  # that a table holds as JSON text
+INDICES = ("label", "cop")  # columns that count from 0 by custom
+GOLD_KEYS = {"value", "text", "spans"}  # of an object with gold answers
 ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
 COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
 NAMED = 8  # columns in a message
@@ -74,6 +76,9 @@ SPLIT_NAMES = {
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # A choice with its label.
 LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)
+# A label alone, of options that the question lists (BBH).
+LABEL = re.compile(r"[(\[]?([A-Za-z])[)\].:]")
+MESSAGES = re.compile(r"\[\s*\{\s*['\"](role|content)['\"]\s*:")
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
@@ -103,6 +108,7 @@ class Columns(NamedTuple):
         context = f" after `{self.context}`" if self.context else ""
         named = "`, `".join(self.lettered) or self.choices
         choices = f", choices are `{named}`" if named else ""
+        choices += "" if self.first is None else f", numbered from {self.first}"
         several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
@@ -149,11 +155,15 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
 
     def pick(what: str, usual: Iterable[str], needed: bool = False) -> str | None:
         named = getattr(problems, f"{what}_column", None)
+        empty = list[str]()
         for name in usual if named is None else (named,):
             outer, dot, inner = name.partition(".")
             column = name if name in columns else known.get(outer.lower(), outer) + dot + inner
-            if column in columns or value_at(columns, column) is not None:
+            if value_at(columns, column) not in (None, ""):
                 return column
+            empty += [column] if column in columns else []
+        if empty and (named is not None or what in ("question", "answer")):
+            return empty[0]
         if needed or named is not None:
             raise DataError(
                 f"{where} has no column {named or what!r}, it has {', '.join(columns)}: name the"
@@ -227,21 +237,33 @@ def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
     if grade in (None, "math", "mixed"):
         kinds = {kind_of(gold) for answers in lists for gold in answers}
         several = "all" if kinds and kinds <= {"numbers", "math"} else several
-    return names._replace(first=first_number(names, golds), several=several if lists else None)
+    first = None if names.choices is None else first_number(names, rows)
+    return names._replace(first=first, several=several if lists else None)
 
 
-def first_number(names: Columns, golds: Sequence[str]) -> int | None:
-    """The number of the first choice, where gold answers are numbers of choices in columns of their
-    own and say it; None elsewhere."""
-    count = len(names.lettered)
-    if not all(gold.isdigit() and int(gold) <= count for gold in golds) or not count:
+def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
+    """The number of the first choice, 0 or 1, where gold answers number choices, and all rows tell
+    it; None elsewhere. Raises DataError where several rows don't tell it.
+    """
+    asked = [row for row in rows if any(map(str.isdigit, golds_of(row, names.answer or "")))]
+    ways = dict[int, list[list[str]]]()
+    for first in (0, 1):
+        with suppress(DataError):
+            ways[first] = [right_choice(row, names._replace(first=first)) for row in asked]
+    if len(ways) == 1 and (names.lettered or len(asked) > 1):
+        return min(ways)
+    if ways.get(0) == ways.get(1):
         return None
-    if "0" in golds or str(count) in golds:
-        return 0 if "0" in golds else 1
-    # A label is an index; another answer is the number in a column's name.
-    return (
-        0 if str(names.answer).lower() == "label" or not names.lettered[0][-1].isdigit() else None
-    )
+    if str(names.answer).lower() in INDICES:
+        return 0
+    if names.lettered and names.lettered[0][-1].isdigit():
+        return None  # the number in a column's name
+    if len(asked) > 1:
+        raise DataError(
+            f"{asked[-1][1]} and those before it number their choices as `{names.answer}`, and none"
+            " says whether from 0 or from 1: write letters there"
+        )
+    return 0
 
 
 def unread(columns: Iterable[str], names: Columns) -> str:
@@ -269,8 +291,11 @@ def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
 
 
 def own_id(columns: Mapping[str, Any]) -> str | int | None:
-    """A row's own id, or None."""
-    own = columns.get("id", columns.get("unique_id"))
+    """A row's own id, or None; that of a question's template with the number of its `instance`
+    (GSM-Symbolic)."""
+    own, instance = columns.get("id", columns.get("unique_id")), columns.get("instance")
+    if isinstance(own, str | int) and isinstance(instance, str | int):
+        return f"{own}/{instance}"
     return own if isinstance(own, str | int) else None
 
 
@@ -288,7 +313,9 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
         labels, texts = choices_of(choices, where)
         for letter, text in zip(LETTERS, texts, strict=False):
             question += f"\n{letter}. {text}"
-        golds = right_choice(row, names, golds, labels, texts)
+        golds = right_choice(row, names, golds)
+    else:
+        golds = [listed_label(gold, question) or gold for gold in golds]
     gold = golds[0] if golds else ""
     if solution is not None and "####" not in solution:
         solution += f"\n#### {gold}"
@@ -300,7 +327,7 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     # Seeds are made of ids: a file draws the same samples wherever it lies.
     prefix = source if source.startswith("hub:") else source.rstrip("/").rpartition("/")[2]
     problem = Problem(f"{prefix}/{row_id}", question, source)
-    return Task(problem, gold, solution, others=tuple(golds[1:]))
+    return Task(problem, gold, solution, others=tuple(golds[1:]), row=columns)
 
 
 def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
@@ -326,24 +353,25 @@ def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
     return golds, solution
 
 
-def right_choice(
-    row: Row, names: Columns, golds: Sequence[str], labels: list[str], texts: list[str]
-) -> list[str]:
-    """The letter of the choice that a row's gold answers mean, alone in a list; an empty list
-    without any. Raises DataError where they mean none of the choices, or several."""
+def right_choice(row: Row, names: Columns, golds: Sequence[str] | None = None) -> list[str]:
+    """The letter of the choice that a row's gold answers (None: of its column) mean, alone in a
+    list; an empty list without any. Raises DataError where they mean none of the choices, or
+    several."""
     columns, where = row
+    labels, texts = choices_of(choices_at(columns, names.choices or ""), where)
+    if names.lettered and names.first is not None:
+        labels = []
     value = value_at(columns, names.answer or "")
-    index = isinstance(value, int) and not isinstance(value, bool)
-    known = [normalize_words(text) for text in texts]
+    values = value if isinstance(value, list) else [value]
+    # A number is no text; nor is one that columns have in their names.
+    index = labels == [] and bool(names.lettered) or all(map(is_number, values))
     letters = []
-    for gold in golds:
+    for gold in golds_of(row, names.answer or "") if golds is None else golds:
         what = f"{where} has {gold!r} as `{names.answer}`"
-        if normalize_words(gold) not in known:
-            gold = TRUTH.get(gold.lower(), gold)  # noqa: PLW2901 - yes is what true means
-        if names.first is not None:
-            letters.append(letter_of(str(int(gold) - names.first), [], texts, True, what))
-        else:
-            letters.append(letter_of(gold, labels, texts, index, what))
+        means = gold
+        if gold.lower() in TRUTH and normalize_words(gold) not in map(normalize_words, texts):
+            means = TRUTH[gold.lower()]  # yes is what true means
+        letters.append(letter_of(means, labels, texts, index, names.first or 0, what))
     letters = list(dict.fromkeys(letters))
     if len(letters) > 1:
         raise DataError(
@@ -351,6 +379,22 @@ def right_choice(
             "one answer is graded, so ask for one"
         )
     return letters
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no text."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def listed_label(gold: str, question: str) -> str | None:
+    """The letter of a gold answer that is the label of an option, as the question lists them; None
+    for another."""
+    match = LABEL.fullmatch(gold)
+    if match is None:
+        return None
+    first = "AB" if match[1].isupper() else "ab"
+    listed = all(gold.replace(match[1], letter) in question for letter in first)
+    return match[1].upper() if listed else None
 
 
 def has(row: Row, name: str) -> bool:
@@ -363,8 +407,9 @@ def golds_of(row: Row, name: str) -> list[str]:
     DROP are known, and true and false."""
     columns, where = row
     value = value_at(columns, name)
-    if name.lower() in LISTS:
-        value = from_json(value)
+    printed = parse_printed(value)
+    if name.lower() in LISTS or (isinstance(printed, Mapping) and GOLD_KEYS & printed.keys()):
+        value = printed
     if isinstance(value, Mapping) and "value" in value:
         value = [value["value"], *(value.get("aliases") or ())]
     elif isinstance(value, Mapping):
@@ -404,22 +449,14 @@ def value_at(columns: Mapping[str, Any], name: str) -> Any:
     if name in columns:
         return columns[name]
     outer, _, inner = name.partition(".")
-    value = from_json(columns.get(outer))
+    value = parse_printed(columns.get(outer))
     return value_at(value, inner) if inner and isinstance(value, Mapping) else None
-
-
-def from_json(value: Any) -> Any:
-    """What a text that is a JSON list or object holds; any other value itself."""
-    with contextlib.suppress(ValueError):
-        if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-            return parse_json(value)
-    return value
 
 
 def question_of(row: Row, names: Columns) -> str:
     """The question: a text, or the user's one turn behind a system message, where there is one."""
     columns, where = row
-    turns = from_json(value_at(columns, names.question))
+    turns = parse_printed(value_at(columns, names.question))
     if isinstance(turns, list) and turns and all(isinstance(turn, Mapping) for turn in turns):
         roles = [turn.get("role") for turn in turns]
         texts = [text_of_parts(turn.get("content")) for turn in turns]
@@ -431,6 +468,11 @@ def question_of(row: Row, names: Columns) -> str:
                 " one text of the user there, with a system message or without"
             )
         question = check_text("\n\n".join(texts), f"{where}, `{names.question}`")
+    elif isinstance(turns, str) and MESSAGES.match(turns):
+        raise DataError(
+            f"{where} has messages as `{names.question}` that can't be read: write them as JSON, or"
+            " name a column with the question alone by problems.question_column (--question-column)"
+        )
     else:
         question = text_of(row, names.question)
     if names.more is not None and value_at(columns, names.more):
@@ -453,7 +495,7 @@ def text_of_parts(content: Any) -> Any:
 def choices_at(columns: Mapping[str, Any], name: str) -> Any:
     """A row's choices: a column's value, or the columns of a pattern of `LETTERED` by letter."""
     if "{}" not in name:
-        return from_json(value_at(columns, name))
+        return parse_printed(value_at(columns, name))
     return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
 
 
@@ -497,9 +539,11 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
     return labels, texts
 
 
-def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what: str) -> str:
+def letter_of(
+    gold: str, labels: list[str], texts: list[str], index: bool, first: int, what: str
+) -> str:
     """The letter of the choice that a gold answer means: its label, its text, its letter or its
-    number from 0 on. `index`: the answer is a number, so no text.
+    number from `first` on. `index`: the answer is a number, so no text.
 
     Raises DataError, beginning with `what`, where it is none of the choices.
     """
@@ -511,7 +555,7 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
     ways += [
         (letters.lower(), key),
         (map(normalize_words, lettered), key),
-        (map(str, range(len(texts))), gold),
+        (map(str, range(first, first + len(texts))), gold),
     ]
     for way, text in ways:
         places = [letter for letter, own in zip(letters, way, strict=False) if own == text]
@@ -519,7 +563,7 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
             return places[0]
     raise DataError(
         f"{what}, which is none of its {len(texts)} choices: write a letter from A to"
-        f" {letters[-1]}, a choice's text, or its number from 0 on"
+        f" {letters[-1]}, a choice's text, or its number from {first} on"
     )
 
 
