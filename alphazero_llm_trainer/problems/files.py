@@ -24,7 +24,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
-from .rows import PACKED, QUESTIONS, SPLIT_NAMES, Row, files_at, row_format, split_at
+from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at, usual
 from .source import Source, TaskList, from_rows
 
 HUB = "install alphazero-llm-trainer[hub]"
@@ -220,7 +220,7 @@ def rows_held(value: Any, where: str) -> list[Any]:
 
 def asks(name: str) -> bool:
     """Whether a column's name is a usual one of questions."""
-    return name.lower() in QUESTIONS
+    return name.lower() in usual("question")
 
 
 def holds_rows(part: Any) -> bool:

@@ -18,54 +18,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
+from functools import cache
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.sections import ProblemsConfig
+from ..config.shipped import read_yaml
 from ..errors import DataError
 from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
 from .printed import parse_printed
 
-PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
-QUESTIONS = (
-    "question.stem", "question", "question_stem", "problem", "prompt", "query", "questions", "input",
-    "instruction", "goal", "sentence", "ctx",
-)  # fmt: skip
-ANSWERS = (
-    "answer", "final_answer", "answers", "answerkey", "gold", "ground_truth", "gold_answer",
-    "expected_answer", "correct_answer", "correct", "reward_model.ground_truth", "target",
-    "output", "label", "result", "cop", "answers_spans.spans", "golden_answers", "possible_answers",
-)  # fmt: skip
-SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
-CHOICES = ("choices", "options", "question.choices", "endings", "candidates")
-# What a question is about: it stands before the question.
-CONTEXTS = (
-    "context", "passage", "story", "article", "paragraph", "paragraphs", "background", "ctx",
-    "premise", "document", "documents", "supports",
-)  # fmt: skip
-LISTS = ("answers", "golden_answers", "possible_answers")  # that a table holds as JSON text
-INDICES = ("label", "cop")  # columns that count from 0 by custom
-GOLD_KEYS = {"value", "text", "spans"}  # of an object with gold answers
 ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
 COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
 NAMED = 8  # columns in a message
-# A choice in a column of its own, by letter or number.
-LETTERED = (
-    "{}",
-    "option_{}",
-    "option {}",
-    "option{}",
-    "op{}",
-    "choice_{}",
-    "choice {}",
-    "choice{}",
-    "sol{}",
-    "ending{}",
-)
-LABELLED_ANSWERS = ("answer{}", "ans{}")  # where a column `label` says which is right
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation",
@@ -86,7 +54,7 @@ class Columns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
     `more` is a second part of the question, `context` stands before it. Without an answer column
-    the solution states the answer. `choices` is a column, or a pattern of `LETTERED`, whose columns
+    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose columns
     are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
     numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
     one.
@@ -112,6 +80,13 @@ class Columns(NamedTuple):
         several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
+
+
+@cache
+def usual(part: str) -> list[Any]:
+    """The usual names of the columns that have a part of a task, as columns.yaml lists them."""
+    names: list[Any] = read_yaml(Path(__file__).with_name("columns.yaml"))[part]
+    return names
 
 
 def row_format(name: str) -> str | None:
@@ -153,12 +128,14 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     columns, where = row
     known = {name.lower(): name for name in reversed(list(columns))}
 
-    def pick(what: str, usual: Iterable[str], needed: bool = False) -> str | None:
+    def pick(what: str, *without: str | None, needed: bool = False) -> str | None:
         named = getattr(problems, f"{what}_column", None)
         empty = list[str]()
-        for name in usual if named is None else (named,):
+        for name in usual(what) if named is None else (named,):
             outer, dot, inner = name.partition(".")
             column = name if name in columns else known.get(outer.lower(), outer) + dot + inner
+            if named is None and column in without:
+                continue
             if value_at(columns, column) not in (None, ""):
                 return column
             empty += [column] if column in columns else []
@@ -172,27 +149,26 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
         return None
 
     more = None
-    pair = next((pair for pair in PAIRS if all(name in known for name in pair)), None)
+    pair = next((pair for pair in usual("pairs") if all(name in known for name in pair)), None)
     if problems.question_column is None and pair is not None:
         question, more = (known[name] for name in pair)
     else:
-        question = pick("question", QUESTIONS, needed=True) or ""
-    solution = pick("solution", (n for n in SOLUTIONS if n != problems.answer_column))
-    usual = (name for name in ANSWERS if name not in (question, more))
-    answer = pick("answer", usual, needed=solution is None)
-    choices, lettered = pick("choices", CHOICES), tuple[str, ...]()
+        question = pick("question", needed=True) or ""
+    solution = pick("solution", problems.answer_column)
+    answer = pick("answer", question, more, needed=solution is None)
+    choices, lettered = pick("choices"), tuple[str, ...]()
     if choices is None and "label" in known and isinstance(columns.get(answer or ""), list):
         choices, answer = answer, known["label"]  # ReClor: `answers` are the choices
-    patterns = (*LETTERED, *(LABELLED_ANSWERS if "label" in known else ()))
+    patterns = [*usual("lettered"), *(usual("labelled") if "label" in known else ())]
     for pattern in patterns if choices is None else ():
         by_label = columns_by_label(columns, pattern)
         if len(by_label) > 1:
             choices, lettered = pattern, tuple(by_label.values())
-            if answer in lettered or pattern in LABELLED_ANSWERS:
+            if answer in lettered or pattern in usual("labelled"):
                 answer = known.get("label", answer)
             break
-    usual = (name for name in CONTEXTS if known.get(name) not in (question, more, answer, solution))
-    return Columns(question, answer, solution, choices, more, pick("context", usual), lettered)
+    context = pick("context", question, more, answer, solution)
+    return Columns(question, answer, solution, choices, more, context, lettered)
 
 
 def questions_in(row: Row, names: Columns) -> list[Row]:
@@ -231,7 +207,6 @@ def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
     if names.answer is None:
         return names
     answers_of = [golds_of(row, names.answer) for row in rows if has(row, names.answer)]
-    golds = [gold for answers in answers_of for gold in answers]
     lists = [answers for answers in answers_of if len(answers) > 1]
     several = "said" if any(row.get(ALL) is True for row, _ in rows) else "any"
     if grade in (None, "math", "mixed"):
@@ -245,7 +220,9 @@ def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
     """The number of the first choice, 0 or 1, where gold answers number choices, and all rows tell
     it; None elsewhere. Raises DataError where several rows don't tell it.
     """
-    asked = [row for row in rows if any(map(str.isdigit, golds_of(row, names.answer or "")))]
+    name = names.answer or ""
+    with_choices = (row for row in rows if choices_at(row[0], names.choices or "") and has(row, name))
+    asked = [row for row in with_choices if any(map(str.isdigit, golds_of(row, name)))]
     ways = dict[int, list[list[str]]]()
     for first in (0, 1):
         with suppress(DataError):
@@ -254,7 +231,7 @@ def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
         return min(ways)
     if ways.get(0) == ways.get(1):
         return None
-    if str(names.answer).lower() in INDICES:
+    if name.lower() in usual("indices"):
         return 0
     if names.lettered and names.lettered[0][-1].isdigit():
         return None  # the number in a column's name
@@ -310,7 +287,7 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     golds, solution = stated_golds(row, names)
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
-        labels, texts = choices_of(choices, where)
+        _, texts = choices_of(choices, where)
         for letter, text in zip(LETTERS, texts, strict=False):
             question += f"\n{letter}. {text}"
         golds = right_choice(row, names, golds)
@@ -359,12 +336,11 @@ def right_choice(row: Row, names: Columns, golds: Sequence[str] | None = None) -
     several."""
     columns, where = row
     labels, texts = choices_of(choices_at(columns, names.choices or ""), where)
-    if names.lettered and names.first is not None:
-        labels = []
     value = value_at(columns, names.answer or "")
-    values = value if isinstance(value, list) else [value]
-    # A number is no text; nor is one that columns have in their names.
-    index = labels == [] and bool(names.lettered) or all(map(is_number, values))
+    index = all(map(is_number, value if isinstance(value, list) else [value]))
+    if names.lettered and names.first is not None:
+        labels.clear()  # of the columns' own names
+        index = True
     letters = []
     for gold in golds_of(row, names.answer or "") if golds is None else golds:
         what = f"{where} has {gold!r} as `{names.answer}`"
@@ -408,7 +384,8 @@ def golds_of(row: Row, name: str) -> list[str]:
     columns, where = row
     value = value_at(columns, name)
     printed = parse_printed(value)
-    if name.lower() in LISTS or (isinstance(printed, Mapping) and GOLD_KEYS & printed.keys()):
+    golds = isinstance(printed, Mapping) and printed.keys() & usual("golds")
+    if golds or name.lower() in usual("lists"):
         value = printed
     if isinstance(value, Mapping) and "value" in value:
         value = [value["value"], *(value.get("aliases") or ())]
@@ -493,14 +470,14 @@ def text_of_parts(content: Any) -> Any:
 
 
 def choices_at(columns: Mapping[str, Any], name: str) -> Any:
-    """A row's choices: a column's value, or the columns of a pattern of `LETTERED` by letter."""
+    """A row's choices: a column's value, or the columns of a pattern of columns.yaml by letter."""
     if "{}" not in name:
         return parse_printed(value_at(columns, name))
     return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
 
 
 def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]:
-    """The columns of a pattern of `LETTERED` that hold something: by letter, else by number."""
+    """The columns of a pattern of columns.yaml that hold something: by letter, else by number."""
     known = {column.lower(): column for column in columns}
     there = dict[str, str]()
     for labels in (LETTERS, () if pattern == "{}" else map(str, range(len(LETTERS)))):
