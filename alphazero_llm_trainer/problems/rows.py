@@ -529,11 +529,8 @@ def letter_of(
     ways: list[tuple[Iterable[str], str]] = [(labels, gold.upper())]
     if not index:
         ways += [(texts, gold), (map(normalize_words, texts), key)]
-    ways += [
-        (letters.lower(), key),
-        (map(normalize_words, lettered), key),
-        (map(str, range(first, first + len(texts))), gold),
-    ]
+        ways.append((map(normalize_words, lettered), key))
+    ways += [(letters.lower(), key), (map(str, range(first, first + len(texts))), gold)]
     for way, text in ways:
         places = [letter for letter, own in zip(letters, way, strict=False) if own == text]
         if len(places) == 1:
