@@ -178,7 +178,6 @@ def evaluate(argv: list[str]) -> int:
 
     config = parse(argv)
     fill(config)
-    check_student(config)
     about = left_out(config)
     for line in [*plan(config), *about]:
         print(line, flush=True)
@@ -312,15 +311,6 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
     load_config(env.taskset.config_file).refuse(unread)
 
 
-def check_student(config: EvalConfig) -> None:
-    """Raise ConfigError where a served model's perplexity is asked for and no student is here."""
-    from .frozen import EMBEDDED_URL
-
-    env = own_env(config)
-    if env is not None and config.client.base_url != EMBEDDED_URL:
-        env.taskset.task.check_student(config.model)
-
-
 def fill_model(config: EvalConfig, of_seat: bool) -> None:
     """The embedded student where neither a model (of the run, or `of_seat`) nor an endpoint is
     named.
@@ -357,10 +347,10 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
 
 
 def plan(config: EvalConfig) -> list[str]:
-    """The line that says which model answers which problems and how to change that; none under
-    another environment.
+    """The line that says which model answers which problems, whose perplexity counts and how to
+    change that; none under another environment. Raises ConfigError where it can't be measured.
     """
-    from .frozen import EMBEDDED_MODEL
+    from .frozen import EMBEDDED_MODEL, EMBEDDED_URL
 
     env = own_env(config)
     if env is None:
@@ -371,6 +361,8 @@ def plan(config: EvalConfig) -> list[str]:
     how = "sampled by search" if search != "none" else "at the server's temperature"
     if search == "none" and config.model == EMBEDDED_MODEL:
         how = "greedy, temperature 0"
+    if config.client.base_url != EMBEDDED_URL:
+        taskset.task.check_student(config.model)
     student = taskset.task.student or "embedded"
     measured = f"; perplexity: under {student}, frozen" if taskset.use_student_model else ""
     count = min(taskset.size - select.skip, select.limit or taskset.size)

@@ -199,28 +199,21 @@ def rows_held(value: Any, where: str) -> list[Any]:
         return value
     if value.keys() >= {"columns", "data"}:
         return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
-    parts = list(value.values())
+    parts, question = list(value.values()), usual("question")
     lists = [name for name, part in value.items() if holds_rows(part)]
-    asking = [part for name, part in value.items() if asks(name) and name not in lists]
-    if parts and all(isinstance(part, dict) for part in parts):
-        alike = all(part.keys() == parts[0].keys() for part in parts)
-        if alike and (asking or (numbered(parts[0]) and not numbered(value))):
-            return transposed({name: list(part.values()) for name, part in value.items()})
-        return parts if alike or all(any(map(asks, part)) for part in parts) else [value]
+    asking = [value[name] for name in value if name.lower() in question and name not in lists]
+    if parts and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts):
+        by_name = asking or (numbered(parts[0]) and not numbered(value))
+        return transposed(value, [part.values() for part in parts]) if by_name else parts
     if asking:
         table = all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts)
-        texts = all(isinstance(text, str) for part in asking for text in part)
-        return transposed(value) if table and texts else [value]
+        texts = table and all(isinstance(text, str) for part in asking for text in part)
+        return transposed(value, parts) if texts else [value]
     if len(lists) > 1:
         raise DataError(
             f"{where} has lists of rows as {' and '.join(lists)}: write each into a file of its own"
         )
     return value[lists[0]] if lists else [value]
-
-
-def asks(name: str) -> bool:
-    """Whether a column's name is a usual one of questions."""
-    return name.lower() in usual("question")
 
 
 def holds_rows(part: Any) -> bool:
@@ -234,10 +227,9 @@ def numbered(table: dict[str, Any]) -> bool:
     return all(map(str.isdigit, table))
 
 
-def transposed(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def transposed(names: Iterable[str], columns: list[Iterable[Any]]) -> list[dict[str, Any]]:
     """The rows of a table's columns."""
-    rows = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def load_hub(name: str, configuration: str | None, split: str | None, fix: str) -> Any:

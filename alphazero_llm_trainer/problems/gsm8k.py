@@ -31,5 +31,4 @@ class Gsm8k(RowSource):
             Problem(f"gsm8k/{hub_split}/{number}", question, "gsm8k"),
             gold,
             without_annotations(answer),
-            row=row[0],
         )

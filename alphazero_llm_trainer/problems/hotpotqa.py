@@ -69,5 +69,4 @@ class HotpotQa(RowSource):
             Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"),
             gold,
             "\n".join(solution),
-            row=columns,
         )

@@ -46,5 +46,4 @@ class Math(RowSource):
             Problem(f"math/{unique_id}", question, "math", level),
             gold,
             f"{solution}\n#### {gold}",
-            row=columns,
         )

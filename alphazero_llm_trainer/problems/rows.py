@@ -221,7 +221,9 @@ def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
     it; None elsewhere. Raises DataError where several rows don't tell it.
     """
     name = names.answer or ""
-    with_choices = (row for row in rows if choices_at(row[0], names.choices or "") and has(row, name))
+    with_choices = (
+        row for row in rows if choices_at(row[0], names.choices or "") and has(row, name)
+    )
     asked = [row for row in with_choices if any(map(str.isdigit, golds_of(row, name)))]
     ways = dict[int, list[list[str]]]()
     for first in (0, 1):
