@@ -46,6 +46,7 @@ _HOMES = {
     "search": "api.search",
     "train": "api.train",
 }
+VF_EVAL = "verifiers.v1.cli.eval.main"  # the module of its script
 FRONT_END = f"{__name__}.environment.front_end"  # of `vf-eval`
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
@@ -78,12 +79,11 @@ def take_over_vf_eval() -> None:
     Its `main` asks for this package's classes before it reads its flags, some of which (`-s`, `--`,
     `--tier`) it doesn't know.
     """
-    if "verifiers.v1.cli.eval.main" not in sys.modules or FRONT_END in sys.modules:
+    script = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
+    if FRONT_END in sys.modules or VF_EVAL not in (*sys.modules, script):
         return
-    at = next(
-        (i for i, argument in enumerate(sys.orig_argv[1:3], 1) if Path(argument).stem == "vf-eval"),
-        None,
-    )
+    words = enumerate(sys.orig_argv)  # Python's own options stand before it, or another runner's
+    at = next((i for i, word in words if word == VF_EVAL or Path(word).stem == "vf-eval"), None)
     if at is None:
         return
     from .environment.argv import names_us

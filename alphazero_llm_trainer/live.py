@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,6 +35,33 @@ T = TypeVar("T")
 
 # What a function may raise and no future can carry: its caller would wait for ever, or end.
 UNCARRIED = (StopIteration, GeneratorExit, asyncio.CancelledError)
+
+
+_aside: ContextVar[bool] = ContextVar("aside", default=False)
+
+
+class Output:
+    """Standard output, but for what is printed within `printing_aside`, which standard error gets."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if _aside.get() else self.out, name)
+
+
+@contextmanager
+def printing_aside() -> Iterator[None]:
+    """What code of the user's own prints meanwhile, in its threads too, goes to standard error; what
+    others print does not.
+    """
+    if not isinstance(sys.stdout, Output):
+        sys.stdout = cast(TextIO, Output(sys.stdout))
+    token = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
 
 
 class StoppedError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -51,12 +51,14 @@ class Task:
     format.
 
     others: gold answers that count as well.
+    row: the columns that it was read from, as they are written, for rewards; {} where it was made.
     """
 
     problem: Problem
     gold: str
     solution: str | None = None
     others: tuple[str, ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -247,9 +249,31 @@ def add_json(parser: Parser) -> None:
     )
 
 
+_held: ContextVar[list[str] | None] = ContextVar("held", default=None)
+
+
 def print_json(facts: Any) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(facts, ensure_ascii=False))
+    text, held = json.dumps(facts, ensure_ascii=False), _held.get()
+    print(text) if held is None else held.append(text)
+
+
+@contextmanager
+def printing_json() -> Iterator[None]:
+    """Standard output gets what `print_json` prints, at the end; all else that is written there, by
+    libraries, child processes and the user's own code, goes to standard error.
+    """
+    held, kept = list[str](), os.dup(1)
+    token = _held.set(held)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        _held.reset(token)
+        sys.stdout.writelines(f"{text}\n" for text in held)
 
 
 def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -311,7 +335,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
     try:
-        return args.run(args)
+        with printing_json() if getattr(args, "json", False) else nullcontext():
+            return args.run(args)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return EXIT_STOPPED

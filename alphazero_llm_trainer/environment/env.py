@@ -69,8 +69,11 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
         is left open.
         """
         embedded = ctx.client.base_url == EMBEDDED_URL
-        if isinstance(task, AlphaZeroTask) and task.config.use_student_model is None:
-            task = task.with_student(embedded)
+        if isinstance(task, AlphaZeroTask):
+            if task.config.use_student_model is None:
+                task = task.with_student(embedded)
+            if not embedded:
+                task.config.check_student(ctx.model)
         if not embedded:
             return await super().run_episode(task, ctx, **observers)
         client = vf.EvalClientConfig(

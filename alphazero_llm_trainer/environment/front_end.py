@@ -57,7 +57,8 @@ how to answer
                                       OPENROUTER_API_KEY
 how to score
   --use-student-model [true|false]    perplexity under the frozen student as 0.6 of the reward,
-                                      beside correctness (default: on for the embedded student, off for a model)
+                                      beside correctness (default: on for the embedded student, off
+                                      for a model, which needs `student` in the config-file for it)
 other
   -r N rollouts a problem, -c N at once, -o FOLDER for the traces,
   --push uploads to Prime Intellect (off here)
@@ -248,6 +249,7 @@ def fill(config: EvalConfig) -> None:
     Raises:
         ConfigError: half a model is named, or a search's size without a search.
     """
+    from ..config.load import load_config
     from .frozen import EMBEDDED_URL
     from .harness import AlphaZeroHarnessConfig
 
@@ -272,14 +274,15 @@ def fill(config: EvalConfig) -> None:
         fill_model(config, env.agent.model is not None)
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
     sized = taskset.model_fields_set & {"train_size", "eval_size"}
-    check_file(env)
     if "source" not in taskset.model_fields_set:
         taskset.source = taskset.source_of_file or ("embedded" if embedded else "gsm8k")
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
-        taskset.use_student_model = embedded
+        rewards = load_config(taskset.config_file).rewards
+        taskset.use_student_model = embedded and rewards.use_student_model
     taskset.split = taskset.split or "test"
     taskset.train_size = taskset.train_size or TRAIN_SIZE
     taskset.tell_the_task()
+    check_file(env)
     size = "train_size" if taskset.split == "train" else "eval_size"
     if config.select.limit is not None and size not in sized:
         asked = config.select.skip + config.select.limit
@@ -290,7 +293,16 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
     """Raise ConfigError for a key of `--env.taskset.config-file` that nothing here reads."""
     from ..config.load import load_config
 
-    unread = {"problems.shots": "and a question is asked alone here: leave it out"}
+    unread = {
+        "problems.shots": "and a question is asked alone here: leave it out",
+        "teachers.terminal_checker": "and no search here asks it: leave it out",
+    }
+    own, measured = env.taskset.of_file.get("student"), env.taskset.task.use_student_model
+    if own is not None and not measured:
+        raise ConfigError(
+            f"student is {own!r} in {env.taskset.config_file}, and nothing here measures by it: add "
+            "--use-student-model, or leave it out"
+        )
     if env.taskset.tier == "none":
         unread["teachers.tier"] = "and --tier names the teachers here: name them there"
     if getattr(env.agent.harness, "search", "none") == "mcts":
@@ -335,10 +347,10 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
 
 
 def plan(config: EvalConfig) -> list[str]:
-    """The line that says which model answers which problems and how to change that; none under
-    another environment.
+    """The line that says which model answers which problems, whose perplexity counts and how to
+    change that; none under another environment. Raises ConfigError where it can't be measured.
     """
-    from .frozen import EMBEDDED_MODEL
+    from .frozen import EMBEDDED_MODEL, EMBEDDED_URL
 
     env = own_env(config)
     if env is None:
@@ -349,11 +361,15 @@ def plan(config: EvalConfig) -> list[str]:
     how = "sampled by search" if search != "none" else "at the server's temperature"
     if search == "none" and config.model == EMBEDDED_MODEL:
         how = "greedy, temperature 0"
+    if config.client.base_url != EMBEDDED_URL:
+        taskset.task.check_student(config.model)
+    student = taskset.task.student or "embedded"
+    measured = f"; perplexity: under {student}, frozen" if taskset.use_student_model else ""
     count = min(taskset.size - select.skip, select.limit or taskset.size)
     return [
         f"model: {config.model}, {how} (change: -m MODEL --client.base-url URL); problems: "
         f"{taskset.source} {taskset.split}, {count} (change: --env.taskset.source, "
-        "--env.taskset.split, -n)"
+        f"--env.taskset.split, -n){measured}"
     ]
 
 

@@ -1,23 +1,28 @@
-"""The frozen embedded student of this process: it answers on the loopback server and measures
-perplexity for PRE.
+"""The frozen students of this process: the embedded one answers on the loopback server, and the
+run's own measures perplexity for PRE.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ..config.load import AUTO_SMALL as EMBEDDED
 from ..config.load import Config, load_config
+from ..config.sections import StudentModel
 from ..grading.answers import is_final
 from ..policy.engine_steps import EngineSteps
+from ..policy.folders import find_model
 from ..rewards.perplexity import Perplexity
-from ..types import Problem, Step
+from ..types import Opening, Problem, Step
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
+STUDENT_FLAG = "--env.taskset.task.student"
 EMBEDDED_MODEL = "embedded-student"
 # A name, not an address: records and `--resume` stay the same from run to run while the server's
 # port changes.
@@ -66,18 +71,39 @@ class FrozenStudent:
         return reward
 
 
-_students: WeakKeyDictionary[asyncio.AbstractEventLoop, FrozenStudent] = WeakKeyDictionary()
+Key = tuple[str, str | None]  # of a student: its name, and what its prompts begin with
+_students: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, FrozenStudent]]
+_students = WeakKeyDictionary()
 
 
-def frozen_student() -> FrozenStudent:
-    """The running event loop's student, loaded at the first call (about a second, and nothing else
-    runs meanwhile).
+def frozen_student(
+    name: str = EMBEDDED, entry: StudentModel | None = None, system_prompt: str | None = None
+) -> FrozenStudent:
+    """A student of the running event loop, loaded at the first call, while nothing else runs.
+
+    Args:
+        name: a name of models.yaml, a folder or a hub id.
+        entry: what models.yaml would say of it, None where it does.
+        system_prompt: what its prompts begin with; the embedded student's template leaves it out.
     """
-    loop = asyncio.get_running_loop()
-    student = _students.get(loop)
-    if student is None:
+    known = _students.setdefault(asyncio.get_running_loop(), {})
+    key = name, None if name == EMBEDDED else system_prompt
+    if key not in known:
         from ..policy.student import load_student  # torch, which other people's models do without
 
-        config = load_config(overrides=[{"student": "embedded"}])
-        student = _students[loop] = FrozenStudent(load_student(config, inference=True), config)
-    return student
+        keys, folder = find_student(name, entry)
+        config = load_config(overrides=[keys])
+        student = load_student(config, folder, Opening(key[1]), inference=True)
+        known[key] = FrozenStudent(student, config)
+    return known[key]
+
+
+def find_student(
+    name: str, entry: StudentModel | None = None
+) -> tuple[dict[str, Any], Path | None]:
+    """The configuration's keys of a frozen student, and its folder where it is one (`find_model`).
+    Raises ConfigError where there is none.
+    """
+    if entry is None:
+        return find_model(name, load_config(), STUDENT_FLAG)
+    return {"student": name, "models": {name: entry.model_dump()}}, None

@@ -5,25 +5,27 @@ as metrics.
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from ..config.load import load_config, user_layers
-from ..config.sections import RewardConfig
+from ..config.load import load_config, resolve_name, user_layers
+from ..config.sections import RewardConfig, StudentModel
 from ..errors import ConfigError
-from ..grading.graders import Grade
+from ..grading.graders import Grade, Verdict
 from ..problems.load import load_tasks
 from ..problems.source import check_reads, gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem
 from ..types import Task as ProblemTask
-from .frozen import frozen_student
+from .frozen import EMBEDDED, STUDENT_FLAG, find_student, frozen_student
 
 DEFAULT_SOURCE = "gsm8k"  # `vf-eval` has another one for the embedded student
 # Modules of processes that train, or optimise prompts, on a taskset's rows.
@@ -44,12 +46,30 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     """Perplexity under the frozen student is a part of the reward. None: on when the embedded
     student answers. Set it as `--env.taskset.use-student-model`.
     """
+    student: str | None = None
+    """Whose perplexity: a name of models.yaml, a folder or a hub id. Unset: `student` of
+    `config_file`, else the embedded student where it answers.
+    """
+    entry: StudentModel | None = None
+    """What models.yaml says of it, where `config_file` names it."""
     custom: str | None = None
     """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME: code
     that runs here.
     """
     weights: RewardConfig | None = None
     """The section `rewards`; unset, that of the YAML file."""
+
+    def check_student(self, model: str) -> None:
+        """Raise ConfigError where perplexity is asked for and no student is here to measure the
+        served `model` by."""
+        if self.use_student_model and (self.student is None or find_spec("torch") is None):
+            raise ConfigError(
+                f"--use-student-model measures perplexity by a student that is here, and {model} is "
+                f"served: name one by `student` in --env.taskset.config-file (or {STUDENT_FLAG}; "
+                "it needs PyTorch), or leave the flag out"
+            )
+        if self.use_student_model:
+            find_student(str(self.student), self.entry)
 
     @property
     def needs(self) -> RewardConfig:
@@ -67,6 +87,7 @@ class AlphaZeroData(vf.TaskData):
     split: str = "test"
     level: int = 0
     others: tuple[str, ...] = ()
+    row: dict[str, Any] = Field(default_factory=dict)
 
 
 class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
@@ -106,6 +127,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
             Problem(self.key, self.data.prompt_text, self.data.source, self.data.level),
             self.data.gold,
             others=self.data.others,
+            row=self.data.row,
         )
 
     @property
@@ -132,9 +154,10 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         if not self.config.use_student_model:
             return {}
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
-        return await frozen_student().perplexity_reward(
-            problem, response_text(trace), response_ids(trace)
-        )
+        student = self.config.student or EMBEDDED
+        frozen = frozen_student(student, self.config.entry, self.data.system_prompt)
+        ids = response_ids(trace) if student == EMBEDDED else None
+        return await frozen.perplexity_reward(problem, response_text(trace), ids)
 
     @vf.metric
     async def custom_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -154,14 +177,17 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         search's directions.
         """
         directions = trace.info.get("mcts", {}).get("directions", ())
+        correct = trace.metrics.get("correctness_reward")
+        grade = await self.graded(response_text(trace), was_cut(trace)) if correct == 0 else None
         return combined(
-            trace.metrics.get("correctness_reward"),
+            correct,
             trace.metrics.get("perplexity_reward"),
             trace.metrics.get("custom_reward"),
             steps=steps_of(response_text(trace)),
             right=directions.count(Direction.RIGHT),
             wrong=directions.count(Direction.WRONG),
             weights=self.config.needs,
+            answered=grade is None or grade.verdict is not Verdict.UNPARSED,
         ).total
 
     async def validate(self, runtime: vf.Runtime) -> bool:
@@ -171,8 +197,10 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
 def was_cut(trace: vf.Trace) -> bool:
     """Whether the limit of tokens ended the last reply, where that is what is scored."""
+    if "mcts" in trace.info:
+        return False
     last = next((call for call in reversed(trace.calls) if call.error is None), None)
-    return "mcts" not in trace.info and last is not None and last.finish_reason == "length"
+    return last is not None and last.finish_reason == "length"
 
 
 def response_text(trace: vf.Trace) -> str:
@@ -236,19 +264,25 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
         return self
 
     @property
+    def of_file(self) -> Mapping[str, Any]:
+        """What the YAML file says."""
+        return user_layers(self.config_file, ())[0] if self.config_file is not None else {}
+
+    @property
     def source_of_file(self) -> str | None:
         """`problems.source` of the YAML file, None where it names none."""
-        if self.config_file is None:
-            return None
-        [layer] = user_layers(self.config_file, ())
-        source: str | None = layer.get("problems", {}).get("source")
+        source: str | None = self.of_file.get("problems", {}).get("source")
         return None if source == "auto" else source
 
     def tell_the_task(self) -> None:
-        """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay`
-        reads nothing else.
+        """Copy weights, perplexity and whose it is into the task's own configuration: of a saved
+        run `vf-replay` reads nothing else.
         """
-        self.task = scoring(self, load_config(self.config_file).rewards)
+        config = load_config(self.config_file)
+        self.task = scoring(self, config.rewards)
+        if self.task.student is None and "student" in self.of_file:
+            name = resolve_name(config)
+            self.task.student, self.task.entry = name, config.models[name]
 
     @property
     def size(self) -> int | None:
@@ -276,7 +310,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)
         source = open_problems(problems)
         check_reads(problems, [source])
-        task_config = scoring(chosen, config.rewards)
+        chosen.tell_the_task()
+        task_config = chosen.task
         likely = task_config.use_student_model
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         size = chosen.size
@@ -322,4 +357,5 @@ def task_data(row: ProblemTask, split: str = "test") -> AlphaZeroData:
         source=problem.source,
         split=split,
         level=problem.level,
+        row=json.loads(json.dumps(dict(row.row), default=str)),
     )

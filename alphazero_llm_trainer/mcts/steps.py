@@ -265,8 +265,8 @@ class StepExpansion(Expansion):
             return continuation
         for i, step in enumerate(steps, 1):
             text += step.text
-            rule = continuation.ended and i == len(steps)
-            if await finished(self.problem, text, rule) and not rule:
+            ended = continuation.ended and i == len(steps)  # whatever the checker would say
+            if not ended and await finished(self.problem, text, False):
                 return Continuation(
                     steps[:i], True, continuation.source, continuation.direction, checked=True
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..config.objects import at_home
@@ -49,7 +50,9 @@ class RowSource(Source):
         hub_split = self.test_split if split == "test" else "train"
         if hub_split not in self._tasks:
             rows = enumerate(self.rows(hub_split))
-            self._tasks[hub_split] = [self.task(row, hub_split, number) for number, row in rows]
+            self._tasks[hub_split] = [
+                replace(self.task(row, hub_split, number), row=row[0]) for number, row in rows
+            ]
         tasks = self._tasks[hub_split]
         if split != "test":
             tasks = [task for task in tasks if split_of(task.problem.question, ("test",)) == split]

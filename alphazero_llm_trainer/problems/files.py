@@ -24,7 +24,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
-from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
+from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at, usual
 from .source import Source, TaskList, from_rows
 
 HUB = "install alphazero-llm-trainer[hub]"
@@ -160,26 +160,76 @@ def table_rows(text: str, separator: str, file: Path) -> Iterator[dict[str, str]
 
 
 def json_rows(text: str, file: Path) -> Iterator[Row]:
-    """The rows of JSON text: one object a line, or one list of them."""
-    whole = text.lstrip().startswith("[")
-    texts = [text] if whole else text.split("\n")
-    for line, part in enumerate(texts, 1):
-        if not part.strip():
-            continue
-        try:
-            value = parse_json(part)
-        except ValueError as error:
-            where = "" if whole else f" line {line}"
-            raise DataError(
-                f"{file}{where} is not valid JSON ({error}): write an object a line, or one list"
-            ) from error
-        for number, row in enumerate(value if whole else [value], 1):
-            where = f"{file} row {number}" if whole else f"{file} line {line}"
-            if not isinstance(row, dict):
+    """The rows of JSON text: one object a line, or one value that holds them (`rows_held`)."""
+    parts = [(f"{file} line {line}", part) for line, part in enumerate(text.split("\n"), 1)]
+    try:
+        value = parse_json(text)
+    except ValueError:
+        if text.lstrip().startswith("["):
+            parts = [(str(file), text)]
+    else:
+        rows = rows_held(value, str(file)) if isinstance(value, list | dict) else [value]
+        for number, row in enumerate(rows, 1):
+            kind = "line" if row is value else "row"
+            yield check_row(row, f"{file} {kind} {number}")
+        return
+    for where, part in parts:
+        if part.strip():
+            try:
+                yield check_row(parse_json(part), where)
+            except ValueError as error:
                 raise DataError(
-                    f"{where} is not a JSON object: write one with a question and an answer"
-                )
-            yield row, where
+                    f"{where} is not valid JSON ({error}): write an object a line, or one list"
+                ) from error
+
+
+def check_row(row: Any, where: str) -> Row:
+    """A row. Raises DataError for what is none."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
+    return row, where
+
+
+def rows_held(value: Any, where: str) -> list[Any]:
+    """The rows that one JSON value holds: a list, a table as pandas writes it (each `orient`), an
+    object with one list of objects (BBH's `examples`), or one row. Raises DataError for several
+    lists.
+    """
+    if isinstance(value, list):
+        return value
+    if value.keys() >= {"columns", "data"}:
+        return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
+    parts, question = list(value.values()), usual("question")
+    lists = [name for name, part in value.items() if holds_rows(part)]
+    asking = [value[name] for name in value if name.lower() in question and name not in lists]
+    if parts and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts):
+        by_name = asking or (numbered(parts[0]) and not numbered(value))
+        return transposed(value, [part.values() for part in parts]) if by_name else parts
+    if asking:
+        table = all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts)
+        texts = table and all(isinstance(text, str) for part in asking for text in part)
+        return transposed(value, parts) if texts else [value]
+    if len(lists) > 1:
+        raise DataError(
+            f"{where} has lists of rows as {' and '.join(lists)}: write each into a file of its own"
+        )
+    return value[lists[0]] if lists else [value]
+
+
+def holds_rows(part: Any) -> bool:
+    """Whether a value is a list of objects, which aren't the messages of a prompt."""
+    objects = isinstance(part, list) and all(isinstance(row, dict) for row in part)
+    return objects and bool(part) and "role" not in part[0]
+
+
+def numbered(table: dict[str, Any]) -> bool:
+    """Whether an object's names are numbers."""
+    return all(map(str.isdigit, table))
+
+
+def transposed(names: Iterable[str], columns: list[Iterable[Any]]) -> list[dict[str, Any]]:
+    """The rows of a table's columns."""
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def load_hub(name: str, configuration: str | None, split: str | None, fix: str) -> Any:

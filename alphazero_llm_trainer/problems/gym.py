@@ -87,7 +87,8 @@ class ReasoningGym(Source):
         if isinstance(gold, dict):
             gold = json.dumps(gold)
         problem = Problem(f"{self.name}/{index}", str(entry["question"]), self.name)
-        return Task(problem, "" if gold is None else str(gold), entry["metadata"].get("answer_cot"))
+        worked = entry["metadata"].get("answer_cot")
+        return Task(problem, "" if gold is None else str(gold), worked, row=entry)
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """All that follows the last `####`, several lines where there are; else as

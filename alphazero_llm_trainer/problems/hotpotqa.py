@@ -66,5 +66,7 @@ class HotpotQa(RowSource):
         ]
         solution.append(f"#### {gold}")
         return Task(
-            Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"), gold, "\n".join(solution)
+            Problem(f"hotpotqa/{hub_split}/{row_id}", prompt, "hotpotqa"),
+            gold,
+            "\n".join(solution),
         )

@@ -43,5 +43,7 @@ class Math(RowSource):
         digits = re.search(r"\d+", str(columns.get("level", "")))
         level = 0 if digits is None else int(digits[0])
         return Task(
-            Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}"
+            Problem(f"math/{unique_id}", question, "math", level),
+            gold,
+            f"{solution}\n#### {gold}",
         )

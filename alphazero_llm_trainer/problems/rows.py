@@ -7,7 +7,6 @@ stands there; choices are written below their question.
 from __future__ import annotations
 
 import bz2
-import contextlib
 import glob
 import gzip
 import hashlib
@@ -16,54 +15,25 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
+from functools import cache
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.sections import ProblemsConfig
+from ..config.shipped import read_yaml
 from ..errors import DataError
-from ..files import parse_json
 from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
+from .printed import parse_printed
 
-PAIRS = (("body", "question"), ("instruction", "input"))  # a question in two columns: SVAMP, Alpaca
-QUESTIONS = (
-    "question.stem", "question", "question_stem", "problem", "prompt", "query", "questions", "input",
-    "instruction", "goal", "sentence", "ctx",
-)  # fmt: skip
-ANSWERS = (
-    "answer", "final_answer", "answers", "answerkey", "gold", "ground_truth", "gold_answer",
-    "expected_answer", "correct_answer", "correct", "reward_model.ground_truth", "target",
-    "output", "label", "result", "cop", "answers_spans.spans", "golden_answers", "possible_answers",
-)  # fmt: skip
-SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
-CHOICES = ("choices", "options", "question.choices", "endings", "candidates")
-# What a question is about: it stands before the question.
-CONTEXTS = (
-    "context", "passage", "story", "article", "paragraph", "paragraphs", "background", "ctx",
-    "premise", "document", "documents", "supports",
-)  # fmt: skip
-LISTS = ("answers", "golden_answers", "possible_answers")  # that a table holds as JSON text
 ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
 COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
 NAMED = 8  # columns in a message
-# A choice in a column of its own, by letter or number.
-LETTERED = (
-    "{}",
-    "option_{}",
-    "option {}",
-    "option{}",
-    "op{}",
-    "choice_{}",
-    "choice {}",
-    "choice{}",
-    "sol{}",
-    "ending{}",
-)
-LABELLED_ANSWERS = ("answer{}", "ans{}")  # where a column `label` says which is right
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation",
@@ -74,6 +44,9 @@ SPLIT_NAMES = {
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # A choice with its label.
 LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)
+# A label alone, of options that the question lists (BBH).
+LABEL = re.compile(r"[(\[]?([A-Za-z])[)\].:]")
+MESSAGES = re.compile(r"\[\s*\{\s*['\"](role|content)['\"]\s*:")
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
@@ -81,7 +54,7 @@ class Columns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
     `more` is a second part of the question, `context` stands before it. Without an answer column
-    the solution states the answer. `choices` is a column, or a pattern of `LETTERED`, whose columns
+    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose columns
     are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
     numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
     one.
@@ -103,9 +76,17 @@ class Columns(NamedTuple):
         context = f" after `{self.context}`" if self.context else ""
         named = "`, `".join(self.lettered) or self.choices
         choices = f", choices are `{named}`" if named else ""
+        choices += "" if self.first is None else f", numbered from {self.first}"
         several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
+
+
+@cache
+def usual(part: str) -> list[Any]:
+    """The usual names of the columns that have a part of a task, as columns.yaml lists them."""
+    names: list[Any] = read_yaml(Path(__file__).with_name("columns.yaml"))[part]
+    return names
 
 
 def row_format(name: str) -> str | None:
@@ -147,13 +128,19 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     columns, where = row
     known = {name.lower(): name for name in reversed(list(columns))}
 
-    def pick(what: str, usual: Iterable[str], needed: bool = False) -> str | None:
+    def pick(what: str, *without: str | None, needed: bool = False) -> str | None:
         named = getattr(problems, f"{what}_column", None)
-        for name in usual if named is None else (named,):
+        empty = list[str]()
+        for name in usual(what) if named is None else (named,):
             outer, dot, inner = name.partition(".")
             column = name if name in columns else known.get(outer.lower(), outer) + dot + inner
-            if column in columns or value_at(columns, column) is not None:
+            if named is None and column in without:
+                continue
+            if value_at(columns, column) not in (None, ""):
                 return column
+            empty += [column] if column in columns else []
+        if empty and (named is not None or what in ("question", "answer")):
+            return empty[0]
         if needed or named is not None:
             raise DataError(
                 f"{where} has no column {named or what!r}, it has {', '.join(columns)}: name the"
@@ -162,27 +149,26 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
         return None
 
     more = None
-    pair = next((pair for pair in PAIRS if all(name in known for name in pair)), None)
+    pair = next((pair for pair in usual("pairs") if all(name in known for name in pair)), None)
     if problems.question_column is None and pair is not None:
         question, more = (known[name] for name in pair)
     else:
-        question = pick("question", QUESTIONS, needed=True) or ""
-    solution = pick("solution", (n for n in SOLUTIONS if n != problems.answer_column))
-    usual = (name for name in ANSWERS if name not in (question, more))
-    answer = pick("answer", usual, needed=solution is None)
-    choices, lettered = pick("choices", CHOICES), tuple[str, ...]()
+        question = pick("question", needed=True) or ""
+    solution = pick("solution", problems.answer_column)
+    answer = pick("answer", question, more, needed=solution is None)
+    choices, lettered = pick("choices"), tuple[str, ...]()
     if choices is None and "label" in known and isinstance(columns.get(answer or ""), list):
         choices, answer = answer, known["label"]  # ReClor: `answers` are the choices
-    patterns = (*LETTERED, *(LABELLED_ANSWERS if "label" in known else ()))
+    patterns = [*usual("lettered"), *(usual("labelled") if "label" in known else ())]
     for pattern in patterns if choices is None else ():
         by_label = columns_by_label(columns, pattern)
         if len(by_label) > 1:
             choices, lettered = pattern, tuple(by_label.values())
-            if answer in lettered or pattern in LABELLED_ANSWERS:
+            if answer in lettered or pattern in usual("labelled"):
                 answer = known.get("label", answer)
             break
-    usual = (name for name in CONTEXTS if known.get(name) not in (question, more, answer, solution))
-    return Columns(question, answer, solution, choices, more, pick("context", usual), lettered)
+    context = pick("context", question, more, answer, solution)
+    return Columns(question, answer, solution, choices, more, context, lettered)
 
 
 def questions_in(row: Row, names: Columns) -> list[Row]:
@@ -221,27 +207,42 @@ def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
     if names.answer is None:
         return names
     answers_of = [golds_of(row, names.answer) for row in rows if has(row, names.answer)]
-    golds = [gold for answers in answers_of for gold in answers]
     lists = [answers for answers in answers_of if len(answers) > 1]
     several = "said" if any(row.get(ALL) is True for row, _ in rows) else "any"
     if grade in (None, "math", "mixed"):
         kinds = {kind_of(gold) for answers in lists for gold in answers}
         several = "all" if kinds and kinds <= {"numbers", "math"} else several
-    return names._replace(first=first_number(names, golds), several=several if lists else None)
+    first = None if names.choices is None else first_number(names, rows)
+    return names._replace(first=first, several=several if lists else None)
 
 
-def first_number(names: Columns, golds: Sequence[str]) -> int | None:
-    """The number of the first choice, where gold answers are numbers of choices in columns of their
-    own and say it; None elsewhere."""
-    count = len(names.lettered)
-    if not all(gold.isdigit() and int(gold) <= count for gold in golds) or not count:
-        return None
-    if "0" in golds or str(count) in golds:
-        return 0 if "0" in golds else 1
-    # A label is an index; another answer is the number in a column's name.
-    return (
-        0 if str(names.answer).lower() == "label" or not names.lettered[0][-1].isdigit() else None
+def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
+    """The number of the first choice, 0 or 1, where gold answers number choices, and all rows tell
+    it; None elsewhere. Raises DataError where several rows don't tell it.
+    """
+    name = names.answer or ""
+    with_choices = (
+        row for row in rows if choices_at(row[0], names.choices or "") and has(row, name)
     )
+    asked = [row for row in with_choices if any(map(str.isdigit, golds_of(row, name)))]
+    ways = dict[int, list[list[str]]]()
+    for first in (0, 1):
+        with suppress(DataError):
+            ways[first] = [right_choice(row, names._replace(first=first)) for row in asked]
+    if len(ways) == 1 and (names.lettered or len(asked) > 1):
+        return min(ways)
+    if ways.get(0) == ways.get(1):
+        return None
+    if name.lower() in usual("indices"):
+        return 0
+    if names.lettered and names.lettered[0][-1].isdigit():
+        return None  # the number in a column's name
+    if len(asked) > 1:
+        raise DataError(
+            f"{asked[-1][1]} and those before it number their choices as `{names.answer}`, and none"
+            " says whether from 0 or from 1: write letters there"
+        )
+    return 0
 
 
 def unread(columns: Iterable[str], names: Columns) -> str:
@@ -269,8 +270,11 @@ def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
 
 
 def own_id(columns: Mapping[str, Any]) -> str | int | None:
-    """A row's own id, or None."""
-    own = columns.get("id", columns.get("unique_id"))
+    """A row's own id, or None; that of a question's template with the number of its `instance`
+    (GSM-Symbolic)."""
+    own, instance = columns.get("id", columns.get("unique_id")), columns.get("instance")
+    if isinstance(own, str | int) and isinstance(instance, str | int):
+        return f"{own}/{instance}"
     return own if isinstance(own, str | int) else None
 
 
@@ -285,10 +289,12 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     golds, solution = stated_golds(row, names)
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
-        labels, texts = choices_of(choices, where)
+        _, texts = choices_of(choices, where)
         for letter, text in zip(LETTERS, texts, strict=False):
             question += f"\n{letter}. {text}"
-        golds = right_choice(row, names, golds, labels, texts)
+        golds = right_choice(row, names, golds)
+    else:
+        golds = [listed_label(gold, question) or gold for gold in golds]
     gold = golds[0] if golds else ""
     if solution is not None and "####" not in solution:
         solution += f"\n#### {gold}"
@@ -300,7 +306,7 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     # Seeds are made of ids: a file draws the same samples wherever it lies.
     prefix = source if source.startswith("hub:") else source.rstrip("/").rpartition("/")[2]
     problem = Problem(f"{prefix}/{row_id}", question, source)
-    return Task(problem, gold, solution, others=tuple(golds[1:]))
+    return Task(problem, gold, solution, others=tuple(golds[1:]), row=columns)
 
 
 def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
@@ -326,24 +332,24 @@ def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
     return golds, solution
 
 
-def right_choice(
-    row: Row, names: Columns, golds: Sequence[str], labels: list[str], texts: list[str]
-) -> list[str]:
-    """The letter of the choice that a row's gold answers mean, alone in a list; an empty list
-    without any. Raises DataError where they mean none of the choices, or several."""
+def right_choice(row: Row, names: Columns, golds: Sequence[str] | None = None) -> list[str]:
+    """The letter of the choice that a row's gold answers (None: of its column) mean, alone in a
+    list; an empty list without any. Raises DataError where they mean none of the choices, or
+    several."""
     columns, where = row
+    labels, texts = choices_of(choices_at(columns, names.choices or ""), where)
     value = value_at(columns, names.answer or "")
-    index = isinstance(value, int) and not isinstance(value, bool)
-    known = [normalize_words(text) for text in texts]
+    index = all(map(is_number, value if isinstance(value, list) else [value]))
+    if names.lettered and names.first is not None:
+        labels.clear()  # of the columns' own names
+        index = True
     letters = []
-    for gold in golds:
+    for gold in golds_of(row, names.answer or "") if golds is None else golds:
         what = f"{where} has {gold!r} as `{names.answer}`"
-        if normalize_words(gold) not in known:
-            gold = TRUTH.get(gold.lower(), gold)  # noqa: PLW2901 - yes is what true means
-        if names.first is not None:
-            letters.append(letter_of(str(int(gold) - names.first), [], texts, True, what))
-        else:
-            letters.append(letter_of(gold, labels, texts, index, what))
+        means = gold
+        if gold.lower() in TRUTH and normalize_words(gold) not in map(normalize_words, texts):
+            means = TRUTH[gold.lower()]  # yes is what true means
+        letters.append(letter_of(means, labels, texts, index, names.first or 0, what))
     letters = list(dict.fromkeys(letters))
     if len(letters) > 1:
         raise DataError(
@@ -351,6 +357,22 @@ def right_choice(
             "one answer is graded, so ask for one"
         )
     return letters
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no text."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def listed_label(gold: str, question: str) -> str | None:
+    """The letter of a gold answer that is the label of an option, as the question lists them; None
+    for another."""
+    match = LABEL.fullmatch(gold)
+    if match is None:
+        return None
+    first = "AB" if match[1].isupper() else "ab"
+    listed = all(gold.replace(match[1], letter) in question for letter in first)
+    return match[1].upper() if listed else None
 
 
 def has(row: Row, name: str) -> bool:
@@ -363,8 +385,10 @@ def golds_of(row: Row, name: str) -> list[str]:
     DROP are known, and true and false."""
     columns, where = row
     value = value_at(columns, name)
-    if name.lower() in LISTS:
-        value = from_json(value)
+    printed = parse_printed(value)
+    golds = isinstance(printed, Mapping) and printed.keys() & usual("golds")
+    if golds or name.lower() in usual("lists"):
+        value = printed
     if isinstance(value, Mapping) and "value" in value:
         value = [value["value"], *(value.get("aliases") or ())]
     elif isinstance(value, Mapping):
@@ -404,22 +428,14 @@ def value_at(columns: Mapping[str, Any], name: str) -> Any:
     if name in columns:
         return columns[name]
     outer, _, inner = name.partition(".")
-    value = from_json(columns.get(outer))
+    value = parse_printed(columns.get(outer))
     return value_at(value, inner) if inner and isinstance(value, Mapping) else None
-
-
-def from_json(value: Any) -> Any:
-    """What a text that is a JSON list or object holds; any other value itself."""
-    with contextlib.suppress(ValueError):
-        if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-            return parse_json(value)
-    return value
 
 
 def question_of(row: Row, names: Columns) -> str:
     """The question: a text, or the user's one turn behind a system message, where there is one."""
     columns, where = row
-    turns = from_json(value_at(columns, names.question))
+    turns = parse_printed(value_at(columns, names.question))
     if isinstance(turns, list) and turns and all(isinstance(turn, Mapping) for turn in turns):
         roles = [turn.get("role") for turn in turns]
         texts = [text_of_parts(turn.get("content")) for turn in turns]
@@ -431,6 +447,11 @@ def question_of(row: Row, names: Columns) -> str:
                 " one text of the user there, with a system message or without"
             )
         question = check_text("\n\n".join(texts), f"{where}, `{names.question}`")
+    elif isinstance(turns, str) and MESSAGES.match(turns):
+        raise DataError(
+            f"{where} has messages as `{names.question}` that can't be read: write them as JSON, or"
+            " name a column with the question alone by problems.question_column (--question-column)"
+        )
     else:
         question = text_of(row, names.question)
     if names.more is not None and value_at(columns, names.more):
@@ -451,14 +472,14 @@ def text_of_parts(content: Any) -> Any:
 
 
 def choices_at(columns: Mapping[str, Any], name: str) -> Any:
-    """A row's choices: a column's value, or the columns of a pattern of `LETTERED` by letter."""
+    """A row's choices: a column's value, or the columns of a pattern of columns.yaml by letter."""
     if "{}" not in name:
-        return from_json(value_at(columns, name))
+        return parse_printed(value_at(columns, name))
     return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
 
 
 def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]:
-    """The columns of a pattern of `LETTERED` that hold something: by letter, else by number."""
+    """The columns of a pattern of columns.yaml that hold something: by letter, else by number."""
     known = {column.lower(): column for column in columns}
     there = dict[str, str]()
     for labels in (LETTERS, () if pattern == "{}" else map(str, range(len(LETTERS)))):
@@ -497,9 +518,11 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
     return labels, texts
 
 
-def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what: str) -> str:
+def letter_of(
+    gold: str, labels: list[str], texts: list[str], index: bool, first: int, what: str
+) -> str:
     """The letter of the choice that a gold answer means: its label, its text, its letter or its
-    number from 0 on. `index`: the answer is a number, so no text.
+    number from `first` on. `index`: the answer is a number, so no text.
 
     Raises DataError, beginning with `what`, where it is none of the choices.
     """
@@ -508,18 +531,15 @@ def letter_of(gold: str, labels: list[str], texts: list[str], index: bool, what:
     ways: list[tuple[Iterable[str], str]] = [(labels, gold.upper())]
     if not index:
         ways += [(texts, gold), (map(normalize_words, texts), key)]
-    ways += [
-        (letters.lower(), key),
-        (map(normalize_words, lettered), key),
-        (map(str, range(len(texts))), gold),
-    ]
+        ways.append((map(normalize_words, lettered), key))
+    ways += [(letters.lower(), key), (map(str, range(first, first + len(texts))), gold)]
     for way, text in ways:
         places = [letter for letter, own in zip(letters, way, strict=False) if own == text]
         if len(places) == 1:
             return places[0]
     raise DataError(
         f"{what}, which is none of its {len(texts)} choices: write a letter from A to"
-        f" {letters[-1]}, a choice's text, or its number from 0 on"
+        f" {letters[-1]}, a choice's text, or its number from {first} on"
     )
 
 

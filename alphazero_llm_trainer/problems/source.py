@@ -384,7 +384,8 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
         question = check_text(task.problem.question, where)[:SHOWN]
         if task.problem.id in seen:
             raise DataError(
-                f"{where}, which asks {question!r}, has the id of another: give each its own"
+                f"{where}, which asks {question!r}, has the id of another: give each its own, or "
+                "leave the column out"
             )
         seen.add(task.problem.id)
         if is_no_answer(task.gold):
@@ -405,7 +406,7 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
     shown = dict(first)  # a column may begin in a later row
     for _, (row, _) in rows:
         for column, value in row.items():
-            if shown.get(column) is None:
+            if shown.get(column) in (None, ""):
                 shown[column] = value
     columns = columns_of((shown, where), problems)
     rows = [(split, part) for split, row in rows for part in questions_in(row, columns)]

@@ -23,6 +23,7 @@ def combined(
     right: int,
     wrong: int,
     weights: RewardConfig,
+    answered: bool = True,
 ) -> RewardParts:
     """`clamp(mean_w(hre, pre, custom) - 0.01*steps + 0.1*[right > 0] - 0.05*[wrong > 0], 0, 1)`:
     THE reward.
@@ -40,6 +41,8 @@ def combined(
         right: how many of them were proposed as likely right.
         wrong: how many were proposed as likely wrong.
         weights: `rewards` of the configuration.
+        answered: the response states an answer. One that states none has nothing of PRE and no
+            bonus, so that it never earns more than a wrong one.
 
     The direction bonus and penalty count once a response, whatever the number of such steps:
     counted a step, a few well-meant proposals would lift a wrong answer above a right one. A
@@ -49,7 +52,8 @@ def combined(
         ConfigError: no part is on, or those that are on weigh 0.
     """
     judged = [(hre, weights.hre_weight), (custom, weights.custom_weight)]
-    total = mean([*judged, (pre, weights.pre_weight)])
+    likely = pre if answered or pre is None else 0.0
+    total = mean([*judged, (likely, weights.pre_weight)])
     if total is None:
         raise ConfigError(
             f"rewards.hre_weight is {weights.hre_weight} and rewards.pre_weight is "
@@ -57,7 +61,7 @@ def combined(
             " that are on weigh nothing: give hre_weight a value above 0 or use the student model"
         )
     total -= weights.step_penalty * steps
-    total += RIGHT_BONUS * (right > 0) - WRONG_PENALTY * (wrong > 0)
+    total += RIGHT_BONUS * (answered and right > 0) - WRONG_PENALTY * (wrong > 0)
     return RewardParts(min(1.0, max(0.0, total)), hre, pre, custom, outcome(hre, custom, weights))
 
 

@@ -13,6 +13,7 @@ import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..chat.judge import open_judge
 from ..config.objects import own_object
 from ..config.sections import RewardConfig, TeachersConfig
 from ..errors import ConfigError, RewardError
-from ..live import UNCARRIED, in_thread
+from ..live import UNCARRIED, in_thread, printing_aside
 from ..types import Problem, Task
 
 KEY = "rewards.custom"
@@ -48,10 +49,12 @@ class CustomReward:
         """
         asked = (problem, response.strip(), task)
         try:
-            waits = inspect.iscoroutinefunction(self.function)
-            value: Any = self.function(*asked) if waits else await in_thread(self.function, *asked)
-            if inspect.isawaitable(value):
-                value = await value
+            with printing_aside():
+                waits = inspect.iscoroutinefunction(self.function)
+                call = self.function if waits else partial(in_thread, self.function)
+                value: Any = call(*asked)
+                while inspect.isawaitable(value):
+                    value = await value
         except RewardError:
             raise
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
@@ -145,7 +148,8 @@ def open_reward(
         return CustomReward(judge.reward, address)
     if address is None:
         return None
-    function = _in_memory[address] if address in _in_memory else own_object(address, KEY)
+    with printing_aside():
+        function = _in_memory[address] if address in _in_memory else own_object(address, KEY)
     if not callable(function):
         raise ConfigError(f"{KEY} is {address!r}, a {type(function).__name__}: name a function")
     try:

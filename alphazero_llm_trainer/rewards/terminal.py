@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ..config.sections import RewardConfig
 from ..errors import RequestError
+from ..grading.graders import Verdict
 from ..mcts.tree import WHOLE
 from ..problems.source import gradable, source_of
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
@@ -36,8 +37,10 @@ def make_evaluate(
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
         correct = own = None
-        response = text_of(steps)
-        if tasks is not None:
+        answered, response = True, text_of(steps)
+        if tasks is None:
+            answered = states_answer(problem, response, verdict)
+        else:
             task = tasks[problem.id]
             if gradable(task):
                 grade = await source_of(problem).grade_async(
@@ -45,7 +48,7 @@ def make_evaluate(
                 )
                 if grade.error is not None:
                     raise RequestError(grade.error)
-                correct = grade.score
+                correct, answered = grade.score, grade.verdict is not Verdict.UNPARSED
             if custom is not None:
                 own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
@@ -57,6 +60,7 @@ def make_evaluate(
             right=right,
             wrong=wrong,
             weights=weights,
+            answered=answered,
         )
         return reward if cost is None else replace(reward, cost=cost)
 
@@ -69,5 +73,10 @@ async def finished_earns_one(
     """Without gold and without a student to measure by, a whole response that states an answer
     earns 1: the vote counts.
     """
-    answer = source_of(problem).final_answer(text_of(steps)) if verdict in WHOLE else None
-    return RewardParts(total=0.0 if answer is None else 1.0)
+    whole = verdict in WHOLE and states_answer(problem, text_of(steps), verdict)
+    return RewardParts(total=float(whole))
+
+
+def states_answer(problem: Problem, response: str, verdict: str) -> bool:
+    """Whether a response states an answer; of one that a limit cut, a marked one."""
+    return source_of(problem).final_answer(response, verdict not in WHOLE) is not None

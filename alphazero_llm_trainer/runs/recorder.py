@@ -415,4 +415,10 @@ class Recorder:
             self.journal.close()
             self.journal = None
             self.card |= self.collector.ledgers()
+            checker = self.card["terminal_checker"]
+            if checker is not None and checker["cost"]["calls"] == 0:
+                self.progress.say(
+                    "teachers.terminal_checker: asked nothing, since every response ended by an "
+                    "answer line or the end token"
+                )
             self.folder.write_card(self.card)

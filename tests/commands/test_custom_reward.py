@@ -58,6 +58,40 @@ def asked(function, response="a response"):
     return asyncio.run(asyncio.wait_for(reward, 60))
 
 
+LOUD = """
+import subprocess, sys
+print("shout import")
+def loud(problem, response, task):
+    print("shout print")
+    sys.stdout.write("shout write\\n")
+    if CHILD:
+        subprocess.run(["echo", "shout child"], check=True)
+    return 0.5
+async def later(problem, response, task):
+    print("shout print")
+    return 0.5
+"""
+
+
+@pytest.mark.parametrize("name", ["loud", "later"])
+def test_what_a_reward_prints_goes_to_standard_error(name, tmp_path, capfd):
+    source = file_of(tmp_path, '{"question": "2 + 2?", "answer": "4", "split": "test"}', "a.jsonl")
+    line = f"eval --source {source} --model embedded -n 1 --methods greedy --budget-tokens 60"
+    for more, child in (("--json", True), ("", False)):
+        code = LOUD.replace("CHILD", str(child))
+        file = file_of(tmp_path, code, f"own{child}.py")
+        out = tmp_path / f"out{child}"
+        assert main(f"{line} --reward {file}:{name} --out {out} {more}".split()) == 0
+        printed = capfd.readouterr()
+        assert "shout" not in printed.out
+        assert "shout import\n" in printed.err and "shout print\n" in printed.err
+        assert ("shout child" in printed.err) is (child and name == "loud")
+        if more:
+            assert json.loads(printed.out)["command"]
+    print("mine")  # what others print stays there
+    assert capfd.readouterr().out == "mine\n"
+
+
 async def stops(*_):
     return next(iter(()))
 

@@ -88,10 +88,44 @@ def test_verifiers_own_script_becomes_ours_in_its_own_process(capsys, monkeypatc
     monkeypatch.delitem(sys.modules, front_end.__name__)
     monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/vf-eval", "gsm8k"])
     assert az.AlphaZeroError is AlphaZeroError
-    monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/vf-eval", OUR_ID, "--help"])
-    with pytest.raises(SystemExit) as stop:
-        _ = az.AlphaZeroEnv
-    assert stop.value.code == 0 and capsys.readouterr().out == front_end.USAGE
+    for python in ("", "-X dev", "-X dev -W error -I", "-X dev -m coverage run"):
+        for script in ("/bin/vf-eval", f"-m {name}"):
+            monkeypatch.delitem(sys.modules, front_end.__name__, raising=False)
+            line = f"python {python} {script} {OUR_ID} --help"
+            monkeypatch.setattr(sys, "orig_argv", line.split())
+            with pytest.raises(SystemExit) as stop:
+                _ = az.AlphaZeroEnv
+            assert stop.value.code == 0 and capsys.readouterr().out == front_end.USAGE
+
+
+def test_perplexity_of_a_served_model_is_by_a_student_that_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "own.yaml"
+    file.write_text("student: embedded\nrewards: {use_student_model: true}\n")
+    model = "-m x --client.base-url http://127.0.0.1:9/v1 --env.taskset.source embedded -n 1"
+    named = f"--env.taskset.config-file {file}"
+    for more, said in (
+        (
+            "--use-student-model",
+            "--use-student-model measures perplexity by a student that is here",
+        ),
+        (named, "student is 'embedded' in .* and nothing here measures by it"),
+        (
+            "--use-student-model --env.taskset.task.student nobody",
+            "task.student nobody is no folder",
+        ),
+    ):
+        assert run(f"{OUR_ID} {model} {more}".split()) == EXIT_USER_ERROR
+        assert re.search(said, capsys.readouterr().err)
+    for line, ended in (
+        (f"{model} {named} --env.taskset.use-student-model", True),
+        (model, False),
+        ("", True),
+    ):
+        config = parse(f"{OUR_ID} {line}".split())
+        fill(config)
+        [told] = front_end.plan(config)
+        assert ("; perplexity: under embedded, frozen" in told) is ended
 
 
 @pytest.mark.slow

@@ -145,6 +145,27 @@ def test_only_rollouts_may_reward_by_gold():
     assert makers == {"rollouts"}
 
 
+# Of whoever starts several processes: accelerate, torchrun, Ray.
+LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "NO_PROXY"}
+
+
+def test_every_variable_that_is_read_stands_in_the_example_of_an_environment():
+    example = set(re.findall(r"^(\w+)=", (CHECKOUT / ".env.example").read_text("utf-8"), re.M))
+    code = "\n".join(path.read_text("utf-8") for path in FILES)
+    read = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', code))
+    constants = set(re.findall(r"environ(?:\.get\(|\[)([A-Z]\w+)", code))
+    for name in constants:
+        read |= set(re.findall(rf'\b{name}\b(?:, \w+)* = "(\w+)"', code))
+    keys = (CHECKOUT / "config").glob("*.yaml")
+    read |= {
+        name
+        for file in keys
+        for name in re.findall(r"^\s*key_variable: ([A-Z_]+)", file.read_text("utf-8"), re.M)
+    }
+    assert {"OPENAI_BASE_URL", "ALPHAZERO_DATA_DIR", "OPENROUTER_API_KEY"} <= read
+    assert read - LAUNCHERS - {"OMP_NUM_THREADS"} <= example
+
+
 def test_no_code_of_a_models_folder_is_trusted():
     """transformers' auto classes ask on the terminal where nothing is said, and run it."""
     for name, tree in TREES.items():

@@ -241,6 +241,55 @@ def test_a_searchs_directions_count_in_the_reward():
     assert reward("right", "wrong") == pytest.approx(0.03)
 
 
+def test_a_reward_sees_the_columns_of_its_row_and_traces_keep_them(tmp_path, monkeypatch):
+    code = "def hard(problem, response, task):\n    return task.row['difficulty'] / 4\n"
+    (tmp_path / "own.py").write_text(code)
+    rows = [
+        {"question": f"{i} + 1?", "answer": i + 1, "difficulty": i, "tags": ["007", None], "split": "test"}
+        for i in (1, 3)
+    ]  # fmt: skip
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    own = {
+        "source": str(tmp_path / "rows.jsonl"),
+        "task": {"custom": f"{tmp_path / 'own.py'}:hard"},
+    }
+    episodes = remote(environment(own), FaultServer(write=lambda body: "#### 0"), monkeypatch)
+    saved = [json.loads(episode.model_dump_json())["traces"][0] for episode in episodes]
+    assert [trace["task"]["data"]["row"] for trace in saved] == rows
+    assert [trace["metrics"]["custom_reward"] for trace in saved] == [0.25, 0.75]
+
+
+def test_perplexity_is_by_the_student_that_the_run_names(tmp_path, monkeypatch, chat_student):
+    """Of a served model, in the question's own prompt; without one it is refused by name."""
+    folder = tiny_chat(tmp_path / "Tiny-Chat")
+    file = tmp_path / "own.yaml"
+    entry = "{path: " + str(folder) + ", max_tokens: 20}"
+    file.write_text(f"student: mine\nmodels: {{mine: {entry}}}\n")
+    told = {"use_student_model": True, "config_file": str(file), "eval_size": 1}
+    server = FaultServer(write=lambda body: "1 + 1 = 2\n#### 2")
+    [episode] = remote(environment(told), server, monkeypatch)
+    [trace] = episode.traces
+    config = trace.task.data and environment(told).config.taskset.task
+    assert config.student == "mine" and config.entry.path == str(folder)
+
+    async def own():
+        data, steps = trace.task.data, []
+        frozen = frozen_student("mine", config.entry, data.system_prompt)
+        assert frozen.student.opening.system_prompt == data.system_prompt
+        ids = frozen.encode("1 + 1 = 2\n#### 2", True)
+        steps.append(Step(ids, (), ""))
+        problem = Problem("p", data.prompt_text, "x")
+        reward, _ = await Perplexity(frozen.student, frozen.config.search.max_tokens)(
+            problem, steps
+        )
+        return reward
+
+    assert episode.ok, trace.errors
+    assert trace.metrics["perplexity_reward"] == pytest.approx(asyncio.run(own()), abs=1e-5)
+    with pytest.raises(ConfigError, match=r"--use-student-model measures .* and m is served"):
+        remote(environment({"use_student_model": True}), server, monkeypatch)
+
+
 def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path):
     def tasks(weight):
         file = tmp_path / "weights.yaml"

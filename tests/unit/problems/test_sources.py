@@ -368,14 +368,30 @@ def test_files_are_read_as_a_whole(case, tmp_path):
     source, read = opened(tmp_path / address, **settings), {}
     for split in SPLITS:
         for task in source.load(split, 99):
-            facts = [task.gold, list(task.others), task.solution, split, task.problem.id]
+            facts = [task.gold, list(task.others), task.solution, split, task.problem.id, task.row]
             read[task.problem.question] = dict(
-                zip(("gold", "others", "solution", "split", "id"), facts, strict=True)
+                zip(("gold", "others", "solution", "split", "id", "row"), facts, strict=True)
             )
     assert {
         question: {name: facts[name] for name in expected.get(question, ())}
         for question, facts in read.items()
     } == expected
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("case", CASES["held"])
+def test_one_json_value_holds_rows_as_pandas_and_benchmarks_write_them(case, indent, tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps(CASES["held"][case], indent=indent))
+    tasks = sorted(everything(opened(tmp_path / "rows.json")), key=lambda task: task.gold)
+    read = [(task.problem.question, task.gold, task.row["level"]) for task in tasks]
+    assert read == [("a?", "1", "x"), ("b?", "2", "y")]
+
+
+def test_a_row_that_spans_lines_is_read(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}
+    (tmp_path / "row.json").write_text(json.dumps(row, indent=2))
+    [task] = everything(opened(tmp_path / "row.json"))
+    assert (task.problem.question, task.gold, task.row) == ("1 + 1?", "2", row)
 
 
 @pytest.mark.parametrize("answer, settings, right, wrong, said", CASES["golds"])

@@ -70,3 +70,27 @@ def test_combined_stays_in_range_and_is_monotonic(h, p, steps, right, wrong):
 @pytest.mark.parametrize("response, steps", CASES["steps"])
 def test_steps_are_lines_down_to_the_final_answer(response, steps):
     assert steps_of(response) == steps
+
+
+@given(shares, st.none() | shares, shares, st.none() | shares, *[st.integers(0, 3)] * 6)
+def test_a_response_without_an_answer_earns_no_more_than_a_wrong_one(
+    weight, pre_part, other, custom, steps, more, right, wrong, bonus, penalty
+):
+    """Whatever their perplexities, lengths and directions are; a reward of one's own joins both
+    alike, where they are as long and the same was proposed as wrong.
+    """
+    weights = RewardConfig(pre_weight=weight)
+
+    def earned(pre_part, custom, steps, right, wrong, answered):
+        parts = combined(
+            0.0, pre_part, custom, steps=steps, right=right, wrong=wrong, weights=weights,
+            answered=answered,
+        )  # fmt: skip
+        assert (parts.hre, parts.pre, parts.custom) == (0.0, pre_part, custom)
+        return parts.total
+
+    other = None if pre_part is None else other
+    assert earned(pre_part, None, steps, right, wrong, False) == 0.0
+    assert earned(other, None, more, bonus, penalty, True) >= 0.0
+    same = steps, right, wrong
+    assert earned(pre_part, custom, *same, False) <= earned(other, custom, *same, True)
