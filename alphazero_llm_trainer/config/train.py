@@ -125,6 +125,7 @@ class TrainConfig(Section):
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None
     optimizer: OptimizerConfig
     updates_per_round: Positive
+    buffer_passes: Positive
     rows_per_round: Positive
     clip_low: Share
     clip_high: Share

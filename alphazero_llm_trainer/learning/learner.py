@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,7 @@ class Learner:
         """
         with self.autocast():
             scores = self.score_under(self.scorer, rows)
+        mask = mask_of(rows, scores.logprobs)
         if self.objective.importance and self.updates == self.first_update:
             # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this
             # forward's.
@@ -229,8 +230,8 @@ class Learner:
                 scores.logprobs.detach()
                 - padded([row.old_logprobs for row in rows], scores.logprobs)
             ).abs()
-            self.gap = max(self.gap, (gap * mask_of(rows, gap)).max().item())
-        return scores
+            self.gap = max(self.gap, (gap * mask).max().item())
+        return replace(scores, entropy=scores.entropy * mask)
 
     def score_under(self, scorer: Any, rows: Sequence[TrainRow]) -> Scores:
         """The same under another model of this shape."""
@@ -356,8 +357,14 @@ class Learner:
 def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
     """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
 
-    The longest row goes to the first rank, and so on to the last and back again.
+    The longest row goes to the first rank, and so on to the last and back again. Where they can't
+    be shared evenly, ranks get the shortest one again, as padding that no loss sees.
     """
+    spare = -len(rows) % ranks.size
+    if spare:
+        shortest = min(rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        blank = replace(shortest, kind="padding", advantages=(), value_weights=())
+        rows = [*rows, *[blank] * spare]
     order = sorted(
         range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids)
     )
@@ -367,10 +374,11 @@ def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
 
 
 def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
-    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in rows of another kind
-    than `kind`.
+    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in padding, and in rows
+    of another kind than `kind`.
     """
-    lengths = [len(row.completion_ids) if kind in (None, row.kind) else 0 for row in rows]
+    kinds = ("policy", "demonstration") if kind is None else (kind,)
+    lengths = [len(row.completion_ids) if row.kind in kinds else 0 for row in rows]
     ends = torch.tensor(lengths, device=like.device)[:, None]
     return (torch.arange(like.shape[1], device=like.device) < ends).float()
 

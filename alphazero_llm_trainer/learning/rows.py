@@ -161,33 +161,35 @@ class GoodRows(RowBuilder):
         return fresh
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """Replayed rows and own good ones of all rounds so far, `batch_size` an update.
+        """Replayed rows and own good ones of all rounds so far, `batch_size` an update, or fewer
+        where there are fewer own ones: none comes twice in an update.
 
         The round's own good ones say how many updates: `epochs` passes over them, and
-        `updates_per_round` at most.
+        `updates_per_round` at most. While there are few of all rounds, `buffer_passes` over those
+        are the most.
         """
         self.indices = count()
         settings, optimizer = self.config.train, self.config.train.optimizer
         fresh = self.remember(trees)
         rng = Random(derive_seed(self.config.seed, self.prepared.method.name, number))
         replay = round(optimizer.batch_size * self.size.share) if self.demonstrations else 0
-        own = optimizer.batch_size - replay
-        stats.updates = min(
+        own = min(optimizer.batch_size - replay, len(self.own))
+        wanted = min(
             settings.updates_per_round, math.ceil(optimizer.epochs * len(fresh) / max(own, 1))
         )
+        stats.updates = min(wanted, settings.buffer_passes * len(self.own) // max(own, 1))
+        stats.updates_left_out = wanted - stats.updates
         stats.rows, stats.rows_unused = len(fresh), 0
         made: Minibatches = []
         for _ in range(stats.updates):
             rows = self.replayed(rng.getrandbits(62), replay, scored=False)
-            rows += (
-                rng.sample(self.own, own) if len(self.own) >= own else rng.choices(self.own, k=own)
-            )
+            rows += rng.sample(self.own, own)
             rows += self.beside(rng, optimizer.batch_size)
             made.append(rows)
         return made
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
-        """Rows that an update has beside its `count` ones: as many, or none."""
+        """Rows that an update has beside its `count` ones: as many at most."""
         return []
 
     def good(self, trees: Sequence[GradedTree]) -> list[TrainRow]:

@@ -16,13 +16,13 @@ class RoundStats:
     """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees'
     deepest nodes.
 
-    `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the
-    questions that the user's own reward ended, which are among the `failed` ones. `value_auc` is
-    AUC of AlphaZero's value over the states of these trees, `value_pair_accuracy` the share of
-    pairs of steps after one state that it has in the right order, `value_error` how far its mean is
-    above their outcomes'. `teacher_kl` is a distillation's KL(student || teacher) in nats a drawn
-    token, `teacher_share` the tokens that its teacher scored over those of the responses one by
-    one. None of a method without them.
+    `updates_left_out` counts those that `train.buffer_passes` kept from being made, `taught` the
+    distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
+    reward ended, which are among the `failed` ones. `value_auc` is AUC of AlphaZero's value over the
+    states of these trees, `value_pair_accuracy` the share of pairs of steps after one state that it
+    has in the right order, `value_error` how far its mean is above their outcomes'. `teacher_kl` is a
+    distillation's KL(student || teacher) in nats a drawn token, `teacher_share` the tokens that its
+    teacher scored over those of the responses one by one. None of a method without them.
     """
 
     round: int
@@ -39,6 +39,7 @@ class RoundStats:
     solved: int = 0
     rows: int = 0
     updates: int = 0
+    updates_left_out: int = 0
     rows_unused: int = 0
     rows_filled: int = 0
     value_auc: float | None = None

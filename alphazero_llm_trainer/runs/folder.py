@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, validate
+from ..config.sections import MOST
 from ..errors import CheckpointError
 from ..files import (
     Folder,
@@ -43,6 +44,7 @@ class RunFolder(Folder):
         config = self.read_card()["config"]
         try:
             config["train"]["critic"].pop("head", None)  # of another command
+            config["train"].setdefault("buffer_passes", MOST)  # of a run that had no such bound
             for entry in config["models"].values():
                 if entry.get("use_liger_kernel") is False:
                     del entry["use_liger_kernel"]

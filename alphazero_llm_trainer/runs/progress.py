@@ -28,12 +28,14 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     auc, order = line.get("value_auc"), line.get("value_pair_accuracy")
     value = "" if auc is None else f"; AUC of the value {auc:.2f}"
     value += "" if order is None else f", pair accuracy {order:.2f}"
+    left = line["updates_left_out"]
+    fewer = f", {left} fewer than wanted (train.buffer_passes)" if left else ""
     kl = line.get("teacher_kl")
     value += "" if kl is None else f"; KL to the teacher {kl:.3f} nats a token"
     figures = (
         f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
         f"mean reward {line['mean_reward']:.3f}{value}; {line['updates']} updates on "
-        f"{line['rows']} responses{loss}"
+        f"{line['rows']} responses{fewer}{loss}"
     )
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")

@@ -17,7 +17,7 @@ from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
-from alphazero_llm_trainer.learning.learner import shard
+from alphazero_llm_trainer.learning.learner import mask_of, padded, shard
 from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.learning.rows import TrainRow
@@ -236,3 +236,15 @@ def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens():
     assert sorted(row.reward for part in parts for row in part) == [float(i) for i in range(16)]
     tokens = [sum(len(row.completion_ids) for row in part) for part in parts]
     assert max(tokens) < 1.2 * min(tokens)
+
+
+def test_rows_that_can_not_be_shared_evenly_are_padded_with_what_no_loss_sees():
+    rows = [TrainRow((1, 2), (5,) * n, (-1.0,) * n, (1.0,) * n, index=n) for n in (3, 1, 4, 2, 5)]
+    parts = [shard(rows, Ranks(rank, 4)) for rank in range(4)]
+    assert [len(part) for part in parts] == [2] * 4
+    own = [row for part in parts for row in part if row.kind == "policy"]
+    assert sorted(row.index for row in own) == [1, 2, 3, 4, 5]
+    like = torch.zeros(2, 5)
+    tokens = sum(mask_of(part, like).sum() for part in parts)
+    assert tokens == sum(len(row.completion_ids) for row in rows)
+    assert sum(padded([row.advantages for row in part], like).sum() for part in parts) == tokens

@@ -116,10 +116,8 @@ class AlphaZeroRows(GoodRows):
         return super().minibatches(number, trees, stats)
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
-        """`count` rows of states, some of them twice where there are fewer."""
-        if len(self.states) >= count:
-            return rng.sample(self.states, count)
-        return rng.choices(self.states, k=count) if self.states else []
+        """`count` rows of states, or all that there are."""
+        return rng.sample(self.states, min(count, len(self.states)))
 
     def rows_of(self, graded: GradedTree) -> list[TrainRow]:
         """A tree's rows: what the search chose, and the states that the value learns from."""
@@ -278,7 +276,7 @@ ALPHAZERO = Method(
     rates=Rates(small=2e-3),
     rows=AlphaZeroRows,
     objective=lambda train, model, lora: AlphaZero(train, model),
-    reads=frozenset({"credit", "updates_per_round", "value_coefficient"}),
+    reads=frozenset({"buffer_passes", "credit", "updates_per_round", "value_coefficient"}),
     credits=("path", "visits", "gumbel"),
     supervised=True,
     ruled=True,

@@ -36,7 +36,7 @@ EXPERT_ITERATION = Method(
     name="expert_iteration",
     rows=GoodRows,
     objective=lambda train, model, lora: Likelihood(),
-    reads=frozenset({"updates_per_round"}),
+    reads=frozenset({"buffer_passes", "updates_per_round"}),
     supervised=True,
     ruled=True,
 )

@@ -138,8 +138,9 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
         if w
     ]
     assert lost.count(0.0) == OFF_PATH and builder.own == [way]
-    drawn = builder.beside(Random(0), 40)
-    assert len(drawn) == 40 and {*drawn} <= {*builder.states}
+    every, some = (builder.beside(Random(0), count) for count in (40, 5))
+    assert sorted(map(id, every)) == sorted(map(id, builder.states)), "none comes twice"
+    assert len({*map(id, some)}) == 5 and {*some} <= {*every}
     # On the longer way, whose states lead to a right end too, nothing of the policy is learnt.
     assert all(not any(row.advantages) for row in builder.states)
 

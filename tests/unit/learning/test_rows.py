@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import math
-from dataclasses import replace
+from collections import Counter
+from dataclasses import asdict, replace
 
 import pytest
 from support import Source, grpo_config
@@ -17,10 +18,12 @@ from alphazero_llm_trainer.learning.credit import (
     zero_variance,
 )
 from alphazero_llm_trainer.learning.stats import RoundStats
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of as problems_of
+from alphazero_llm_trainer.runs.progress import show_round
 from alphazero_llm_trainer.types import STUDENT
 
 QUESTIONS = 24
@@ -163,6 +166,31 @@ def test_a_rounds_own_rows_decide_its_updates(tmp_path):
     assert capped.updates == 2 and most == once[:32]
     none, silent = rows("none", "train.method=legacy", "search.temperature=0")
     assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
+
+
+@pytest.mark.parametrize("method", ["rft", "alphazero"])
+def test_few_responses_are_passed_over_three_times_at_most(method, tmp_path, capsys):
+    asked = ["train.optimizer.epochs=1000", "train.updates_per_round=120", "train.groups=verified"]
+    source = source_of(tmp_path, f"train.method={method}", *asked, "rewards.pre_weight=0")
+    trees, stats = source.rounds.search(0)
+    solved = [tree for tree in trees if any(response.right for response in tree.responses)]
+    builder, passed, most = source.builder, Counter(), source.config.train.buffer_passes
+    assert len(solved) >= 4 and most == 3
+    for number, some in enumerate((solved[:1], solved[1:3], solved[3:])):
+        stats = RoundStats(number)
+        made = builder.minibatches(number, some, stats)
+        for batch in made:
+            own = [row.index for row in batch if any(row.advantages)]
+            assert own and len(batch) == len({id(row) for row in batch}), "a row comes twice"
+        drawn = sum(any(row.advantages) for batch in made for row in batch)
+        assert 2 * len(builder.own) < drawn <= most * len(builder.own)
+        assert stats.updates == len(made) > 0
+        assert stats.updates_left_out == 120 - stats.updates > 0
+        passed[number] = drawn
+    assert passed[0] < passed[1] < passed[2], "more responses have more updates"
+    show_round(Progress(), asdict(stats), "3/4", compares=False)
+    said = capsys.readouterr().err
+    assert f"{stats.updates_left_out} fewer than wanted (train.buffer_passes)" in said
 
 
 VERIFIED = """
