@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,8 @@ class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the policy's that
     sampled it) and `advantages` are `[T]`; a likelihood weighs each token by its advantage.
     `reward` is the outcome that PPO's critic is trained on. `kind` is "policy", "demonstration" or
-    "padding" (no data for a critic), `source` who wrote the response ("student", or the teachers
-    that wrote one of its steps). AlphaZero's `targets` z and their `value_weights` `[T]` are of the
+    "padding" (which no loss sees: `learner.shard`), `source` who wrote the response ("student", or
+    the teachers that wrote one of its steps). AlphaZero's `targets` z and their `value_weights` `[T]` are of the
     states before the tokens; a distillation's weights are how often a token was drawn there.
     `index` is the row's number in its round, where repeats of a row share one.
     """
@@ -135,17 +135,6 @@ class RowBuilder:
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
 
-    def padding_row(self, trees: list[GradedTree]) -> TrainRow:
-        """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch
-        that the trees could not.
-        """
-        for tree in trees:
-            for response in self.collector.counted(tree.responses):
-                return replace(self.row(tree, response, 0.0), kind="padding")
-        prompt = self.student.prompt_ids(trees[0].task.problem.question)
-        eos = (self.student.engine.eos_id,)
-        return TrainRow(prompt, eos, (0.0,), (0.0,), "padding", index=next(self.indices))
-
 
 class GoodRows(RowBuilder):
     """Rows of good responses, as they are, from all rounds so far."""
@@ -227,27 +216,29 @@ class SampledRows(RowBuilder):
         rows = self.filled(number, trees, self.sampled(number, trees, stats), stats)
         # In random order, but a question's rows together, so that packing them pays.
         Random(derive_seed(self.config.seed, "order", number)).shuffle(rows)
-        return together(rows, self.config.train.optimizer.batch_size)
+        optimizer = self.config.train.optimizer
+        made = together(rows, optimizer.batch_size)
+        stats.updates = optimizer.epochs * len(made)
+        return made
 
     def filled(
         self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
     ) -> list[TrainRow]:
-        """The first rows that have room, demonstrations beside them and where rows lack:
-        `size.rows_per_round` in all.
+        """The first rows that have room, and demonstrations beside them: `size.rows_per_round` in
+        all where there are demonstrations, which fill up for rows that lack.
         """
         replay = self.size.rows_per_round - self.size.policy_rows if self.demonstrations else 0
         wanted = self.size.rows_per_round - replay
-        stats.updates = self.size.updates_per_round
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         stats.rows_filled = wanted - stats.rows
-        rows = rows[:wanted] + self.replayed(
+        return rows[:wanted] + self.replayed(
             number, replay + (stats.rows_filled if self.demonstrations else 0)
         )
-        return rows + [self.padding_row(trees)] * (self.size.rows_per_round - len(rows))
 
 
 def together(rows: Sequence[TrainRow], size: int) -> Minibatches:
-    """Minibatches of `size` rows that hold whole questions as far as they can.
+    """Minibatches of `size` rows that hold whole questions as far as they can. Rows that `size`
+    doesn't divide make smaller ones, about alike.
 
     Questions stay in the order in which they first appear; rows of their own are spread evenly over
     the minibatches.
@@ -257,8 +248,9 @@ def together(rows: Sequence[TrainRow], size: int) -> Minibatches:
         questions.setdefault(row.prompt_ids, []).append(row)
     shared = [row for members in questions.values() if len(members) > 1 for row in members]
     alone = iter([members[0] for members in questions.values() if len(members) == 1])
-    batches, made = len(rows) // size, Minibatches()
+    batches, made = math.ceil(len(rows) / size), Minibatches()
     for batch in range(batches):
         some = shared[batch * len(shared) // batches : (batch + 1) * len(shared) // batches]
-        made.append([*some, *islice(alone, size - len(some))])
+        room = (batch + 1) * len(rows) // batches - sum(map(len, made)) - len(some)
+        made.append([*some, *islice(alone, max(room, 0))])
     return made

@@ -30,6 +30,8 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
     value += "" if order is None else f", pair accuracy {order:.2f}"
     left = line["updates_left_out"]
     fewer = f", {left} fewer than wanted (train.buffer_passes)" if left else ""
+    if line["rows_filled"]:
+        fewer = f" of {line['rows'] + line['rows_filled']} wanted"
     kl = line.get("teacher_kl")
     value += "" if kl is None else f"; KL to the teacher {kl:.3f} nats a token"
     figures = (

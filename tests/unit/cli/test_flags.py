@@ -71,6 +71,7 @@ def test_keys_that_the_method_reads_are_taken():
         "teacher": "embedded",
         "rows_per_round": 9,
         "updates_per_round": 9,
+        "buffer_passes": 2,
     }
     for method in METHODS.values():
         read = {name: values.get(name, 0.1) for name in method.reads}

@@ -5,9 +5,10 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import asdict, replace
+from statistics import fmean
 
 import pytest
-from support import Source, grpo_config
+from support import Source, grpo_config, update
 
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.learning import rows as rows_module
@@ -17,6 +18,9 @@ from alphazero_llm_trainer.learning.credit import (
     process_advantages,
     zero_variance,
 )
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+from alphazero_llm_trainer.learning.methods.grpo import Grpo
+from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.extract import trajectories
@@ -217,12 +221,41 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
     assert rejected and wrong and source.stats.solved and not source.stats.failed
 
 
-def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path):
-    settings = "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600"
-    rows = source_of(tmp_path, *settings).rows()
-    padding = [row for row in rows if row.kind == "padding"]
-    assert padding and not any(any(row.advantages) or row.reward for row in padding)
-    assert {row.kind for row in rows} == {"policy", "padding"}
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+def test_a_round_with_too_few_rows_has_smaller_minibatches_of_rows_that_teach(
+    method, tmp_path, capsys
+):
+    groups = "chain" if method == "ppo" else "tree"
+    settings = f"train.method={method}", f"train.groups={groups}", "train.rows_per_round=1300"
+    source = source_of(tmp_path, *settings, "train.optimizer.batch_size=13")
+    made, stats = source.minibatches(), source.stats
+    sizes = [len(batch) for batch in made]
+    assert stats.rows == sum(sizes) == 1300 - stats.rows_filled and stats.rows_filled
+    assert sum(sizes) % 13 and max(sizes) - min(sizes) <= 1 and max(sizes) <= 13
+    assert stats.updates == len(made) * source.config.train.optimizer.epochs
+    assert {row.kind for batch in made for row in batch} == {"policy"}
+    if method == "ppo":
+        return
+    # The policy that sampled them: all ratios are 1, and the loss is the mean advantage of a token.
+    model = source.builder.student.model
+    learner = Learner(
+        model,
+        Grpo(source.config.train.changed(kl_coefficient=0.04), model),
+        MemoryOptions(micro_batch=3),
+        RateSchedule(0.01, 0, 99),
+        source.config.train.optimizer,
+    )
+    learner.begin(0, made)
+    tokens = [a for row in made[0] for a in row.advantages]
+    assert update(learner, made[0])["loss"] == pytest.approx(-fmean(tokens), abs=1e-4)
+    alike = [
+        tree for tree in source.trees() if source.rounds.collector.zero_variance(tree.responses)
+    ]
+    silent = RoundStats(1)
+    assert source.builder.minibatches(1, alike, silent) == [] and alike
+    assert (silent.rows, silent.updates, silent.rows_filled) == (0, 0, 1300)
+    show_round(Progress(), asdict(stats), "1/4", compares=True)
+    assert f"{stats.rows} responses of 1300 wanted" in capsys.readouterr().err
 
 
 # -- teachers' responses ---------------------------------------------------------------------------
