@@ -399,27 +399,6 @@ def check_collecting(config: Config, method: Searches, valued: bool) -> None:
             "unset train.reward, or set it to combined"
         )
     check_settings(config.search, valued)
-    unread = {}
-    if train.groups == "verified":
-        unread["search.samples"] = (
-            "and train.groups=verified draws one chain a simulation: "
-            "set search.simulations, or leave it out"
-        )
-    elif mode == "step":
-        for name in ("correct", "finished"):
-            unread[f"search.enough_{name}"] = (
-                "which search.mode=token and train.groups=verified read: leave it out"
-            )
-    if train.groups == "chain":
-        unread |= {
-            f"search.{name}": "of a tree, and train.groups=chain has search.samples: leave it out"
-            for name in ("simulations", "select", "exploration", "width")
-        }
-    if config.search.budget_tokens is not None:
-        unread["train.requeue_limit"] = (
-            "and search.budget_tokens is a question's whole budget: leave one of them out"
-        )
-    config.refuse(unread)
 
 
 def check_guided(config: Config, method: Searches) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config, load_answering
+from ..config.load import Config, check_read, load_answering
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
 from ..eval.results import EvalFolder
@@ -159,6 +159,7 @@ def execute(
     Raises:
         StoppedError: the user asked to stop; it names the folder, and finished cells are kept.
     """
+    check_read(config, command="eval", searches="yes")
     directory = Path(config.train.checkpoint_dir)
     if resume:
         folder = EvalFolder.find(directory, out)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..chat.remote import RemoteStudent
-from ..config.load import GUIDED, Config, load_answering, resolve_name
+from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
 from ..errors import ConfigError
 from ..eval.verifiers import load_verifier
 from ..live import Progress, Stop
@@ -201,6 +201,7 @@ def find(
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
+    check_read(config, command="search", searches="yes")
     config, own, judge = with_own_value(config, folder, student, progress)
     alone = config.search.value is None and own is None
     if judge is None:

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config
+from ..config.load import Config, check_read
 from ..errors import ConfigError
 from ..files import Folder, command_line
 from ..live import Progress, Stop, StoppedError
@@ -81,9 +81,9 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
     folder = Folder(args.out, "critic.json")
     folder.check_free(fix="remove it")
     check_out(args.out)
-    from ..runs.start import check_command, check_searches
+    from ..runs.start import check_searches
 
-    check_command(config, kind)
+    check_read(config, command=kind, searches="no" if args.data else "yes")
     if not args.data:
         check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, check_read
 from ..errors import ConfigError
 from ..live import Progress, Stop
 from ..mcts.extract import shortfall
@@ -93,6 +93,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     from ..runs.sample import SampleJob, run_sample
     from ..runs.start import check_searches
 
+    check_read(config, command="sample", searches="yes")
     check_searches(config)
     tasks = tasks_of(config, args.split, args.num, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)

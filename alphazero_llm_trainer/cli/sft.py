@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, check_read
 from ..files import Folder
 from ..live import Progress
 from ..policy.folders import from_scratch
@@ -69,10 +69,8 @@ def configured(args: argparse.Namespace) -> Config:
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
     check_least(1, eval_size=config.train.eval_size)
-    from ..runs.start import check_command
-
-    check_command(config, "sft")
     scratch = args.path is None and from_scratch(config)
+    check_read(config, command="sft", searches="no", scratch="yes" if scratch else "no")
     with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..runs.sft import supervise

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from ..files import flat
 from .sections import (
     EngineConfig,
     ProblemsConfig,
+    Read,
     RewardConfig,
     SearchConfig,
     Section,
@@ -45,7 +46,7 @@ SMALL = ("package", "scratch")  # paths of students that `sft` trains from scrat
 class Config(Section):
     place = ""
     seed: Seed
-    student: str
+    student: Annotated[str, Read("command!=vf-eval")]
     problems: ProblemsConfig
     engine: EngineConfig
     search: SearchConfig
@@ -187,7 +188,7 @@ def load_config(
     config.__dict__["_plain"] = validate(
         plain | {name: merged[name] for name in ("student", "models")}
     )
-    config.refuse(unread(config))
+    check_read(config)
     return config
 
 
@@ -210,30 +211,41 @@ def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[
     return result
 
 
-def unread(config: Config) -> dict[str, str]:
-    """The keys that nothing reads beside the others, whatever the command is, and why."""
-    search, backend = config.search, config.engine.backend
-    keys: dict[str, str] = {}
-    if search.mode == "token":
-        keys["search.samples"] = "continuations in step mode, and search.mode is token:"
-    else:
-        keys["search.top_k"] = "children of a node in token mode, and search.mode is step:"
-    if search.rollout == "none":
-        keys["search.rollout_weight"] = "and nothing is rolled out: set search.rollout=sample, or"
-    if search.rollout != "beam":
-        keys["search.beam"] = "the width of search.rollout=beam, which isn't set:"
-    if search.select != "gumbel":
-        keys["search.candidates"] = "of search.select=gumbel, which isn't set:"
-    if search.select in ("restart", "best-first"):
-        keys["search.exploration"] = f"and search.select={search.select} has no constant:"
-    if search.select in ("restart", "best-first", "phs", "gumbel"):
-        keys["search.backup"] = f"of what PUCT and UCB1 read, and search.select is {search.select}:"
-    if backend != "inprocess":
-        keys["engine.dtype"] = f"of the C kernels, and engine.backend is {backend}:"
-        keys["engine.native"] = f"of the in-process engine, and engine.backend is {backend}:"
-    if backend == "openai":
-        keys["engine.max_context"] = "and the context is the server's:"
-    return {key: f"{why} leave it out" for key, why in keys.items()}
+def check_read(config: Config, **facts: str) -> None:
+    """Raise ConfigError where a key is the user's own and nothing reads it, by what its field says
+    (`sections.Read`). `facts` are of the command; without any, only the keys of engine and search are
+    asked for that read each other.
+    """
+    unread = {}
+    for key, read in keys_of(Config):
+        if not facts and key.count(".") > 1:
+            continue
+        others = (other_reader(config, facts, condition) for condition in read.conditions)
+        if (other := next(filter(None, others), None)) is not None:
+            unread[key] = f"{other}: {read.fix}"
+    config.refuse(unread)
+
+
+def other_reader(config: Config, facts: Mapping[str, str], condition: str) -> str | None:
+    """What there is in the place of what would read a key, by a condition of its `Read`; None where
+    the condition holds, or where the command alone knows.
+    """
+    said = []
+    for each in condition.split("|"):
+        key, differs, values = re.split("(!?=)", each)
+        if key not in facts and (not facts or "." not in key) and not key.startswith(READ_BY_ALL):
+            return None
+        value = facts[key] if key in facts else attrgetter(key)(config)
+        name = "null" if value is None else str(value)
+        if (name in values.split(",")) == (differs == "="):
+            return None
+        who = f"`{facts['command']}` doesn't read it" if key in facts else "nothing reads it"
+        where = "" if key == "command" else f" where {key} is {name}"
+        said.append(f"{who}{where} ({each} does)" if differs == "=" else f"{who}{where}")
+    return f"and {' and '.join(said)}"
+
+
+READ_BY_ALL = ("engine.", "search.")
 
 
 def user_layers(
@@ -435,13 +447,15 @@ def explain(error: ValidationError) -> str:
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
-def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of a section, and of the sections in it."""
+def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Read]]:
+    """The dotted keys of a section, and of the sections in it, and where each is read."""
     for name, field in section.model_fields.items():
-        yield prefix + name
+        own = (each for each in field.metadata if isinstance(each, Read))
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from keys_of(kind, f"{prefix}{name}.")
+        inner = kind if isinstance(kind, type) and issubclass(kind, Section) else None
+        yield prefix + name, next(own, section.read) if inner is None else Read()
+        if inner is not None:
+            yield from keys_of(inner, f"{prefix}{name}.")
 
 
 ENTRIES: dict[str, type[Section]] = {"models": StudentModel, "teacher_tiers": TeacherTier}
@@ -449,6 +463,6 @@ ENTRIES: dict[str, type[Section]] = {"models": StudentModel, "teacher_tiers": Te
 
 def near_key(field: str) -> str:
     """What to write in place of an unknown key: the keys whose last name is spelt like its own."""
-    keys = list(keys_of(ENTRIES.get(field.partition(".")[0], Config)))
+    keys = [key for key, _ in keys_of(ENTRIES.get(field.partition(".")[0], Config))]
     see = "see config/training.yaml for the keys there are"
     return nearest(field, keys, see, lambda key: key.rpartition(".")[2])

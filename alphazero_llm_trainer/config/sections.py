@@ -25,6 +25,26 @@ from .shipped import merge, shipped_section
 MOST = 10**15  # of anything that is counted
 
 
+class Read:
+    """Where a key is read: where all `conditions` hold. One is `KEY=VALUE,VALUE` or `KEY!=VALUE`,
+    or several of which any holds, joined by `|`. KEY is a key of the configuration, or one of the
+    facts that a command gives to `load.check_read`: `command`, `searches`, `scratch`.
+
+    It stands in a field's annotation, or in `Section.read` for the fields that have none. `fix` is
+    what a user is told to do.
+    """
+
+    def __init__(self, *conditions: str, fix: str = "leave it out") -> None:
+        self.conditions, self.fix = conditions, fix
+
+
+SEARCHES = "searches=yes"
+LEARNS = "command=train,sample,value,prm"  # searches that something learns from
+FITS = "command=train,sft,value,prm"
+GENERATING = "search.mode=token|train.groups=verified"
+JUDGED = "train.groups=verified|command=search,eval,serve"
+
+
 def no_switch(value: Any) -> Any:
     """YAML's `on` and `true` are no 1."""
     if isinstance(value, bool):
@@ -77,6 +97,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     place: ClassVar[str | None] = None
+    read: ClassVar[Read] = Read()
 
     def changed(self, **fields: Any) -> Self:
         """A copy with other values in these fields, not validated. A mapping changes fields of the
@@ -112,13 +133,14 @@ class ProblemsConfig(Section):
     answer_column: str | None
     solution_column: str | None
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None
-    system_prompt: str | None
-    shots: NonNegative
+    system_prompt: Annotated[str | None, Read("scratch=no")]
+    shots: Annotated[NonNegative, Read("scratch=no")]
 
 
 class VllmConfig(Section):
     place = "engine.vllm"
-    gpu_memory: Annotated[float, Field(gt=0, le=1)]
+    read = Read("engine.backend=vllm-server")
+    gpu_memory: Annotated[Annotated[float, Field(gt=0, le=1)], Read("engine.backend=vllm")]
     base_url: str
     model: str | None
     adapter_dir: str | None
@@ -129,6 +151,7 @@ ADDRESS = r"^https?://[^@\s]+$"
 
 class OpenaiConfig(Section):
     place = "engine.openai"
+    read = Read("engine.backend=openai")
     base_url: Annotated[str, Field(pattern=ADDRESS)] | None
     key_variable: str
     dollars: NonNegativeFloat | None
@@ -148,14 +171,23 @@ MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of the
 
 class EngineConfig(Section):
     place = "engine"
+    read = Read("command!=vf-eval")
     # See `load.with_backend`.
-    backend: Literal["auto", "inprocess", "vllm", "vllm-server", "openai"]
+    backend: Annotated[
+        Literal["auto", "inprocess", "vllm", "vllm-server", "openai"],
+        Read("scratch=no", "command!=vf-eval"),
+    ]
     max_batch: Positive | None
-    max_context: Positive | None
+    max_context: Annotated[
+        Positive | None, Read("engine.backend!=openai", fix="the context is the server's")
+    ]
     cache_tokens: NonNegative
     cache_bytes: NonNegative | None
-    native: Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)]
-    dtype: Literal["auto", "float32", "bfloat16"]
+    native: Annotated[
+        Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)],
+        Read("engine.backend=inprocess"),
+    ]
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Read("engine.backend=inprocess")]
     vllm: VllmConfig
     openai: OpenaiConfig
 
@@ -183,43 +215,67 @@ class EngineConfig(Section):
 
 class VerifyConfig(Section):
     place = "search.verify"
+    read = Read(SEARCHES, JUDGED)
     reject_below: Share
     patience: Positive
-    accept_above: Share
+    accept_above: Annotated[Share, Read("command=search,eval,serve")]
     first_temperature: Temperature
-    reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
+    reserve: Annotated[NonNegative, Read("command=search,eval,serve")] = (
+        40  # as `SearchConfig.max_tokens`
+    )
     repeat: bool
     revisit: bool
 
 
 class SearchConfig(Section):
     place = "search"
+    read = Read(SEARCHES)
     mode: Literal["step", "token"]
-    select: Annotated[str | None, AfterValidator(a_selector)]
-    exploration: NonNegativeFloat | None
-    backup: Literal["mean", "max"] | None
-    candidates: Positive
-    simulations: Positive = 60  # as `step`
-    samples: Positive
-    top_k: Positive
+    select: Annotated[
+        Annotated[str | None, AfterValidator(a_selector)], Read(SEARCHES, "train.groups!=chain")
+    ]
+    exploration: Annotated[
+        NonNegativeFloat | None,
+        Read(SEARCHES, "train.groups!=chain", "search.select!=restart,best-first"),
+    ]
+    backup: Annotated[
+        Literal["mean", "max"] | None,
+        Read(SEARCHES, "train.groups!=chain", "search.select!=restart,best-first,phs,gumbel"),
+    ]
+    candidates: Annotated[Positive, Read(SEARCHES, "search.select=gumbel")]
+    simulations: Annotated[
+        Positive, Read(SEARCHES, "train.groups!=chain", fix="set search.samples, or leave it out")
+    ] = 60  # as `step`
+    samples: Annotated[
+        Positive,
+        Read(
+            SEARCHES,
+            "search.mode=step",
+            "train.groups!=verified",
+            fix="set search.simulations, or leave it out",
+        ),
+    ]
+    top_k: Annotated[Positive, Read(SEARCHES, "search.mode=token")]
     rollout: Literal["sample", "greedy", "beam", "none"] | None
-    beam: Positive
-    rollout_weight: Share | None
+    beam: Annotated[Positive, Read(SEARCHES, "search.rollout=beam")]
+    rollout_weight: Annotated[Share | None, Read(SEARCHES, "search.rollout!=none")]
     value: str | None
     discount: Annotated[float, Number, Field(gt=0, le=1)]
-    width: Positive
+    width: Annotated[Positive, Read(SEARCHES, "train.groups!=chain")]
     step: StepRule = (
         "line"  # these three are the embedded student's: a configuration has its own student's
     )
     max_depth: Positive = 12
-    max_tokens: Positive = 160
+    max_tokens: Annotated[Positive, Read()] = 160
     temperature: Temperature = 1.0
-    choose: Literal["vote", "value", "visits"]
+    choose: Annotated[
+        Literal["vote", "value", "visits"], Read(SEARCHES, "command!=train,sample,value,prm")
+    ]
     budget_tokens: Positive | None
     concurrent: Positive
     verify: VerifyConfig
-    enough_correct: NonNegative
-    enough_finished: NonNegative
+    enough_correct: Annotated[NonNegative, Read(SEARCHES, GENERATING)]
+    enough_finished: Annotated[NonNegative, Read(SEARCHES, GENERATING)]
 
     def selector(self, judged: bool = False) -> str:
         """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a
@@ -244,15 +300,19 @@ class JudgeConfig(Section):
     key_variable: str | None = None
 
 
+REWARDED = Read("searches=yes|command=vf-eval")
+
+
 class RewardConfig(Section):
     place = "rewards"
+    read = REWARDED
     judge: JudgeConfig | None = None
     hre_weight: Share
     pre_weight: Share
     step_penalty: Share
     use_student_model: bool
     custom: str | None
-    custom_weight: Share
+    custom_weight: Annotated[Share, Read(*REWARDED.conditions, "rewards.custom!=null")]
 
     @property
     def own(self) -> bool:
@@ -260,10 +320,14 @@ class RewardConfig(Section):
         return self.custom is not None and self.custom_weight > 0
 
 
+ASKED = Read(SEARCHES, "teachers.tier!=none|rewards.judge!=null")
+
+
 class BudgetConfig(Section):
     """None is no limit."""
 
     place = "teachers.budget"
+    read = ASKED
     dollars: NonNegativeFloat | None
     tokens: NonNegative | None
     calls: NonNegative | None
@@ -279,18 +343,23 @@ class BudgetConfig(Section):
 
 class TeachersConfig(Section):
     place = "teachers"
-    tier: Literal["none", "embedded", "free", "production", "local", "auto"]  # see `load.with_tier`
-    right: NonNegative
-    wrong: NonNegative
-    ask: Literal["always", "uncertain", "failing"]
+    read = ASKED
+    tier: Annotated[
+        Literal["none", "embedded", "free", "production", "local", "auto"],
+        Read(SEARCHES, "command!=search,eval,serve"),
+    ]  # see `load.with_tier`
+    right: Annotated[NonNegative, Read(SEARCHES, "teachers.tier!=none")]
+    wrong: Annotated[NonNegative, Read(SEARCHES, "teachers.tier!=none")]
+    ask: Annotated[Literal["always", "uncertain", "failing"], Read(SEARCHES, "teachers.tier!=none")]
     max_tokens: Positive
     timeout_seconds: PositiveFloat
     budget: BudgetConfig
-    terminal_checker: bool
+    terminal_checker: Annotated[bool, Read(SEARCHES, "command!=search,eval,serve")]
 
 
 class ServeConfig(Section):
     place = "serve"
+    read = Read("command=serve")
     concurrent: Positive
     queue: NonNegative
     budget_tokens: Positive | None

@@ -10,10 +10,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from ..errors import ConfigError, nearest
 from .objects import own_object
 from .sections import (
+    FITS,
+    LEARNS,
+    SEARCHES,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    Read,
     Section,
     Share,
     on_or_off,
@@ -65,10 +69,11 @@ class Rates(NamedTuple):
 
 class OptimizerConfig(Section):
     place = "train.optimizer"
+    read = Read(FITS)
     name: Literal["auto", "adamw", "adamw_8bit"]
     learning_rate: PositiveFloat | None
     batch_size: Positive
-    epochs: Positive
+    epochs: Annotated[Positive, Read(FITS, "train.sft_steps=null")]
     warmup: NonNegative
     max_grad_norm: PositiveFloat
     weight_decay: NonNegativeFloat
@@ -90,39 +95,47 @@ class CriticConfig(Section):
     """
 
     place = "train.critic"
-    questions: Annotated[int, Field(ge=10)]
+    read = Read("command=value,prm")
+    questions: Annotated[Annotated[int, Field(ge=10)], Read("command=value,prm", SEARCHES)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    format: Literal["rlhflow", "qwen-prm"] | None
+    format: Annotated[
+        Literal["rlhflow", "qwen-prm"] | None, Read("train.credit=process|command=eval,serve")
+    ]
 
 
 class TrainConfig(Section):
     place = "train"
-    method: Annotated[str, AfterValidator(a_method)]
-    student: str | None
-    num_examples: Positive
+    read = Read("command=train")
+    method: Annotated[Annotated[str, AfterValidator(a_method)], Read(LEARNS, SEARCHES)]
+    student: Annotated[str | None, Read("command=train", fix="name it with --model")]
+    num_examples: Annotated[Positive, Read("command=train,value,prm", SEARCHES)]
     tokens: Positive | None
     preflight: NonNegative
     questions_per_round: Positive
-    checkpoint_dir: str
+    checkpoint_dir: Annotated[str, Read("command=train,eval")]
     save_every: Positive
     log_interval: Positive | None
     track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
-    eval_size: NonNegative
-    validation_size: NonNegative
-    keep_best: bool
+    eval_size: Annotated[NonNegative, Read("command=train,sft")]
+    validation_size: Annotated[NonNegative, Read("command=train,sft")]
+    keep_best: Annotated[bool, Read(FITS)]
     keep_checkpoints: Positive | None
-    groups: Literal["tree", "chain", "verified"]
-    requeue_limit: NonNegative
-    reward: Literal["hre", "combined"] | None
-    adapter: Literal["full", "lora"] | None
-    micro_batch: Positive | None
-    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
-    precision: Literal["auto", "float32", "bfloat16"]
+    groups: Annotated[Literal["tree", "chain", "verified"], Read(LEARNS, SEARCHES)]
+    requeue_limit: Annotated[NonNegative, Read(LEARNS, SEARCHES, "search.budget_tokens=null")]
+    reward: Annotated[Literal["hre", "combined"] | None, Read(LEARNS, SEARCHES)]
+    adapter: Annotated[Literal["full", "lora"] | None, Read(FITS, "scratch=no")]
+    micro_batch: Annotated[Positive | None, Read(FITS)]
+    gradient_checkpointing: Annotated[
+        Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)], Read(FITS)
+    ]
+    precision: Annotated[Literal["auto", "float32", "bfloat16"], Read(FITS)]
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
     push_to_hub: str | None
-    demonstrations: NonNegative
-    demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None
+    demonstrations: Annotated[NonNegative, Read(FITS, "searches=yes|command=sft")]
+    demonstration_share: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | None, Read("command=train,value,prm", SEARCHES)
+    ]
     optimizer: OptimizerConfig
     updates_per_round: Positive
     buffer_passes: Positive
@@ -133,14 +146,14 @@ class TrainConfig(Section):
     credit: Literal["group", "step", "process", "path", "visits", "gumbel"]
     value_coefficient: NonNegativeFloat
     teacher: str | None
-    prm: str | None
-    process_weight: NonNegativeFloat
+    prm: Annotated[str | None, Read("command=train", "train.credit=process")]
+    process_weight: Annotated[NonNegativeFloat, Read("command=train", "train.credit=process")]
     negative_weight: Share
-    teacher_rows: bool
+    teacher_rows: Annotated[bool, Read(LEARNS, SEARCHES)]
     gae_lambda: Share
     critic_rounds: NonNegative
-    sft_steps: Positive | None
-    evaluate_every: Positive
+    sft_steps: Annotated[Positive | None, Read("command=sft,value,prm")]
+    evaluate_every: Annotated[Positive, Read("command=sft,value,prm")]
     critic: CriticConfig
 
     @property

@@ -291,7 +291,7 @@ def fill(config: EvalConfig) -> None:
 
 def check_file(env: AlphaZeroEnvConfig) -> None:
     """Raise ConfigError for a key of `--env.taskset.config-file` that nothing here reads."""
-    from ..config.load import load_config
+    from ..config.load import check_read, load_config
 
     unread = {
         "problems.shots": "and a question is asked alone here: leave it out",
@@ -308,7 +308,11 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
     if getattr(env.agent.harness, "search", "none") == "mcts":
         steps = "and this search asks a server for steps: leave it out"
         unread |= dict.fromkeys(("search.mode", "search.rollout", "search.value"), steps)
-    load_config(env.taskset.config_file).refuse(unread)
+    named = {"teachers": {"tier": env.taskset.tier}}
+    config = load_config(env.taskset.config_file, [] if env.taskset.tier == "none" else [named])
+    config.refuse(unread)
+    searches = getattr(env.agent.harness, "search", "none") == "mcts"
+    check_read(config, command="vf-eval", searches="yes" if searches else "no")
 
 
 def fill_model(config: EvalConfig, of_seat: bool) -> None:

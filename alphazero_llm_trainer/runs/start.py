@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chat.teachers import checker_model, is_remote, open_remote
-from ..config.load import Config, load_training, resolve_name, user_layers, vllm_here
+from ..config.load import Config, check_read, load_training, resolve_name, user_layers, vllm_here
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from ..learning.methods.registry import METHODS, method_of
@@ -129,12 +129,6 @@ def check_method(config: Config) -> None:
             f"train.credit is {train.credit} and train.method is {train.method}: "
             f"set it to one of {', '.join(method.credits)}"
         )
-    if not train.process:
-        unread |= dict.fromkeys(
-            ("train.prm", "train.process_weight"),
-            f"which train.credit {train.credit} doesn't ask: set train.credit=process with "
-            "--use-grpo, or leave it out",
-        )
     if config.rewards.pre_weight and not measures_perplexity(config, method):
         unread["rewards.pre_weight"] = (
             "and this run measures no perplexity: add --use-grpo with train.reward=combined and "
@@ -144,25 +138,7 @@ def check_method(config: Config) -> None:
         unread["train.demonstrations"] = (
             "and nothing is replayed of this source: set train.demonstration_share, or leave it out"
         )
-    config.refuse(unread)
-
-
-# Of `train`, what every training could have and these don't.
-ELSEWHERE = ("pack", "push_to_hub", "teacher", "track")
-
-
-def check_command(config: Config, command: str) -> None:
-    """Raise ConfigError where a key is the user's own that `sft`, `value` or `prm` doesn't read."""
-    unread = {
-        f"train.{name}": f"which `train` reads and `{command}` doesn't: leave it out"
-        for name in ELSEWHERE
-    }
-    unread["train.student"] = f"and `{command}` begins with --model: name it there"
-    if config.train.sft_steps is not None:
-        unread["train.optimizer.epochs"] = (
-            f"and train.sft_steps is {config.train.sft_steps:,}: "
-            "set that to null, or leave the epochs out"
-        )
+    check_read(config, command="train", searches="yes")
     config.refuse(unread)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ..config.load import Config
+from ..config.load import Config, check_read
 from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
@@ -35,6 +35,7 @@ def load_models(
         verifier: who judges (None: as the networks say); with "none" a value guides the searches.
         prm, value: folders of networks, or None.
     """
+    check_read(config, command="serve", searches="yes")
     remote = config.engine.backend == "openai"
     if remote and (prm or value):
         raise ConfigError(
