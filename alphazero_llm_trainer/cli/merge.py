@@ -14,7 +14,7 @@ from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..files import sync_all
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, write_facts
+from ..policy.folders import ADAPTER_CONFIG, adapter_file, find_model, write_facts
 from .base import add_config_arguments, add_model, check_out, resolve, tell_loading
 
 
@@ -42,10 +42,10 @@ def add_merge(commands: Any) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     """Load base and adapter, add them up, write and perhaps upload."""
     adapter: Path = args.adapter
-    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
-        if not (adapter / name).is_file():
+    for file in (adapter / ADAPTER_CONFIG, adapter_file(adapter)):
+        if not file.is_file():
             raise CheckpointError(
-                f"--adapter {adapter} has no {name}: name an adapter that `train` wrote"
+                f"--adapter {adapter} has no {file.name}: name an adapter that `train` wrote"
             )
     config = resolve(args)
     if args.path is not None:  # the base's own weights

@@ -68,7 +68,7 @@ def configured(args: argparse.Namespace) -> Config:
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
-    check_least(1, eval_size=config.train.eval_size)
+    check_least(1, eval_size=config.train.eval_size, num=config.train.demonstrations)
     scratch = args.path is None and from_scratch(config)
     check_read(config, command="sft", searches="no", scratch="yes" if scratch else "no")
     with Folder(args.out).lock(), Progress(args.quiet) as progress:

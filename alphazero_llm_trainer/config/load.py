@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -46,7 +46,7 @@ SMALL = ("package", "scratch")  # paths of students that `sft` trains from scrat
 class Config(Section):
     place = ""
     seed: Seed
-    student: Annotated[str, Read("command!=vf-eval")]
+    student: str
     problems: ProblemsConfig
     engine: EngineConfig
     search: SearchConfig

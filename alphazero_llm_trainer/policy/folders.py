@@ -28,7 +28,7 @@ VALUE = "value"  # the folder, in a student's, of the value over its states that
 FACTS = "student.json"  # what a student's folder says of itself, beside what transformers reads
 ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 TEMPLATE = "chat_template.jinja"
-WEIGHTS = ("*.safetensors", "*.bin")
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # what transformers reads, the first kind
 LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
 
 log = logging.getLogger(__name__)
@@ -127,9 +127,7 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     shape = read_note(folder, "config.json")
     precision = shape.get("dtype", shape.get("torch_dtype"))
     half = precision in ("bfloat16", "float16")
-    # A folder may have its weights in two formats.
-    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)
-    size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
+    size = weight_bytes(folder)
     large = size >= LORA_FROM * (2 if half else 4) or "quantization_config" in shape
     adapter = facts.get("adapter", "lora" if large else "full")
     spec = {
@@ -203,7 +201,22 @@ def stored_bytes(source: str) -> int:
     folder = PACKAGED if source == "package" else Path(source)
     if not folder.is_dir() and (config := cached(source)) is not None:
         folder = config.parent
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return weight_bytes(folder)
+
+
+def weight_bytes(folder: Path) -> int:
+    """What the weights in a folder take. It may have them in two formats, and copies in files that
+    nothing reads, such as Mistral's consolidated.safetensors.
+    """
+    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)
+    return sum(file.stat().st_size for file in next(filter(None, kinds), ()))
+
+
+def adapter_file(folder: Path) -> Path:
+    """The file with an adapter's numbers: safetensors, or where there is none peft's older one."""
+    older = folder / "adapter_model.bin"
+    here = (folder / ADAPTER_FILE).is_file() or not older.is_file()
+    return folder / ADAPTER_FILE if here else older
 
 
 def cached(repository: str) -> Path | None:

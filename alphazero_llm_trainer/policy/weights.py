@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,12 +163,16 @@ def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file. Raises CheckpointError where it can't be read, StorageError where its
-    folder is gone.
+    """The tensors of a file, safetensors or PyTorch's (.bin), of which no code runs.
+
+    Raises CheckpointError where it can't be read, StorageError where its folder is gone.
     """
     try:
+        if path.suffix == ".bin":
+            tensors: dict[str, torch.Tensor] = torch.load(path, "cpu", weights_only=True)
+            return tensors
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UnpicklingError, RuntimeError) as error:
         if not path.parent.is_dir():
             raise StorageError(
                 f"{path.parent} was removed meanwhile: put it back, or start a new run"

@@ -29,7 +29,7 @@ from ..policy.adapters import (
     unusual,
 )
 from ..policy.critic import CARD, read_card
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, VALUE
+from ..policy.folders import ADAPTER_CONFIG, VALUE, adapter_file
 from ..policy.weights import load_tensors, load_weights, stored_dtypes
 
 TOKENS = 9  # of the check
@@ -119,7 +119,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
             if not isinstance(apart.base_model, BaseTuner):
                 raise ValueError("it changes no weights")
             taken = get_peft_model_state_dict(apart, save_embedding_layers=True)
-            ignored = sorted(load_tensors(adapter / ADAPTER_FILE).keys() - taken.keys())
+            ignored = sorted(load_tensors(adapter_file(adapter)).keys() - taken.keys())
             if ignored:
                 raise ValueError(f"the base has no place for {ignored[0]}")
             expected = sample(apart)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 
 from ..config.load import Config
 from ..config.sections import ModelShape
+from ..engine.device import text_config
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, wilson
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 SAMPLES = 8
 RATE = 2e-4  # of a student that goes on, where the configuration leaves it open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
+WORD = 60  # letters of a text in a message
 KEPT = "under-way"
 CONTEXT = 1024  # tokens, of a student from scratch
 
@@ -97,8 +101,8 @@ def supervise(
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
-    settings = planned(config, len(demonstrations), RATE)
-    rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
+    rows = learnable_rows(demonstrations, student, QUESTION_WEIGHT * scratch, progress)
+    settings = planned(config, len(rows), RATE)
     memory = MemoryOptions.of(config, student)
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = (each.model_dump(mode="json") for each in (settings, student.spec, config.search))
@@ -181,7 +185,7 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
 
 def worked_solutions(config: Config, source: Source) -> list[Task]:
     """The demonstrations. Raises DataError where a task has no worked solution."""
-    demonstrations = demonstrations_of(config, max(config.train.demonstrations, 1))
+    demonstrations = demonstrations_of(config, config.train.demonstrations)
     without = next((task.problem.id for task in demonstrations if not task.solution), None)
     if without is not None:
         raise DataError(
@@ -211,6 +215,51 @@ def sft_rows(
             weights = (question_weight,) * (len(completion) - len(weights)) + weights
         rows.append(TrainRow(tuple(prompt), tuple(completion), (), weights, kind="demonstration"))
     return rows
+
+
+def check_known(tasks: Iterable[Task], student: Student) -> None:
+    """Raise DataError for a question or worked solution with a text that the student's vocabulary
+    has no token for: it would learn to say that it doesn't know the word.
+    """
+    unknown, ends = student.tokenizer.unk_token_id, student.engine.eos_ids
+    if unknown is None or unknown in ends:  # a tokenizer of bytes, which knows all
+        return
+    for task in tasks:
+        for text in (task.problem.question, task.solution or ""):
+            if unknown not in student.encode(text):
+                continue
+            words = re.finditer(r"\S+\s*", text)
+            word = next(word[0] for word in words if unknown in student.encode(text[: word.end()]))
+            raise DataError(
+                f"source {task.problem.source}: {task.problem.id!r} has {word.strip()[:WORD]!r}, which the "
+                f"vocabulary of student {student.title} lacks: add it to the source's "
+                "vocabulary_texts, or take a student that knows it"
+            )
+
+
+def learnable_rows(
+    tasks: Sequence[Task], student: Student, question_weight: float, progress: Progress
+) -> list[TrainRow]:
+    """`sft_rows` of the tasks that the model has positions for; `progress` gets a line about the
+    others.
+
+    Raises DataError for a text that the vocabulary lacks, ConfigError where more than half of the
+    rows are too long.
+    """
+    check_known(tasks, student)
+    rows = sft_rows(tasks, student, question_weight)
+    most = getattr(text_config(student.model), "max_position_embeddings", None) or math.inf
+    lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
+    if len(kept) < len(rows):
+        said = (
+            f"{len(rows) - len(kept):,} of {len(rows):,} worked solutions don't fit the model, "
+            f"which reads {most:,} tokens: the longest has {max(lengths):,}, its question included"
+        )
+        if 2 * len(kept) < len(rows):
+            raise ConfigError(f"{said}; take another model, or source")
+        progress.say(f"{said}; they are left out")
+    return kept
 
 
 def new_student(

@@ -47,6 +47,12 @@ def prepare(config: Config) -> Prepared:
     # are the ones after them.
     replay = demonstrations_of(config, train.demonstrations if replayed(config) else 0)
     start = len(replay)
+    if start and not asked(source, "train", 1, start):
+        raise ConfigError(
+            f"train.demonstrations is {train.demonstrations:,} and source {source.name} has "
+            f"{start:,} training rows, of which none is left to ask: lower it, or set "
+            "train.demonstration_share=0"
+        )
     questions = tasks_of(config, "train", train.num_examples, start)
     if len(questions) < train.num_examples:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Supervised training on worked solutions: what weighs, what is kept, what is written."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tables import read_json
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
-from alphazero_llm_trainer.errors import ConfigError, TrainingError
+from alphazero_llm_trainer.errors import ConfigError, DataError, TrainingError
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.live import Progress
@@ -21,6 +22,7 @@ from alphazero_llm_trainer.runs.fit import Kept, fit, minibatches, planned
 from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.sft import (
     RATE,
+    learnable_rows,
     new_student,
     sft_rows,
     student_from_scratch,
@@ -87,6 +89,34 @@ def test_rows_weigh_question_and_answer_tokens(student):
     # The first token is never predicted.
     assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(worked)
     assert bare.prompt_ids == tuple(prompt) and bare.advantages == (1.0,) * len(worked)
+
+
+@pytest.mark.parametrize("field", ["question", "solution"])
+def test_a_text_that_the_vocabulary_lacks_is_named_before_training(student, field):
+    task = embedded.build("train", 0, 1)
+    if field == "question":
+        odd = replace(
+            task, problem=replace(task.problem, question=f"{task.problem.question} Brötchen")
+        )
+    else:
+        odd = replace(task, solution=f"{task.solution}\nBrötchen")
+    with pytest.raises(DataError, match=r"Brötchen.*vocabulary_texts"):
+        learnable_rows([task, odd], student, 0.0, Progress(quiet=True))
+    assert len(learnable_rows([task], student, 0.0, Progress(quiet=True))) == 1
+
+
+def test_rows_beyond_the_models_positions_are_left_out_or_refused(student, monkeypatch, capsys):
+    tasks = [embedded.build("train", i, 1) for i in range(8)]
+    rows = sft_rows(tasks, student)
+    lengths = sorted(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    assert lengths[0] < lengths[-2] < lengths[-1]
+    monkeypatch.setattr(student.model.config, "max_position_embeddings", lengths[-2])
+    kept = learnable_rows(tasks, student, 0.0, Progress())
+    assert len(kept) == len([n for n in lengths if n <= lengths[-2]]) < len(rows)
+    assert f"reads {lengths[-2]} tokens" in capsys.readouterr().err
+    monkeypatch.setattr(student.model.config, "max_position_embeddings", lengths[0] - 1)
+    with pytest.raises(ConfigError, match="worked solutions don't fit the model"):
+        learnable_rows(tasks, student, 0.0, Progress(quiet=True))
 
 
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(rows):

@@ -5,6 +5,7 @@ refused by their field.
 import asyncio
 import json
 import shutil
+from pathlib import Path
 
 import peft
 import pytest
@@ -30,7 +31,7 @@ from alphazero_llm_trainer.policy.adapters import (
 )
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
-from alphazero_llm_trainer.policy.weights import load_weights
+from alphazero_llm_trainer.policy.weights import load_tensors, load_weights
 from alphazero_llm_trainer.runs.merging import bare, merged, read_back
 
 IDS = (5, 3, 17, 8, 3, 40, 11)
@@ -242,6 +243,32 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     write_facts(adapter, "own", StudentModel(path=str(tmp_path / "base")), adapter=True)
     assert main(f"merge --adapter {adapter} --out {tmp_path / 'out'}".split()) == 0
     same(tmp_path / "out", expected, atol=1e-3, rtol=1e-3)
+
+
+def test_an_adapter_in_pytorchs_file_is_read_and_no_code_of_it_runs(tmp_path, capsys):
+    adapter, out = tmp_path / "adapter", tmp_path / "out"
+    expected, ran = made("lora", adapter, shipped()), tmp_path / "ran"
+    file, older = adapter / "adapter_model.safetensors", adapter / "adapter_model.bin"
+    torch.save(load_file(file), older)
+    file.unlink()
+    model = shipped()
+    load_adapter(model, adapter, POLICY)
+    merge = f"merge --adapter {adapter} --model embedded --out {out}".split()
+    assert main(merge) == 0
+    same(out, expected, atol=1e-3, rtol=1e-3)
+
+    class Code:
+        def __reduce__(self):
+            return (Path.touch, (ran,))
+
+    torch.save({"weight": Code()}, older)
+    with pytest.raises(CheckpointError, match="adapter"):
+        load_tensors(older)
+    with pytest.raises(CheckpointError, match="adapter"):
+        load_adapter(shipped(), adapter, POLICY)
+    shutil.rmtree(out)
+    assert main(merge) == 2 and not ran.exists()
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path):

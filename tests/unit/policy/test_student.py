@@ -42,7 +42,7 @@ from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
 from alphazero_llm_trainer.policy.critic import read_network
-from alphazero_llm_trainer.policy.folders import find_model
+from alphazero_llm_trainer.policy.folders import find_model, stored_bytes
 from alphazero_llm_trainer.policy.public_prm import load_public
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -347,6 +347,13 @@ def test_a_file_that_is_no_object_is_named(folder, name, text):
     (folder / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"^.*{folder}.* broken {name} .*$"):
         whole(folder)
+
+
+def test_copies_of_weights_are_not_counted(folder):
+    size = (folder / "model.safetensors").stat().st_size
+    for copy in ("consolidated.safetensors", "pytorch_model.bin"):
+        shutil.copy(folder / "model.safetensors", folder / copy)
+    assert stored_bytes(str(folder)) == size
 
 
 @pytest.mark.parametrize("way", ["bin", "shards", "an index that is out of date"])
