@@ -20,8 +20,8 @@ from torch import nn
 
 from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
-from .folders import ADAPTER_CONFIG, read_note
-from .weights import stored_dtypes
+from .folders import ADAPTER_CONFIG, adapter_file, read_note
+from .weights import load_tensors, stored_dtypes
 
 # Names of adapters; `value` and `prm` are those of critics.
 POLICY = "default"
@@ -207,7 +207,10 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
     trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
     try:
         with restored(model):
-            report = model.load_adapter(str(folder), adapter_name=name)
+            # transformers would take PyTorch's file for a model's
+            file = adapter_file(folder)
+            state = load_tensors(file) if file.suffix == ".bin" else None
+            report = model.load_adapter(str(folder), adapter_name=name, adapter_state_dict=state)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"adapter {folder} can't be loaded over this student: train it again"

@@ -110,6 +110,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
     Raises CheckpointError where peft can't merge it, or the sum says something else than the two
     apart.
     """
+    held = load_tensors(adapter_file(adapter))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", "Found missing adapter keys")
@@ -119,7 +120,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
             if not isinstance(apart.base_model, BaseTuner):
                 raise ValueError("it changes no weights")
             taken = get_peft_model_state_dict(apart, save_embedding_layers=True)
-            ignored = sorted(load_tensors(adapter_file(adapter)).keys() - taken.keys())
+            ignored = sorted(held.keys() - taken.keys())
             if ignored:
                 raise ValueError(f"the base has no place for {ignored[0]}")
             expected = sample(apart)
