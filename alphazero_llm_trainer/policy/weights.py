@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..errors import CheckpointError, StorageError
+from ..errors import CheckpointError, StorageError, first_line
 from ..files import put_in_place
 
 if TYPE_CHECKING:
@@ -178,5 +178,5 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
                 f"{path.parent} was removed meanwhile: put it back, or start a new run"
             ) from error
         raise CheckpointError(
-            f"{path} can't be read ({error}): restore it or train again"
+            f"{path} can't be read ({first_line(error)}): restore it or train again"
         ) from error
