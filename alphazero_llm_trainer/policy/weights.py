@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..errors import CheckpointError, StorageError, first_line
+from ..errors import CheckpointError, StorageError
 from ..files import put_in_place
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
             raise StorageError(
                 f"{path.parent} was removed meanwhile: put it back, or start a new run"
             ) from error
+        more = "it holds more than tensors" if isinstance(error, UnpicklingError) else error
         raise CheckpointError(
-            f"{path} can't be read ({first_line(error)}): restore it or train again"
+            f"{path} can't be read ({more}): restore it or train again"
         ) from error

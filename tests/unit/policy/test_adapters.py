@@ -268,7 +268,7 @@ def test_an_adapter_in_pytorchs_file_is_read_and_no_code_of_it_runs(tmp_path, ca
         load_adapter(shipped(), adapter, POLICY)
     shutil.rmtree(out)
     assert main(merge) == 2 and not ran.exists()
-    assert capsys.readouterr().err.count("\n") == 1
+    assert "error: " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_tokenizer_beside_an_adapter_is_the_merged_models(tmp_path):
