@@ -28,7 +28,7 @@ from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.runs.progress import show_round
-from alphazero_llm_trainer.types import STUDENT
+from alphazero_llm_trainer.types import STUDENT, StepCheck
 
 QUESTIONS = 24
 OVERRIDES = [
@@ -211,7 +211,7 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
         for node in range(ROOT + 1, len(tree)):
             right = rule.check_step(problem, [step.text for step in tree.steps(node)])
             assert (right is False) == (tree.verdict[node] == REJECTED)
-            assert tree.prm[node] == (None if right is None else float(right))
+            assert tree.prm[node] == (None if right is StepCheck.NOTHING else float(right))
             rejected += right is False
         assert not tree.rollouts  # nothing that was not judged
         for leaf in (leaf for leaf in tree.leaves() if tree.verdict[leaf] == "answer"):
