@@ -347,10 +347,11 @@ class BudgetConfig(Section):
 class TeachersConfig(Section):
     place = "teachers"
     read = ASKED
+    # See `load.with_tier`.
     tier: Annotated[
         Literal["none", "embedded", "free", "production", "local", "auto"],
         Read(SEARCHES, "command!=search,eval,serve"),
-    ]  # see `load.with_tier`
+    ]
     right: Annotated[NonNegative, BY_TEACHERS]
     wrong: Annotated[NonNegative, BY_TEACHERS]
     ask: Annotated[Literal["always", "uncertain", "failing"], BY_TEACHERS]
