@@ -247,6 +247,7 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
         {**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)
     ]
     drawn["history"] = tree["history"]
+    drawn["unread"] = tree.get("unread") or []
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
     return {

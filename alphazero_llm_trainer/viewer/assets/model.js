@@ -48,6 +48,7 @@ class Model {
     for (const name of ["parent", "token_ids", "logprobs", "text", "source", "direction", "V", "prior", "prm", "samples", "verdict", "reward", "hre", "pre"]) {
       this[name] = tree[name].slice();
     }
+    this.unread = tree.unread ?? []; // steps that the verifier could not check
     this.finalN = tree.N.slice();
     this.finalW = tree.W.slice();
     const ended = new Map(); // node -> a rollout of no tokens: a response that ended in the node itself

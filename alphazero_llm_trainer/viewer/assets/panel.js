@@ -26,6 +26,7 @@ class Panel {
     const title = node === 0 ? "The question (root)" : model.rollout(node) ? `Rollout from node ${model.parent[node]}` : `Node ${node}`;
     const chips = [`depth ${model.depth[node]}`, node > 0 ? model.source[node] : "", model.direction[node] === "none" ? "" : `asked for: ${model.direction[node]}`, model.chosen.has(node) ? (model.choiceRecorded ? "chosen path" : "most visited path") : ""];
     const rejected = model.children[node].filter((child) => child < model.born && model.verdict[child] === "rejected").length;
+    if (model.unread[node]) chips.push("couldn't be checked");
     if (rejected) chips.push(`${rejected} rejected below: each counts in Q as the state before it`);
     const made = chips.filter(Boolean).map((text) => make("span", { class: "chip" }, text));
     if (mark) made.push(make("span", { class: `chip ${mark}` }, `${VERDICTS[mark]?.[0] ?? ""} ${VERDICTS[mark]?.[1] ?? mark}`));
