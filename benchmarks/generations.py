@@ -9,6 +9,8 @@ many questions as take the same sampled and scored tokens (GRPO passes once over
 
 - alphazero: `train --config alphazero`, policy and value on the trees that both searched;
 - alphazero, Gumbel: Gumbel's improved policy is learnt, of trees that go on to their budget;
+- constant value: the same trees searched under a constant, while the value is trained all the same,
+  or its loss is left out too; expert iteration's tree, the default's;
 - adaptive RFT: chains from the root until one is right, within the same tokens a question;
 - step rejection: the same, but a rejected step alone is drawn again, and a chain that ends is the end;
 - RFT of eight: the right ones of eight samples; GRPO: those eight, by correctness.
@@ -67,6 +69,8 @@ from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 AZ, RFT, STEP = "alphazero", "adaptive RFT", "step rejection"
+UNGUIDED = f"train.method={ROOT / 'benchmarks' / 'unguided.py'}:UNGUIDED"
+CONSTANT = f"{UNGUIDED} search.select=best-first"
 SAME = "rewards.step_penalty=0 search.simulations=1000"
 SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
@@ -74,6 +78,11 @@ SAME += " search.budget_tokens=720"  # as alphazero's recipe
 ARMS = {
     AZ: Arm("alphazero", "", 5e-4, 410),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
+    "constant value": Arm("alphazero", CONSTANT, 5e-4, 410),
+    "constant value, its loss left out": Arm(
+        "alphazero", f"{CONSTANT} train.value_coefficient=0", 5e-4, 410
+    ),
+    "expert iteration's tree": Arm("expert_iteration", SAME, 5e-4, 520),
     RFT: Arm("expert_iteration", f"{SAME} search.select=restart", 5e-4, 520),
     STEP: Arm("expert_iteration", f"{SAME} search.enough_finished=1", 5e-4, 155),
     "RFT of eight": Arm("rft", "", 5e-4, 1240),
@@ -398,7 +407,8 @@ def ways(name: str) -> list[str]:
 
 def system(name: str) -> str:
     """How an arm's students answer best, by what they have."""
-    return PUCT if ARMS[name].method == "alphazero" else ADAPTIVE
+    guided = ARMS[name].method == "alphazero" and UNGUIDED not in ARMS[name].settings
+    return PUCT if guided else ADAPTIVE
 
 
 def warmths(seed: Seed, name: str, run: Path) -> dict[str, dict[float, float]]:

@@ -129,11 +129,11 @@ def bootstrap_over_seeds(
 
 
 def repeats(tasks: Sequence[Task]) -> list[int]:
-    """The group of each task, numbered from 0: tasks with one worked solution are one problem in
-    other words.
+    """The group of each task, numbered from 0: tasks with one question are one problem, and with
+    one worked solution one in other words.
     """
     numbers: dict[str, int] = {}
-    keys = (task.problem.id if task.solution is None else task.solution for task in tasks)
+    keys = (task.solution or task.problem.question for task in tasks)
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
