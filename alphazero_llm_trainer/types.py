@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -117,6 +117,12 @@ class Step:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
+
+
+def token_text(decode: Callable[[Sequence[int]], str], token: int) -> str:
+    """What a token adds to the text of another one: its leading space is kept."""
+    alone, twice = decode([token]), decode([token, token])
+    return twice[len(alone) :] if twice.startswith(alone) else alone
 
 
 def ids_of(steps: Iterable[Step]) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ def collect(
         student, config = model, with_context(resolved)
         if not isinstance(student, Student):
             student = load_student(config, path=folder, opening=opening(resolved), trained=False)
-        check_prompts(student, config, [task.problem.question for task in tasks])
+        check_prompts(student, [task.problem.question for task in tasks])
         collector = Collector(student, resolved, method_of(resolved.train.method), None)
         if value is not None:
             check_layer(value, resolved)

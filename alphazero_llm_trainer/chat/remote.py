@@ -15,8 +15,9 @@ from typing import Any
 
 from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
+from ..engine.admission import Capabilities
 from ..engine.completions import all_or_none, sample_seed
-from ..engine.protocol import Capabilities, Drawn, EngineStats, Limits
+from ..engine.protocol import Drawn, EngineStats, Limits
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking

@@ -6,20 +6,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import EngineError, RequestError
 from ..types import MIN_TEMPERATURE
 
 
-def check_request(request: Any, context: int, vocabulary: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine offers; asking for more raises `EngineError`."""
+
+    max_context: int  # prompt and response together, tokens
+    trainable: bool = True  # `set_policy` takes new weights
+    of_model: bool = False  # whether it is all that the model reads
+
+    @property
+    def limit(self) -> tuple[str, str]:
+        """What limits the context, for people, and what helps."""
+        if self.of_model:
+            return f"the model, which reads {self.max_context:,} tokens", "take another model"
+        return f"engine.max_context, which is {self.max_context:,}", "raise it"
+
+
+def check_request(request: Any, capabilities: Capabilities, vocabulary: int) -> None:
     """Raise EngineError for a `GenerateRequest` for nothing, RequestError for its prompt (see
     `check_tokens`) or temperature.
 
-    `context` is what prompt and response may have together, `vocabulary` the number of the model's
-    tokens.
+    `vocabulary` is the number of the model's tokens.
     """
-    check_tokens(request.prompt_ids, context, vocabulary, response=1)
+    check_tokens(request.prompt_ids, capabilities, vocabulary, response=1)
     if request.n < 1 or request.max_new_tokens < 1:
         raise EngineError(
             f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
@@ -38,16 +54,18 @@ def check_request(request: Any, context: int, vocabulary: int) -> None:
         )
 
 
-def check_tokens(tokens: Sequence[int], context: int, vocabulary: int, response: int) -> None:
+def check_tokens(
+    tokens: Sequence[int], capabilities: Capabilities, vocabulary: int, response: int
+) -> None:
     """Raise RequestError for a prompt that is empty, has no room for `response` tokens after it, or
     has unknown tokens.
     """
     if not tokens:
         raise RequestError("prompt is empty: give at least one token")
-    if len(tokens) + response > context:
+    if len(tokens) + response > capabilities.max_context:
+        limit, fix = capabilities.limit
         raise RequestError(
-            f"prompt has {len(tokens)} tokens, the context is {context}: "
-            "shorten the prompt or raise engine.max_context"
+            f"prompt has {len(tokens):,} tokens and doesn't fit {limit}: shorten the prompt, or {fix}"
         )
     check_ids(tokens, vocabulary)
 

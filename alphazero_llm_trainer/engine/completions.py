@@ -26,9 +26,10 @@ from typing import Any, TypeVar
 
 from ..errors import EngineError
 from ..types import Cost
+from .admission import Capabilities
 from .background import LoopThread
-from .device import text_config
-from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
+from .device import context_of, text_config
+from .protocol import Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .step_ends import StepEnds
 
 T = TypeVar("T")
@@ -146,7 +147,9 @@ class CompletionEngine(Engine):
             step_ends,
         )
         self.vocabulary = text_config(model).vocab_size
-        self.capabilities = Capabilities(context, trainable=trainable)
+        # A sequence that fills the context has one token more where it is scored.
+        whole = context_of(text_config(model), context + 2) < context + 2
+        self.capabilities = Capabilities(context, trainable, of_model=whole)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {}
         self.thread: LoopThread

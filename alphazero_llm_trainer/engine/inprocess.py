@@ -20,12 +20,12 @@ import torch
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
-from .admission import Door, check_tokens
+from .admission import Capabilities, Door, check_tokens
 from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import PrefixTree
-from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
+from .protocol import Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .queue_rows import Call, DecodingRow, Rider, RowForward
 from .sampling import DeviceSampler, Sampler
 from .schedule import Schedule
@@ -96,7 +96,8 @@ class InProcessEngine(Engine):
             dtype=dtype,
             device=weight.device,
         )
-        self.capabilities, self.vocabulary = Capabilities(context), shape.vocab_size
+        whole = context_of(shape, context + 1) == context
+        self.capabilities, self.vocabulary = Capabilities(context, of_model=whole), shape.vocab_size
         self.unknown = torch.tensor(unknown, dtype=torch.long, device=weight.device)
         self.max_batch = settings.rows(size * context, memory)
         self.forward = self._make_forward()
@@ -156,7 +157,7 @@ class InProcessEngine(Engine):
         if not self.valued:
             raise EngineError("the engine has no value head: give it one with set_value")
         for tokens in sequences:
-            check_tokens(tokens, self.capabilities.max_context, self.vocabulary, 0)
+            check_tokens(tokens, self.capabilities, self.vocabulary, 0)
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EngineError
 from ..types import Cost, Direction, Problem, Step
-from .admission import check_ids, check_request, check_tokens
+from .admission import Capabilities, check_ids, check_request, check_tokens
 from .step_ends import StepEnds
 
 if TYPE_CHECKING:
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prefix and of what follows it
 # (token ids, log-probabilities) of sequences
 Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What an engine offers; asking for more raises `EngineError`."""
-
-    max_context: int  # prompt and response together, tokens
-    trainable: bool = True  # `set_policy` takes new weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +136,13 @@ class Engine(ABC):
         tokens.
         """
         for request in requests:
-            check_request(request, self.capabilities.max_context, self.vocabulary)
+            check_request(request, self.capabilities, self.vocabulary)
         return await self._generate(requests, watch)
 
     async def score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
         for prefix, continuation in sequences:
-            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, len(continuation))
+            check_tokens(prefix, self.capabilities, self.vocabulary, len(continuation))
             check_ids(continuation, self.vocabulary)
         return await self._score(sequences)
 
@@ -163,7 +155,7 @@ class Engine(ABC):
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, 1)
+            check_tokens(prefix, self.capabilities, self.vocabulary, 1)
         return await self._topk(prefixes, k)
 
     @abstractmethod

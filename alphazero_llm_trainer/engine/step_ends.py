@@ -4,12 +4,14 @@ ids.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..grading.answers import is_final
+from ..types import token_text
 
 LINE = r"\n\s*\Z"  # some tokens hold a line end and the next line's indentation
 SENTENCE = r"(\n\s*|[.!?]['\")\]]*\s*)\Z"
@@ -113,14 +115,25 @@ def response_steps(
     return steps[:most], most is None or most >= len(steps)
 
 
+@functools.lru_cache
+def joins(tokenizer: Any) -> bool:
+    """Whether the texts of a tokenizer's tokens join to their whole text, and the tokens of lines
+    to those of their text: byte-level ones do, and the embedded student's. SentencePiece's have a
+    space before a text's first word, and none of it in the text of its tokens.
+    """
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return type(decoder).__name__ in ("ByteLevel", "Fuse")
+
+
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
     """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's
     text.
     """
     ids = sorted({*tokenizer.get_vocab().values()})  # with gaps, where a model's file has them
     texts = [""] * (ids[-1] + 1)
-    for i, text in zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True):
-        texts[i] = text
+    decode = functools.partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    for i in ids:
+        texts[i] = decode([i]) if joins(tokenizer) else token_text(decode, i)
     ending, goes_on = RULES[rule]
     pattern = re.compile(ending)
     return StepEnds(

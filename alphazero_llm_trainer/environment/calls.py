@@ -18,7 +18,7 @@ from ..engine.step_ends import response_steps
 from ..errors import EngineError
 from ..grading.answers import is_final
 from ..mcts.seeds import derive_seed
-from ..types import Continuation, Cost, Direction, Problem, Step, text_of
+from ..types import Continuation, Cost, Direction, Problem, Step, ids_of, text_of
 from .frozen import FrozenStudent
 
 NEEDS = (
@@ -183,7 +183,7 @@ class ChatSteps:
         line = text.rstrip("\n")
         final = is_final(line, text_of(steps))
         written = line if final else line + "\n"
-        ids = () if self.frozen is None else self.frozen.encode(written, final)
+        ids = () if self.frozen is None else self.frozen.encode(written, final, ids_of(steps))
         return Continuation(
             (Step(ids, (), written),), ended=final, source=source, direction=direction
         ), Cost()

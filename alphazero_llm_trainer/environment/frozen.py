@@ -43,11 +43,12 @@ class FrozenStudent:
         """
         return self.student.engine.capabilities.max_context - len(self.student.prompt_ids(question))
 
-    def encode(self, text: str, ended: bool) -> tuple[int, ...]:
-        """Token ids of `text` that somebody else wrote, with the end token where the response ended
-        there.
+    def encode(self, text: str, ended: bool, before: Sequence[int] = ()) -> tuple[int, ...]:
+        """Token ids of `text` that somebody else wrote after the tokens `before`, with the end token
+        where the response ended there.
         """
-        return (*self.student.encode(text), *((self.student.engine.eos_id,) if ended else ()))
+        end = (self.student.engine.eos_id,) if ended else ()
+        return (*self.student.encode_part(text, before), *end)
 
     async def perplexity_reward(
         self, problem: Problem, response: str, token_ids: Sequence[int] | None

@@ -272,7 +272,7 @@ class Evaluation(BaseModel):
         """
         name, longest = benchmark.name, context.settings.max_tokens
         questions = [task.problem.question for task in benchmark.tasks]
-        said = check_prompts(context.student, context.config, questions)
+        said = check_prompts(context.student, questions)
         if said is not None:
             progress.say(f"{name}: {said}")
         tasks = benchmark.tasks[:TRIED]

@@ -28,9 +28,10 @@ from transformers import get_scheduler
 from ..config.train import LARGE, OptimizerConfig
 from ..engine.device import release_cache, within_memory
 from ..errors import StorageError, TrainingError, first_line
+from ..policy.backend import GAP_MEAN
 from .losses import Figures
 from .methods.base import Objective
-from .models import MemoryOptions, checkpoint_layers, make_optimizer
+from .models import MemoryOptions, checkpoint_layers, make_optimizer, without_dropout
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
 from .rows import Minibatches, TrainRow
 from .scoring import Scorer, Scores, packing, score
@@ -89,7 +90,8 @@ class Learner:
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
         objective.autocast = self.autocast
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
-        self.updates, self.first_update, self.gap, self.began = 0, 0, 0.0, 0.0
+        self.updates, self.first_update, self.began = 0, 0, 0.0
+        self.gaps = list[float]()  # of the tokens of a round's first update, nats
         rows = settings.batch_size // ranks.size
         if memory.micro_batch is not None:
             rows = min(rows, memory.micro_batch)
@@ -99,8 +101,11 @@ class Learner:
         if self.sharded and memory.autocast:
             inner = inner.float()  # the optimiser's copy, in full precision
         self.alone = model is objective.critic  # a value network or a PRM
+        self.layers: Sequence[torch.nn.Module] = ()  # that are computed again
         if memory.checkpointing:
-            checkpoint_layers(inner.backbone if self.alone else inner)
+            self.layers = checkpoint_layers(inner.backbone if self.alone else inner)
+        for layer in self.layers if objective.importance else ():
+            without_dropout(layer)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
         self.pack = packing(model, "off" if self.sharded else objective.pack, self.device)
         scorer = inner if self.alone else Scorer(inner, objective.value)
@@ -126,7 +131,7 @@ class Learner:
 
     def begin(self, number: int, minibatches: Minibatches) -> dict[str, float]:
         """Round `number` trains on these rows. Returns figures of them."""
-        self.first_update, self.gap, self.began = self.updates, 0.0, time.perf_counter()
+        self.first_update, self.gaps, self.began = self.updates, [], time.perf_counter()
         return self.objective.begin(
             self, [row for rows in minibatches for row in shard(rows, self.ranks)], number
         )
@@ -135,17 +140,28 @@ class Learner:
         """Publish the round's weights; the learning rate then stands where `share`, of the run, has
         it.
 
-        Returns the seconds since `begin`, and the largest difference between the engine's
-        log-probability of a sampled token and the learner's, in nats, of any process.
+        Returns the seconds since `begin`, and the largest and the mean difference between the
+        engine's log-probability of a sampled token and the learner's, in nats. Raises TrainingError
+        where the mean is more than rounding: such rows are another policy's.
         """
         # A round that has few rows makes fewer updates: the schedule goes by rounds, or by tokens.
         while self.updates < round(share * self.planned):
             self.schedule.step()
             self.updates += 1
         self.publish()
-        gap = max(self.ranks.gather(self.gap))
         figures = {"update_seconds": time.perf_counter() - self.began}
-        return figures | ({"engine_logprob_gap": gap} if self.objective.importance else {})
+        gaps = [gap for some in self.ranks.gather(self.gaps) for gap in some]
+        if gaps:
+            mean = math.fsum(gaps) / len(gaps)
+            if not mean <= GAP_MEAN:
+                raise TrainingError(
+                    "the engine's log-probabilities of the tokens that it drew differ from the "
+                    f"learner's by {mean:.3g} nats in the mean ({GAP_MEAN} at most): set "
+                    "engine.dtype=float32 and train.precision=float32, and go on from the last "
+                    "checkpoint"
+                )
+            figures |= {"engine_logprob_gap": max(gaps), "engine_logprob_gap_mean": mean}
+        return figures
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -165,7 +181,10 @@ class Learner:
         parts = self.parts_of(shard(minibatch, self.ranks))
         self.count = len(parts)
         self.sums: dict[str, Any] = {}
-        self.scorer.train()
+        # The ratio is to what the engine computes, which has no dropout.
+        self.scorer.train(not self.objective.importance)
+        for layer in self.layers:
+            layer.training = True
         for i, part in enumerate(parts):
             with nullcontext() if i == self.count - 1 else self.accelerator.no_sync(self.scorer):
                 yield part
@@ -226,11 +245,8 @@ class Learner:
         if self.objective.importance and self.updates == self.first_update:
             # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this
             # forward's.
-            gap = (
-                scores.logprobs.detach()
-                - padded([row.old_logprobs for row in rows], scores.logprobs)
-            ).abs()
-            self.gap = max(self.gap, (gap * mask).max().item())
+            old = padded([row.old_logprobs for row in rows], scores.logprobs)
+            self.gaps += (scores.logprobs.detach() - old).abs()[mask > 0].tolist()
         return replace(scores, entropy=scores.entropy * mask)
 
     def score_under(self, scorer: Any, rows: Sequence[TrainRow]) -> Scores:

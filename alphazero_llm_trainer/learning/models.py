@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig as PeftLora
 from peft import inject_adapter_in_model
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
@@ -169,11 +170,32 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
         )
 
 
-def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Have the layers' activations computed again in the backward pass, whoever trains over
-    them.
+def checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Have the layers' activations computed again in the backward pass, whoever trains over them.
+    Returns the layers.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
+    # transformers 6 has the first name alone, versions before 5.24 the second.
+    names = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    enable: Any = next(filter(None, (getattr(model, name, None) for name in names)))
+    enable(RECOMPUTE)
+    return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def without_dropout(layer: torch.nn.Module) -> None:
+    """Have a layer, which is computed again where it is in training mode alone, compute what it
+    does in inference.
+    """
+    modes: list[bool] = []
+
+    def enter(layer: torch.nn.Module, _: Any) -> None:
+        modes.append(layer.training)
+        layer.training = False
+
+    def leave(layer: torch.nn.Module, *_: Any) -> None:
+        layer.training = modes.pop()
+
+    layer.register_forward_pre_hook(enter)
+    layer.register_forward_hook(leave, always_call=True)
 
 
 def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, cycle, pairwise
 from typing import Any, Literal
 
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
-from ..config.load import Config
 from ..config.sections import StudentModel
+from ..engine.step_ends import joins
 from ..errors import ConfigError, RequestError, first_line
 from ..grading.answers import marks_thinking
 from ..types import Opening, Problem, in_first_question
 from .folders import PACKAGED, TEMPLATE
 
 DATE = datetime.date(2024, 7, 26)  # of templates that tell the day: Llama's, so that prompts stay
-OPEN, CLOSED = "<think>", "\n\n</think>\n\n"
+OPEN, NO_THOUGHT = "<think>", "\n\n</think>\n\n"
+# A chat ends with the beginning of a response, in the middle of one, or with a response's end.
+Form = Literal["opened", "going on", "closed"]
+OPENED: Form = "opened"
+GOING_ON: Form = "going on"
+CLOSED: Form = "closed"
+ANSWER = "x7x"  # of a chat that shows what a template writes around one
 # What a template raises: its own refusal, a message that it doesn't show and is to go on from, a
 # variable that isn't there.
 REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
@@ -64,39 +71,85 @@ class Chat:
             if going_on:
                 texts[-1] = messages[-1]["content"]
             return (*opening, *self.encode("".join(texts)))
+        return tuple(self.encode(self.written(messages, GOING_ON if going_on else OPENED)))
+
+    def turn_ids(self, question: str, answer: str, end: int) -> tuple[int, ...]:
+        """Token ids of what the student's chat template writes of an `answer` after the prompt of
+        `question`, down to the token that is the turn's `end`; of the answer and that token where
+        there is no template, or it writes the answer otherwise than the prompt lets it.
+        """
+        if self.tokenizer.chat_template not in (None, packaged_template()):
+            prompt = self.prompt_ids(question)
+            chat = [*self.opening.messages(question), *turns(question, answer)]
+            whole = self.encode(self.written(chat, CLOSED))
+            ids = whole[len(prompt) :]
+            if tuple(whole[: len(prompt)]) == prompt and end in ids:
+                ids = ids[: ids.index(end) + 1]
+                if answer.strip() in self.decode(ids):
+                    return tuple(ids)
+        return (*self.encode_part(answer), end)
+
+    def turn_end(self) -> int:
+        """The token that ends a turn in the student's chat template, the tokenizer's end token
+        where it has none of its own.
+        """
+        tokenizer = self.tokenizer
+        marks = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        marks = marks - {tokenizer.bos_token_id} | {tokenizer.eos_token_id}
+        last, followed = (
+            [i for i in self.encode(self.frame(*more)[2]) if i in marks] for more in ((), ("?",))
+        )
+        # Behind the last turn there may be an end of the text, before a next one that one's mark.
+        both = [mark for mark, other in zip(last, followed, strict=False) if mark == other]
+        return next(iter(both[-1:] or last), tokenizer.eos_token_id)
+
+    def frame(self, *more: str) -> tuple[str, str, str]:
+        """The text of a short prompt, and what the student's chat template writes between it and a
+        response, and behind the response, where a question may follow.
+        """
         try:
-            text = self.whole(messages, going_on)
+            prompt = self.written(turns("?"))
+            whole = self.written(turns("?", ANSWER, *more), CLOSED)
+        except RequestError:
+            return "", "", ""
+        before, _, behind = whole.rpartition(ANSWER)
+        return prompt, before[len(prompt) :] if before.startswith(prompt) else "", behind
+
+    def written(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
+        """The text of a chat (see `chat_ids`) under the student's template."""
+        try:
+            text = self.whole(messages, form)
         except RequestError:
             if messages[0]["role"] != "system":
                 raise
-            text = self.whole(in_first_question(messages), going_on)
-        if going_on:
+            text = self.whole(in_first_question(messages), form)
+        if form == GOING_ON:
             last = messages[-1]["content"]
             # Templates trim a message's end, which the next token depends on.
             if not text.endswith(last):
                 text += last[len(last.rstrip()) :]
-        elif self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
-            text = text.rstrip() + CLOSED
-        return tuple(self.encode(text))
+        elif form == OPENED and self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
+            text = text.rstrip() + NO_THOUGHT
+        return text
 
-    def render(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
         """A chat as the student's template writes it."""
         return self.tokenizer.apply_chat_template(
             messages,
             tokenize=False,
-            add_generation_prompt=not going_on,
-            continue_final_message=going_on,
+            add_generation_prompt=form == OPENED,
+            continue_final_message=form == GOING_ON,
             enable_thinking=self.spec.thinking == "on",
             date_string=DATE.strftime("%d %b %Y"),
             strftime_now=DATE.strftime,
         )
 
-    def whole(self, messages: Sequence[Mapping[str, str]], going_on: bool) -> str:
+    def whole(self, messages: Sequence[Mapping[str, str]], form: Form) -> str:
         """`render`, with all messages in it. Raises RequestError where the template refuses them or
         leaves one out.
         """
         try:
-            text = self.render(messages, going_on)
+            text = self.render(messages, form)
         except REFUSALS as error:
             raise RequestError(
                 "the student's chat template refuses these messages "
@@ -119,26 +172,65 @@ class Chat:
         """What a response's text begins with that the template has put into the prompt: the mark
         that opens thinking.
         """
-        if self.tokenizer.chat_template is None or self.spec.thinking == "off":
+        if self.tokenizer.chat_template is None:
             return ""
-        return (
-            f"{OPEN}\n"
-            if self.render([{"role": "user", "content": "?"}]).rstrip().endswith(OPEN)
-            else ""
-        )
+        return f"{OPEN}\n" if self.written(turns("?")).rstrip().endswith(OPEN) else ""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` as it stands, no special tokens added."""
+        """Token ids of a whole `text` as it stands, no special tokens added."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def encode_part(self, text: str, before: Sequence[int] = ()) -> list[int]:
+        """Token ids of `text` in a response, after a line that the tokens `before` end, or at its
+        beginning: `decode_part` gives the text back. No special tokens are added.
+
+        A tokenizer may put a space before a text, and so may a chat template: the text is read
+        behind what stands before it, which is cut off then.
+        """
+        if joins(self.tokenizer):
+            return self.encode(text)
+        readings, anchors = [], [("\n", ""), ("\n", " "), ("", "")]
+        if not before and self.tokenizer.chat_template is not None:
+            prompt, lead, _ = self.frame()
+            anchors = [(prompt, lead), (prompt, ""), *anchors]
+        for anchor, between in anchors:
+            begun, whole = self.encode(anchor), self.encode(anchor + between + text)
+            if whole[: len(begun)] == begun:
+                readings.append(whole[len(begun) :])
+        same = (ids for ids in readings if self.decode_part(ids, before) == text)
+        return next(same, readings[0])
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens left out but for those that open and close
+        """The text of a whole sequence, special tokens left out but for those that open and close
         thinking.
         """
         hidden = not_shown(self.tokenizer)
         return self.tokenizer.decode(
             [i for i in token_ids if i not in hidden], clean_up_tokenization_spaces=False
         )
+
+    def decode_part(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text that `token_ids` add to that of the tokens `before`."""
+        return self.decode_parts(token_ids, [len(token_ids)], before)[0]
+
+    def decode_parts(
+        self, token_ids: Sequence[int], ends: Sequence[int], before: Sequence[int] = ()
+    ) -> list[str]:
+        """The texts of the parts of `token_ids` that end at these places, after the tokens `before`:
+        differences of whole texts, which join to the text of all.
+        """
+        if joins(self.tokenizer):
+            return [self.decode(token_ids[start:end]) for start, end in pairwise((0, *ends))]
+        texts = [self.decode([*before, *token_ids[:end]]) for end in (0, *ends)]
+        # A character is nothing, or several unknown ones, while a part of its bytes is there.
+        places = accumulate(map(len, texts), max)
+        return [texts[-1][start:end] for start, end in pairwise(places)]
+
+
+def turns(*texts: str) -> list[Mapping[str, str]]:
+    """A chat of these texts, a user's first."""
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
 @functools.lru_cache
@@ -148,7 +240,7 @@ def not_shown(tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i, token in added if token.special and not marks_thinking(token.content))
 
 
-def check_prompts(student: Any, config: Config, questions: Iterable[str]) -> str | None:
+def check_prompts(student: Any, questions: Iterable[str]) -> str | None:
     """A line on the questions whose prompts don't fit the student's context, or None where all do.
 
     Raises ConfigError where more than half of them don't.
@@ -164,9 +256,7 @@ def check_prompts(student: Any, config: Config, questions: Iterable[str]) -> str
             long.append(tokens)
     if not long:
         return None
-    limit, fix = f"engine.max_context, which is {context:,}", "raise it"
-    if context < config.engine.context:
-        limit, fix = f"the model, which reads {context:,} tokens", "take another model, or source"
+    limit, fix = student.engine.capabilities.limit
     said = (
         f"{len(long):,} of {count:,} questions don't fit {limit}: the longest has {max(long):,} "
         "tokens, and its response comes on top"

@@ -78,8 +78,9 @@ class EngineSteps(Prompts):
         ends = self.student.engine.step_ends
         lead, so_far = "" if before else self.lead, text_of(before)
         goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
-        for end in ends.parts(ids):
-            text = lead + self.student.decode(ids[start:end])
+        parts, known = ends.parts(ids), ids_of(before)
+        for end, part in zip(parts, self.student.decode_parts(ids, parts, known), strict=True):
+            text = lead + part
             steps.append(Step(ids[start:end], generated.logprobs[start:end], text))
             start, lead = end, ""
             if is_final(text, so_far):
@@ -99,15 +100,16 @@ class EngineSteps(Prompts):
         line = text.rstrip("\n")
         lead = "" if steps else self.lead
         final = is_final(line, lead or text_of(steps))
-        ids = self.student.encode(line if final else line + "\n")
+        before = ids_of(steps)
+        ids = self.student.encode_part(line if final else line + "\n", before)
         # A line that spells an end token or a chat's marks has none of them.
         special = set(self.student.tokenizer.all_special_ids)
         ids = [token for token in ids if token not in special]
         if final:
             ids = [*ids, self.student.engine.eos_id]
-        prefix = self.prompt_ids(problem) + ids_of(steps)
+        prefix = self.prompt_ids(problem) + before
         [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
-        step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode(ids))
+        step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode_part(ids, before))
         return Continuation((step,), ended=final, source=source, direction=direction), Cost(
             scored_tokens=len(ids), calls=1
         )

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..engine.protocol import Engine, Generated, GenerateRequest
+from ..engine.step_ends import joins
 from ..errors import ConfigError
 from ..grading.answers import is_final
 from ..types import Cost, Step
@@ -51,12 +52,19 @@ class EngineTokens(Prompts):
         self._parts = lru_cache(PARTS_KEPT)(self._ends.parts)
         self.text: Callable[[tuple[int, ...]], str] = lru_cache(TEXTS_KEPT)(student.decode)
 
+    def texts(self, token_ids: tuple[int, ...]) -> list[str]:
+        """The texts of a response's steps."""
+        ends = self._parts(token_ids)
+        if joins(self.student.tokenizer):  # each text is kept
+            return [self.text(token_ids[start:end]) for start, end in pairwise((0, *ends))]
+        return self.student.decode_parts(token_ids, ends)
+
     def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
         """A response cut into reasoning steps."""
-        ends = self._parts(token_ids)
+        places = pairwise((0, *self._parts(token_ids)))
         return [
-            Step(token_ids[start:end], logprobs[start:end], self.text(token_ids[start:end]))
-            for start, end in pairwise((0, *ends))
+            Step(token_ids[start:end], logprobs[start:end], text)
+            for (start, end), text in zip(places, self.texts(token_ids), strict=True)
         ]
 
     def verdict(self, response: tuple[int, ...]) -> str | None:
@@ -67,7 +75,7 @@ class EngineTokens(Prompts):
         ):
             return None
         begun = (0, *self._parts(response))[-2]
-        line = self.text(response[begun:])
+        line = self.texts(response)[-1]
         if "####" in line and is_final(line, self.text(response[:begun])):
             return "answer"
         return "ended" if ended else None
@@ -109,9 +117,9 @@ class EngineTokens(Prompts):
 
     def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
         ids, whole, begun = generated.token_ids, response + generated.token_ids, 0
-        for end in self._parts(whole):
-            line = self.text(whole[begun:end]) if len(response) < end < len(whole) else ""
-            if "####" in line and is_final(line, self.text(whole[:begun])):
+        for end, line in zip(self._parts(whole), self.texts(whole), strict=True):
+            new = len(response) < end < len(whole)
+            if new and "####" in line and is_final(line, self.text(whole[:begun])):
                 kept = end - len(response)
                 top = None if generated.top is None else generated.top[:kept]
                 return Generated(

@@ -18,7 +18,7 @@ from ..config.hub import ask_hub_or_cache
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
-from ..engine.device import GIB, device_memory, within_memory
+from ..engine.device import GIB, device_memory, tell_once, within_memory
 from ..engine.inprocess import InProcessEngine
 from ..engine.masks import FLEX
 from ..engine.protocol import Engine
@@ -69,6 +69,22 @@ TEXTS = (
     "Ana has 2 pens.\n\nShe buys 1,250 more: 20%?\n",
     "Äpfel für 3 €, 漢字\n",
 )
+# What a generation configuration may ask of samples beside a temperature and a nucleus, and where it
+# asks for nothing.
+UNUSED: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "bad_words_ids": [],
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "sequence_bias": {},
+    "guidance_scale": 1.0,
+    "stop_strings": [],
+}
 QUESTION = "How many apples are in 3 boxes of 14 apples?"  # of the checks at the start
 
 
@@ -106,9 +122,9 @@ class Student(Chat):
 
     def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
-        return self.prompt_ids(task.problem.question), (
-            *self.encode(task.solution or ""),
-            self.engine.eos_id,
+        question = task.problem.question
+        return self.prompt_ids(question), self.turn_ids(
+            question, task.solution or "", self.engine.eos_id
         )
 
 
@@ -400,38 +416,65 @@ def make_student(
         raise EngineError(
             f"student {name} has a tokenizer without an end-of-sequence token: set eos_token"
         )
+    engine: Any = None  # follows
+    student = Student(name, model, tokenizer, engine, spec, opening)
+    end = student.turn_end()
     ends: dict[str, Any] = {
-        "eos_id": tokenizer.eos_token_id,
-        "eos_ids": end_ids(model, tokenizer, name),
+        "eos_id": end,
+        "eos_ids": end_ids(model, tokenizer, name, end),
         "step_ends": step_ends(tokenizer, config.search.step),
     }
+    if source is not None:
+        tell_sampling(model, name)
     if source is None or config.engine.backend == "inprocess":
         unknown = unknown_ids(model, tokenizer)
-        engine = InProcessEngine(model, settings=config.engine, unknown=unknown, **ends)
-        return Student(name, model, tokenizer, engine, spec, opening)
+        student.engine = InProcessEngine(model, settings=config.engine, unknown=unknown, **ends)
+        return student
     from .backend import check_numerics, start_engine
 
-    served = start_engine(model, source, spec, config, tokenizer, **ends)
-    student = Student(name, model, tokenizer, served, spec, opening)
-    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION))}
+    student.engine = start_engine(model, source, spec, config, tokenizer, **ends)
+    numerics = check_numerics(student.engine, model, student.prompt_ids(QUESTION))
+    student.engine.facts |= {"numerics": numerics}
     return student
 
 
-def end_ids(model: Any, tokenizer: Any, name: str) -> frozenset[int]:
-    """All tokens that end a response: the tokenizer's, and those of the model's generation
-    configuration. Raises CheckpointError for one that the model hasn't.
+def tell_sampling(model: Any, name: str) -> None:
+    """Say what a model's generation configuration asks of samples that no engine here does: draws
+    are from the model's own distribution, whose log-probabilities training needs.
+    """
+    settings = getattr(model, "generation_config", None)
+    asked = {key: getattr(settings, key, None) for key in UNUSED}
+    said = [f"{key}={value}" for key, value in asked.items() if value not in (None, UNUSED[key])]
+    if said:
+        tell_once(
+            f"student {name}'s generation_config.json asks for {', '.join(said)}, which is left "
+            "out: samples are of the model's own distribution"
+        )
+
+
+def end_ids(model: Any, tokenizer: Any, name: str, end: int) -> frozenset[int]:
+    """All tokens that end a response: the tokenizer's, the chat template's `end`, and those of the
+    model's generation configuration; where it names others than the template's, that is said.
+    Raises CheckpointError for one that the model hasn't.
     """
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     others = named if isinstance(named, list) else [] if named is None else [named]
     words = model.config.get_text_config().vocab_size
-    for token in (tokenizer.eos_token_id, *others):
+    for token in (tokenizer.eos_token_id, end, *others):
         if type(token) is not int or not 0 <= token < words:
             raise CheckpointError(
                 f"student {name} ends responses with eos_token_id {token!r} (of its tokenizer, its "
                 f"generation_config.json or config.json), and its tokens are 0 to {words - 1}: "
                 "name one of these there, or leave it out"
             )
-    return frozenset({tokenizer.eos_token_id, *others})
+    if end not in (others or [tokenizer.eos_token_id]):
+        marks = [tokenizer.decode([i]) for i in (end, *others)]
+        tell_once(
+            f"student {name}'s chat template ends turns with {marks[0]!r} and its "
+            f"generation_config.json names {marks[1:]}: responses end at each, and training "
+            "teaches the first"
+        )
+    return frozenset({tokenizer.eos_token_id, end, *others})
 
 
 def unknown_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -69,7 +69,7 @@ def steps_of(response: str | list[str], student: Student) -> list[Ids]:
     for written in [response] if isinstance(response, str) else response:
         text = written.rstrip("\n")
         final = is_final(text.rpartition("\n")[2])
-        ids = tuple(student.encode(text if final else text + "\n"))
+        ids = tuple(student.encode_part(text if final else text + "\n", sum(steps, ())))
         ends = student.engine.step_ends.parts(ids) if isinstance(response, str) else [len(ids)]
         steps += [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         if final:

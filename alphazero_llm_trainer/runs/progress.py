@@ -34,6 +34,8 @@ def show_round(progress: Progress, line: dict[str, Any], name: str, compares: bo
         fewer = f" of {line['rows'] + line['rows_filled']} wanted"
     kl = line.get("teacher_kl")
     value += "" if kl is None else f"; KL to the teacher {kl:.3f} nats a token"
+    gap = line.get("engine_logprob_gap")
+    value += "" if gap is None else f"; engine and learner differ by {gap:.2g} nats at most"
     figures = (
         f"{name}: {line['solved']} of {line['questions']} questions have a right response{alike}; "
         f"mean reward {line['mean_reward']:.3f}{value}; {line['updates']} updates on "

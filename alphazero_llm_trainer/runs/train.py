@@ -91,7 +91,7 @@ class Run:
         guided = self.method.guided
         self.carried = carried_value(config, None, self.student)[1] if guided else None
         asked = [task.problem.question for task in self.prepared.questions]
-        if (long := check_prompts(self.student, config, asked)) is not None:
+        if (long := check_prompts(self.student, asked)) is not None:
             self.progress.say(long)
         self.adapter = config.train.adapter or self.student.spec.adapter
         if uses_fsdp():

@@ -92,7 +92,7 @@ class Worker:
         if config.engine.backend == "openai":
             asyncio.run(student.engine.server.greet())
         questions = [task.problem.question for task in self.job.tasks]
-        said = check_prompts(student, config, questions)
+        said = check_prompts(student, questions)
         if said is not None:
             log.warning(said)
         perplexity = None

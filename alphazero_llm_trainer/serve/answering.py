@@ -20,7 +20,7 @@ from ..mcts.tree import Tree
 from ..policy.engine_steps import drawing_cost
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
-from ..types import Cost, Problem
+from ..types import Cost, Problem, token_text
 from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
 from .text import TextReader, cut
 from .wire import DEADLINE, AnswerOutcome, WireToken
@@ -117,7 +117,9 @@ class Answerer:
             top_k=body.alternatives or 0,
             top_p=body.top_p,
         )
-        reader = TextReader(self.student.decode, body.stops, engine.eos_ids)
+        goes_on = isinstance(body, CompletionBody) or body.continue_final_message
+        before = prompt if goes_on else ()
+        reader = TextReader(self.student.decode, body.stops, engine.eos_ids, before)
         woken = asyncio.Event()
         watch = Watch(woken.set if body.stream or body.stops else None)
         drawing = asyncio.ensure_future(engine.generate([request], watch))
@@ -207,7 +209,10 @@ class Answerer:
         return tokens
 
     def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> WireToken:
-        others = [(self.student.decode([other]), max(value, LEAST_LOGPROB)) for other, value in top]
+        others = [
+            (token_text(self.student.decode, other), max(value, LEAST_LOGPROB))
+            for other, value in top
+        ]
         return WireToken(text, max(logprob, LEAST_LOGPROB), others)
 
     # -- a search ----------------------------------------------------------------------------------

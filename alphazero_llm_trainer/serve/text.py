@@ -25,6 +25,7 @@ class TextReader:
         decode: the student's.
         stops: strings that end the response; they are no part of it. The first in the text counts.
         silent: tokens that are no text: those that end a response.
+        before: tokens of a text that the response goes on from.
     """
 
     def __init__(
@@ -32,17 +33,18 @@ class TextReader:
         decode: Callable[[Sequence[int]], str],
         stops: Sequence[str] = (),
         silent: Collection[int] = (),
+        before: Sequence[int] = (),
     ) -> None:
         self.decode, self.stops, self.silent = decode, stops, silent
         self.text = ""
         self.stop: str | None = None
-        self.ids: list[int] = []
+        self.ids = [*before]
         self.pieces: list[str] = []  # what each token added
         self._seen = 0  # tokens of the response that were read
         self._shown = 0  # characters of the text that `delta` has returned
         self._before = 0  # what is new is decoded behind this token
-        self._at = 0  # the first token whose text is not known yet
-        self._known = ""  # the text of ids[_before:_at]
+        self._at = len(before)  # the first token whose text is not known yet
+        self._known = decode(before) if before else ""  # the text of ids[_before:_at]
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Take in what is new of the response's tokens so far. What comes after a stop string is

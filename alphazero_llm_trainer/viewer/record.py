@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..grading.answers import extract, normalize
+from ..types import token_text
 
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.
@@ -113,8 +114,6 @@ def pieces(
 ) -> dict[str, str]:
     """The text of every token of the record, as `pieces` of a record; `known` is filled, for use
     with further records.
-
-    A token's text is what it adds after another one, so that leading spaces are kept.
     """
     tree = record["tree"]
     columns = (
@@ -124,8 +123,7 @@ def pieces(
     )
     used = {token for column in columns for ids in column for token in ids}
     for token in used - known.keys():
-        alone, twice = decode([token]), decode([token, token])
-        known[token] = twice[len(alone) :] if twice.startswith(alone) else alone
+        known[token] = token_text(decode, token)
     return {str(token): known[token] for token in sorted(used)}
 
 

@@ -32,6 +32,7 @@ from transformers import (
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
+from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
 from alphazero_llm_trainer.eval.greedy import answer
@@ -41,6 +42,7 @@ from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
+from alphazero_llm_trainer.policy.chat import check_prompts
 from alphazero_llm_trainer.policy.critic import read_network
 from alphazero_llm_trainer.policy.folders import find_model, stored_bytes
 from alphazero_llm_trainer.policy.public_prm import load_public
@@ -463,6 +465,32 @@ def test_what_says_how_to_sample_is_saved_as_it_says_it(folder, tmp_path):
     saved = read_json(tmp_path / "saved" / "generation_config.json")
     assert (saved["temperature"], saved["top_p"], saved["do_sample"]) == (0.6, 0.9, True)
     assert "_from_model_config" not in saved
+
+
+@pytest.mark.parametrize("asked", CASES["samples"])
+def test_what_no_engine_does_of_it_is_named(folder, asked, caplog):
+    tell_once.cache_clear()
+    sampling(folder, **{"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.0} | asked)
+    whole(folder)
+    said = [line for line in caplog.messages if "generation_config.json asks for" in line]
+    assert len(said) == bool(asked)
+    for key, value in asked.items():
+        assert f"{key}={value}" in said[0] and "repetition_penalty=1.0" not in said[0]
+
+
+@pytest.mark.parametrize("context, limit", CASES["contexts"])
+def test_a_prompt_beyond_a_limit_names_that_limit(folder, context, limit):
+    student = load_student(mine(folder).changed(engine={"max_context": context}))
+    question = "Ana has 2 pens. " * 300
+    prompt = student.prompt_ids(question)
+    for ask in (
+        lambda: student.engine.generate([GenerateRequest(prompt)]),
+        lambda: student.engine.score([(prompt, prompt[:1])]),
+    ):
+        with pytest.raises(RequestError, match=limit):
+            asyncio.run(ask())
+    with pytest.raises(ConfigError, match=limit):
+        check_prompts(student, [question])
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
