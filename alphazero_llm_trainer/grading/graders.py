@@ -224,11 +224,13 @@ _BEGUN = re.compile(
 
 
 class ExactGrader(Grader):
-    """Any text: the same but for white space."""
+    """Any text: the same but for white space, and for tags where the gold answer has none."""
+
+    tagged = True
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. A response of one line is an answer."""
-        stated = answers.extract(response, strict=strict, words=True)
+        stated = answers.extract(response, strict, words=True, tagged=self.tagged)
         said = answers.spoken(response).strip()
         if stated is None and not strict and "\n" not in said:
             stated = said or None
@@ -240,7 +242,7 @@ class ExactGrader(Grader):
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`."""
-        return self.key(answer) == self.key(gold)
+        return self.key(gold) in (self.key(answer), self.key(answers.untagged(answer)))
 
     def key(self, answer: str) -> str:
         """What equal answers share."""
@@ -249,6 +251,8 @@ class ExactGrader(Grader):
 
 class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
+
+    tagged = False
 
     def compare(self, answer: str | None, gold: str) -> Grade:
         """See `Grader.compare`; F1 is its partial credit."""
@@ -269,6 +273,8 @@ class WordsGrader(ExactGrader):
 
 class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
+
+    tagged = False
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice
