@@ -330,17 +330,20 @@ _JOINT = re.compile(
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
     r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
-_CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
+_CHOICE = rf"(?:{_NOUNS})"
+_CORRECT = "|".join(filter(None, (language.correct for language in LANGUAGES.values())))
+_LINK = "|".join(language.link for language in LANGUAGES.values())
 _ONE_LETTER = re.compile(
-    rf"(?:(?:the|la|die)\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    rf"(?:(?:{ARTICLES})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
 # What a letter of its own counts or names.
-_LETTERED = re.compile(
-    rf"(?:{_CHOICE}|vitamin|hepatitis|type|plan|group|team|class|grade|part|figure|case|point)s?\b",
-    re.IGNORECASE,
+LETTERED = (
+    r"(?:options?|choices?|letter|answer|vitamins?|hepatitis|influenza|types?|plans?|groups?|teams?|class|grades?|parts?|figures?|cases?"
+    r"|points?|serie|model|section|appendix|schedule|exhibit|block|phase|side|room|gate|category|level|division|row|column)"
 )
+_LETTERED = re.compile(rf"{LETTERED}\b", re.IGNORECASE)
 _LETTERS = r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
 _END_OF_NAME = (
     r"(?![\w'’+#-])(?=\s*(?:[.,;:!?。，、)\]}\"]|$|\n)"
@@ -352,7 +355,8 @@ _NAMED = re.compile(
     r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
-    rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{ARTICLES})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]+\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
@@ -367,6 +371,9 @@ _DENIED = re.compile(
 _IS_WRONG = re.compile(
     r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
 )
+# `B. a dog` at the start of a line, and options in a row.
+_OPTION = re.compile(r"(?:[-*>]\s+)?[*_]*\(?([A-Z])(?:[).:\]]|\*\*)(?=[\s*])")
+_OPTIONS = re.compile(r"(?<![\w.])\(?([A-Z])[).:](?=\s)")
 _SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
@@ -537,6 +544,28 @@ def after_mark(response: str) -> str | None:
     return response[marks[-1].start(1) :].strip() or None if marks else None
 
 
+def extract_choice(text: str, strict: bool = False) -> str | None:
+    """The statement in `text` that names a choice, as written: what names none is passed over.
+    Where none does, the last line that names one; else what is stated, or a text of one line.
+    `strict` as in `extract`.
+    """
+    text = spoken(text)
+    rules = [(boxed, stated) for boxed, stated in _stated(text, strict) if stated]
+    for _, stated in rules:
+        for statement in reversed(stated):
+            if _choices(statement) is not None:
+                return statement
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not strict and all(boxed for boxed, _ in rules):
+        # One option, or all of them and then one of them again.
+        *listed, last = [mark[1] for line in lines if (mark := _OPTION.match(line))] or [""]
+        chosen = not listed or (last in listed and len({*listed}) == len(listed))
+        for line in reversed(lines):
+            if letter(line) and (chosen or not _OPTION.match(line)):
+                return line
+    return rules[0][1][-1] if rules else (lines[0] if len(lines) == 1 and not strict else None)
+
+
 def letter(statement: str) -> str | None:
     """The choice that a statement names, in upper case, or None where it names none, or several.
 
@@ -544,19 +573,27 @@ def letter(statement: str) -> str | None:
     word such as "option" or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do
     `A cat`, `Vitamin C` and `I think`.
     """
+    named = _choices(statement) or ()
+    return named[0] if len(named) == 1 else None
+
+
+def _choices(statement: str) -> list[str] | None:
+    """The choices that a statement names, less those that it denies; None where it has neither."""
     text = _strip(_plain(_TAGS.sub("", statement)))
     text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{_SMILE}", "", text)
     whole = _ONE_LETTER.fullmatch(text)
     if whole:
-        return whole[1].upper()
+        return [whole[1].upper()]
+    if {"A", "B"} <= {label[1] for label in _OPTIONS.finditer(text)}:
+        text = _OPTIONS.sub(" ", text)  # all of them are listed
     denied = [letter for names in _DENIED.finditer(text) for letter in _standing(names[1])]
     denied += [name[1] for name in _IS_WRONG.finditer(text)]
     named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
     for names in _SEVERAL.finditer(text):
         several = _standing(names[0])
         named += several if len(several) > 1 else []
-    left = dict.fromkeys(name for name in named if name not in denied)
-    return next(iter(left)) if len(left) == 1 else None
+    left = [name for name in dict.fromkeys(named) if name not in denied]
+    return left if named or denied else None
 
 
 def _standing(text: str) -> list[str]:

@@ -52,7 +52,8 @@ _FORMULA = re.compile(
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
+_ARTICLES = re.compile(rf"(?P<kept>\b{answers.LETTERED}\s+a\b)|\b(?:a|an|the)\b(?=\s+\S)")
 _BASES = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 )
@@ -80,12 +81,32 @@ _FOLDED = (
     str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"})
     | answers.DASHES
 )
-# Between digits, before a number, after a letter (C++, A-): there punctuation changes what is
-# meant.
-_MARKS = re.compile(
-    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
-    r"|(?<=\w)[+#]+(?!\w)|(?<=\b[a-z])-(?!\w))|[^\w\s]|_"
+# Two ways of writing one mark.
+_TWINS = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\^\{([^{}]*)\}", r"^\1"),
+        (r"<[-=]+>", "↔"),
+        (r"[-=]+>|[⇒⟶➜]", "→"),
+        (r"<=", "≤"),
+        (r">=", "≥"),
+        (r"!=|=/=", "≠"),
+        (r"\s&+\s|(?<=\b[a-z])&+(?=[a-z]\b)", " and "),
+        (r"(?<=\d)\s?×\s?(?=\d)", "x"),
+        (r"(?<!\S)[~+](?=[$€£]?\.?\d)|^\|\s|\s\|$", ""),
+        (r"^<([^<>]*)>$", r"\1"),
+    )
 )
+# Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
+# changes what is meant. Signs of mathematics always do.
+_MARKS = re.compile(
+    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
+    r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
+    r"|(?<=\b[a-z])(?:'+(?=\()|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
+)
+_JOINED = re.compile(r"\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
+# What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
+_ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
 _LABEL = re.compile(
     r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
     r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
@@ -266,6 +287,11 @@ class WordsGrader(ExactGrader):
         f1 = word_f1(answer, gold)
         return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
+    def same(self, answer: str, gold: str) -> bool:
+        """See `Grader.same`. Brackets around numbers or variables are one kind, or in one alone."""
+        ends = {_ENDS.sub(r"\1\2", text.strip()) for text in (answer, gold) if _ENDS.fullmatch(text)}
+        return super().same(answer, gold) and len(ends) < 2
+
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
         return normalize_words(answer)
@@ -274,16 +300,9 @@ class WordsGrader(ExactGrader):
 class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
 
-    tagged = False
-
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice
-        is the answer."""
-        stated = super().final_answer(response, strict)
-        if stated is None and not strict:
-            lines = answers.spoken(response).splitlines()
-            stated = next((line.strip() for line in reversed(lines) if answers.letter(line)), None)
-        return stated
+        """See `Grader.final_answer`. What names no choice is no answer beside what names one."""
+        return answers.extract_choice(response, strict)
 
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
@@ -359,18 +378,21 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = re.sub(r"\^\{([^{}]*)\}", r"^\1", answers.unglued(_TEXT.sub(r"\1", text)))
+    text = answers.unglued(_TEXT.sub(r"\1", text))
+    for pattern, new in _TWINS:
+        text = pattern.sub(new, text)
     text = unicodedata.normalize("NFKD", text.casefold())
-    text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
+    text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = re.sub(r"(?<=\b[a-z])\.\s*(?=[a-z]\b)", "", text)  # J. K. and J.K. are JK
-    text = _MARKS.sub(_meant, text)
-    return " ".join(_ARTICLES.sub(" ", text).split() or text.split())
+    said = _JOINED.sub(r"\1\2", _MARKS.sub(_meant, text))
+    return " ".join(_ARTICLES.sub(_meant, said if re.search(r"\w", said) else text).split())
 
 
 def _meant(mark: re.Match[str]) -> str:
     """The mark, or nothing where it changes nothing that is meant."""
-    return mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else ""
+    category = unicodedata.category(mark[0][0])
+    return mark[0] if mark["kept"] or category == "Sm" or category[0] not in "CPSL" else ""
 
 
 def word_f1(answer: str, gold: str) -> float:
