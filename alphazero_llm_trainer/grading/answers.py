@@ -152,19 +152,24 @@ _CHANGES = re.compile(
 )
 # five (5)
 _IN_WORDS = re.compile(
-    rf"\b((?:(?:{'|'.join(NUMBERS)}|hundred|thousand|million|billion|and)\b[ -]?){{1,12}})\(\s*([{_MONEY}]?\s*({_DECIMAL})[^()]*)\)",
+    rf"\b((?:(?:{'|'.join(NUMBERS)}|hundred|thousand|million|billion|and)\b[ -]?){{1,12}})"
+    rf"\(\s*([{_MONEY}]?\s*({_DECIMAL})[^()]*)\)",
     re.IGNORECASE,
 )
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(
     r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE
 )
+
+
 def _phrase(language: Language) -> str:
     """What says in a language that the answer follows."""
     letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?![\w'’]))"
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
     if not language.spaced:
-        return rf"(?:{language.answer})(?:{language.correct or '(?!)'})?(?:{language.link})?\s*[:：]?"
+        return (
+            rf"(?:{language.answer})(?:{language.correct or '(?!)'})?(?:{language.link})?\s*[:：]?"
+        )
     return (
         rf"(?:{language.answer})(?:\s+(?:{language.correct or '(?!)'})(?!\w)|\s+(?:to|for)\s[^.:\n]{{1,80}}?)?"
         rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
@@ -239,7 +244,8 @@ _NAME_ALONE = re.compile(
 # A key of JSON, and its text, its list or its number.
 _NOUNS = "|".join(f"{language.answer}|{language.option}" for language in LANGUAGES.values())
 _JSON = re.compile(
-    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_NOUNS}|ans)(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
+    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_NOUNS}|ans)"
+    r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
     r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[?([^\s\[\]{}\"',][^\[\]{}\n,]*|(?<=\[)[^\[\]{}]*))",
     re.IGNORECASE | re.DOTALL,
 )

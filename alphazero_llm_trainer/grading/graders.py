@@ -39,6 +39,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from . import answers
+from .languages import FUNCTIONS, GREEK, NUMBERS
 from .math_verifier import Request, shared_verifier
 
 LETTERS = string.ascii_uppercase  # of choices
@@ -48,16 +49,23 @@ KINDS = {"numbers": "numbers", "choice": "letters of choices", "math": "formulas
 _LATEX = re.compile(r"\\|\^|_\{|\$")
 # `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
 _FORMULA = re.compile(
-    r"(?!.*[a-z]{3})(?=.*[a-z])[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
+    r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
+    r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
+    r"|-?[\d.]+[xyzni]|[\w()+*/-]*[\d)]!)"
+    r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
+)
+_FUNCTION = re.compile(
+    rf"(?<![a-zA-Z])(?:(?:{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs)(?= ?[(\d*/^+-])|(?<=[\d*/^+(-]){GREEK.join(('(?:', ')'))}"
+    rf"|(?:{FUNCTIONS})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
+)
+# Signs that words don't have.
+_SIGNS = re.compile(
+    "(?!.*[^\\W\\d_]{3})(?!.*[⁺⁻]).*[π∞√∛∜≤≥≠≈±∓∪∩∈∉⊂⊆∅ℝℤℚℕℂ∑∫∂∇∧∨¬×÷·²³⁴-⁹ⁿθαβγδλσφω]", re.DOTALL
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 # An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
 _ARTICLES = re.compile(rf"(?P<kept>\b{answers.LETTERED}\s+a\b)|\b(?:a|an|the)\b(?=\s+\S)")
-_BASES = (
-    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-)
-BASES = {name: str(base) for base, name in enumerate(_BASES.split(), 2)}
 NOTATIONS = {"binary": "2", "octal": "8", "decimal": "10", "hexadecimal": "16", "hex": "16"}
 # 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
 _BASE = re.compile(
@@ -71,6 +79,14 @@ _NO_BASE = re.compile(
 # What may stand before a pair, and before a set or an interval.
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
 _NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
+_APART = re.compile(r",|;|\\q?quad\b|\\(?:text|mbox)\s*\{\s*,?\s*and\s*\}|\band\b|\\land\b|\\{2}")
+_GIVEN = re.compile(r"[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?:([ap])m)?")
+_TRANSPOSED = re.compile(r"\(([a-zA-Z]+)\)\^T")
+_DROPPED = re.compile(
+    r"[a-zA-Z)]'+(?![a-zA-Z])|(?:[a-zA-Z](?:\^-1)?)*[a-zA-Z)]\^T(?:[a-zA-Z](?:\^T|\^-1)?)*"
+    r"|\\[dt]?frac(?:d|\\partial)[a-zA-Z]?(?:d|\\partial)[a-zA-Z]"
+)
 _PERCENT = re.compile(r"%|per ?cent")
 FLOAT_DIGITS = 7  # of a decimal that is a float written out, at least
 DOUBLE_DIGITS = 15  # of one of 64 bits
@@ -219,6 +235,7 @@ class MathGrader(Grader):
                 stated, gold = map(_written_out, _same_kind(answer, written))
                 if not _TUPLE.match(gold):
                     stated = _TUPLE.sub("", stated)
+                stated, gold = _in_order(stated, gold)
                 verdict = _without_math_verify(stated, gold)
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
@@ -289,7 +306,9 @@ class WordsGrader(ExactGrader):
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`. Brackets around numbers or variables are one kind, or in one alone."""
-        ends = {_ENDS.sub(r"\1\2", text.strip()) for text in (answer, gold) if _ENDS.fullmatch(text)}
+        ends = {
+            _ENDS.sub(r"\1\2", text.strip()) for text in (answer, gold) if _ENDS.fullmatch(text)
+        }
         return super().same(answer, gold) and len(ends) < 2
 
     def key(self, answer: str) -> str:
@@ -348,7 +367,9 @@ def kind_of(gold: str) -> str:
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")):
+    plain = _FUNCTION.sub("π", gold.strip(" ."))
+    signs = _SIGNS.match(plain) and answers.gold_number(gold) is None
+    if _LATEX.search(gold) or signs or _FORMULA.fullmatch(plain):
         return "math"
     parts = re.split(r",\s*", gold)
     listed = len(parts) > 1 and all(kind_of(part) in ("numbers", "math") for part in parts)
@@ -466,11 +487,94 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
         return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
     if answers.equal(answer, gold):
         return Verdict.CORRECT
+    told, wanted_time = _time(answer), _time(gold)
+    if told and wanted_time:
+        return Verdict.CORRECT if _same_time(told, wanted_time) else Verdict.WRONG
+    ratio, wanted_ratio = _ratio(answer), _ratio(gold)
+    if ratio != wanted_ratio:
+        return Verdict.WRONG
+    if _dropped_marks(answer, gold) != _dropped_marks(gold, answer):
+        return Verdict.WRONG
     based, wanted_base = _in_base(answer), _in_base(gold)
     if based is not None and (wanted_base is not None or based[1] != "10"):
         return Verdict.CORRECT if based == wanted_base else Verdict.WRONG
     # math-verify reads a set as a pair, or as an interval.
     return Verdict.WRONG if {_brackets(answer), _brackets(gold)} == {"set", "pair"} else None
+
+
+def _in_order(answer: str, gold: str) -> tuple[str, str]:
+    """An answer and a gold answer, where one gives values to several names as tuples in the order of
+    the names; three or more terms of a ratio as tuples."""
+    pair = (answer, gold)
+    values = [_assigned(text) for text in pair]
+    if not any(values):
+        return answer, gold
+    if all(values):
+        names = {*values[0]} | {*values[1]}  # type: ignore[misc]  # both are there
+        if any(set(value or ()) != names for value in values):
+            return answer, gold
+    ordered = []
+    for text, value in zip(pair, values, strict=True):
+        if value:
+            text = ", ".join(value[name] for name in sorted(value))  # noqa: PLW2901
+        ordered.append(text if _brackets(text) == "pair" else f"({text})")
+    return ordered[0], ordered[1]
+
+
+def _assigned(text: str) -> dict[str, str] | None:
+    """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else None."""
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|\$", "", text).strip(" .")
+    if _TUPLE.match(text):
+        left, _, right = text.partition("=")
+        names, parts = re.findall("[a-zA-Z]", left), right.strip()[1:-1].split(",")
+    else:
+        named = [_GIVEN.fullmatch(part.strip()) for part in _APART.split(text)]
+        if not all(named):
+            return None
+        names = [part[1] for part in named if part]
+        parts = [part[2] for part in named if part]
+    several = 1 < len(names) == len({*names}) == len(parts)
+    return dict(zip(names, parts, strict=True)) if several else None
+
+
+def _time(text: str) -> tuple[int, int, str] | None:
+    """Hours, minutes and the half of the day that a time of day names, else None."""
+    time = _CLOCK.fullmatch(re.sub(r"[\s{}$.~]|\\(?:text|mathrm|mbox|,|;|:|!| )", "", text).lower())
+    return time and (int(time[1]), int(time[2]), time[3] or "")
+
+
+def _same_time(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+    """Whether two times of day are the same; where one names no half of the day, its own may be
+    either."""
+    if bool(one[2]) != bool(other[2]) and max(one[0], other[0]) <= 12:
+        return one[:2] == other[:2]
+    return (
+        len({(hour % 12 + 12 * (half == "p" or hour > 12), m) for hour, m, half in (one, other)})
+        == 1
+    )
+
+
+def _ratio(text: str) -> list[Fraction] | None:
+    """The terms of a ratio of three numbers or more, in shares of their sum; None of another
+    text."""
+    terms = [answers.number(term) for term in text.strip(" $.").split(":")]
+    if len(terms) < 3 or None in terms or not any(terms):
+        return None
+    whole = sum(term for term in terms if term)
+    return [term / whole for term in terms if term is not None]
+
+
+def _dropped_marks(text: str, other: str) -> list[str]:
+    """What `text` has of the marks that math-verify drops: primes, transposes with the product that
+    they stand in, derivatives; of a side that has a name alone where `other` has one side."""
+    if "=" not in other:
+        text = text.rpartition("=")[2]
+    text = re.sub(r"\^?\{?\\prime(?![a-z])|′", "'", text)
+    text = re.sub(r"\\(?:top|intercal)(?![a-z])|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\}", "T", text)
+    text = re.sub(r"[\s{}$]|\\(?:left|right|cdot|,)", "", text)
+    text = re.sub(r"\bd([a-z])/d([a-z])", r"\\fracd\1d\2", text)
+    text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
+    return sorted(_DROPPED.findall(text))
 
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:
@@ -492,7 +596,7 @@ def _in_base(text: str) -> tuple[str, str] | None:
     if number is None:
         return None
     digits, named = number[1].upper().lstrip("0"), (number[2] or number[3]).lower()
-    base = (BASES | NOTATIONS).get(named, named)
+    base = str(NUMBERS.get(named) or NOTATIONS.get(named, named))
     largest = int(base) if base.isdigit() else 10
     if any(letter.isalpha() and int(letter, 36) >= largest for letter in digits):
         return None  # a_1 is a term

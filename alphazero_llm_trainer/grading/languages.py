@@ -234,20 +234,24 @@ ARTICLES = "the|la|el|le|il|die|der|das|de|het|η|το|(?-i:[ao])"
 SCALES = {
     12: "dozen dozens doz dutzend douzaine douzaines docena docenas dúzia dúzias dozzina dozzine дюжина дюжины",
     10**2: "hundred hundreds hundert cientos सौ",
-    10**3: "thousand thousands tausend tsd mille mil mila duizend tusen tisíc tisíce tysiąc tysiące tysięcy tys mii"
+    10
+    ** 3: "thousand thousands tausend tsd mille mil mila duizend tusen tisíc tisíce tysiąc tysiące tysięcy tys mii"
     " tuhat tuhatta χιλιάδες тысяча тысячи тысяч тыс тисяча тисячі тисяч тис nghìn ngàn bin ribu elfu ألف آلاف الف"
     " हज़ार हजार হাজার వేలు వేల వెయ్యి",
     10**5: "lakh lakhs lac lacs लाख লাখ লক্ষ లక్ష లక్షల లక్షలు",
-    10**6: "million millions mio mln millionen millón millon millones milhão milhao milhões milhoes milione milioni"
+    10
+    ** 6: "million millions mio mln millionen millón millon millones milhão milhao milhões milhoes milione milioni"
     " miljoen miljon miljoner milion miliony milionów milionů milioane miljoona miljoonaa εκατομμύριο εκατομμύρια"
     " миллион миллиона миллионов млн мільйон мільйони мільйонів triệu milyon juta مليون ملايين मिलियन মিলিয়ন"
     " మిలియన్ mílíọ̀nù",
     10**7: "crore crores करोड़ কোটি కోటి కోట్ల కోట్లు",
-    10**9: "billion billions bn mrd mlrd mld milliarde milliarden milliard milliards miliardo miliardi miljard"
+    10
+    ** 9: "billion billions bn mrd mlrd mld milliarde milliarden milliard milliards miliardo miliardi miljard"
     " miljarder miliard miliardy miliardů miliardów miliarde miljardi miljardia bilhão bilhões bilhoes"
     " δισεκατομμύρια миллиард миллиарда миллиардов млрд мільярд мільярди мільярдів tỷ tỉ milyar miliar bilioni"
     " مليار مليارات अरब बिलियन",
-    10**12: "trillion trillions billionen billón billones trilhão trilhões триллион триллиона триллионов triliun",
+    10
+    ** 12: "trillion trillions billionen billón billones trilhão trilhões триллион триллиона триллионов triliun",
     10**15: "quadrillion",
 }
 # The same of scripts that set no spaces; but 千米 is a kilometre, 百分 per cent, 兆瓦 a megawatt.
@@ -268,9 +272,7 @@ SIGNS = (
     "|سالب|ناقص|ऋण|ऋणात्मक|माइनस|মাইনাস|ঋণাত্মক|మైనస్|ఋణ|отрицательн[^ ]*"
 )
 JOINED_SIGNS = "负|負|零下|氷点下|マイナス|마이너스|영하|ลบ"
-ZEROS = (
-    "0|zero|null|cero|zéro|lo zero|нуля|nul|noll|zera|nulou|nollan|(?:το )?μηδέν|nol|sifuri|صفر|الصفر|không|ศูนย์"
-)
+ZEROS = "0|zero|null|cero|zéro|lo zero|нуля|nul|noll|zera|nulou|nollan|(?:το )?μηδέν|nol|sifuri|صفر|الصفر|không|ศูนย์"
 BELOW = (
     "below|under|unter|bajo|sous|(?:en |au-)dessous de|sotto|abaixo de|por debajo de|ниже|нижче|onder|poniżej|pod|sub|alle"
     "|κάτω από|di bawah|chini ya|تحت|dưới|ต่ำกว่า"
@@ -278,18 +280,17 @@ BELOW = (
 # "Zero" in front of a number that lies below it (शून्य से 4 नीचे, sıfırın altında 4).
 ZEROS_BEFORE = "शून्य|শূন্য|సున్నా|sıfırın|সূন্য"
 
-NUMBERS = {
-    word: number
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-        " seventeen eighteen nineteen".split()
-    )
-} | {
-    word: 10 * ten
-    for ten, word in enumerate(
-        "twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2
-    )
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBERS = {word: number for number, word in enumerate(_ONES.split())} | {
+    word: 10 * number for number, word in enumerate(_TENS.split(), 1)
 }
+# What formulas in plain text name.
+FUNCTIONS = "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|sec|csc|cot|log|ln|exp"
+GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|pi|rho|sigma|tau|phi|psi|omega"
 
 _TAG = (
     "(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think|antthinking|longcat_think"
