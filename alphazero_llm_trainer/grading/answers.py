@@ -64,7 +64,7 @@ SHORT = 5  # letters of a word that a full stop shortens, at most
 SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 FACTORS = {
-    unicodedata.normalize("NFKC", word): factor
+    unicodedata.normalize("NFKC", word).casefold(): factor
     for scales in (SCALES, JOINED_SCALES)
     for factor, words in scales.items()
     for word in words.split()
@@ -164,14 +164,14 @@ _HEADING = re.compile(
 
 def _phrase(language: Language) -> str:
     """What says in a language that the answer follows."""
-    letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?![\w'’]))"
+    letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?!\w|['’]s\b))"
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
     if not language.spaced:
         return (
             rf"(?:{language.answer})(?:{language.correct or '(?!)'})?(?:{language.link})?\s*[:：]?"
         )
     return (
-        rf"(?:{language.answer})(?:\s+(?:{language.correct or '(?!)'})(?!\w)|\s+(?:to|for)\s[^.:\n]{{1,80}}?)?"
+        rf"(?:{language.answer})(?:\s+(?:{language.correct or '(?!)'})(?!\w))?"
         rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
     )
 
@@ -242,11 +242,11 @@ _NAME_ALONE = re.compile(
     rf"(?>(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*))[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
 # A key of JSON, and its text, its list or its number.
-_NOUNS = "|".join(f"{language.answer}|{language.option}" for language in LANGUAGES.values())
+_ANSWERS = "|".join(language.answer for language in LANGUAGES.values())
 _JSON = re.compile(
-    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_NOUNS}|ans)"
+    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_ANSWERS}|ans|choice|option)"
     r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
-    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[?([^\s\[\]{}\"',][^\[\]{}\n,]*|(?<=\[)[^\[\]{}]*))",
+    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
     re.IGNORECASE | re.DOTALL,
 )
 _ANSWER_TAG = re.compile(
@@ -336,7 +336,8 @@ _JOINT = re.compile(
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
     r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
-_CHOICE = rf"(?:{_NOUNS})"
+_OPTION_WORDS = "|".join(language.option for language in LANGUAGES.values())
+_CHOICE = rf"(?:{_ANSWERS}|{_OPTION_WORDS})"
 _CORRECT = "|".join(filter(None, (language.correct for language in LANGUAGES.values())))
 _LINK = "|".join(language.link for language in LANGUAGES.values())
 _ONE_LETTER = re.compile(
@@ -362,7 +363,7 @@ _NAMED = re.compile(
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{ARTICLES})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]+\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{ARTICLES})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
@@ -648,8 +649,16 @@ def number(text: str) -> Fraction | None:
 def gold_number(text: str) -> Fraction | None:
     """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it
     states anything else."""
+    text = bare(text)
     value = number(text)
     return value if value is not None else number(_spelt_out(text))
+
+
+def bare(text: str) -> str:
+    """`text`, or what it states where it is a sentence of that kind (`The answer is 5.`)."""
+    phrase = _ANSWER_IS.search(text)
+    sentence = phrase and phrase.lastgroup and re.fullmatch(r"[\w, ]*", text[: phrase.start()])
+    return next(_statements(text), text).strip() if sentence else text
 
 
 def repeating(text: str) -> str:
@@ -754,7 +763,7 @@ def _unescape(value: str) -> str:
 
 def _sentences(text: str) -> list[str]:
     """What the key "answer" of JSON or `<answer>` holds, else what follows each "answer is" or "answer:"."""
-    stated = [_unescape(value[1] or value[2]) for value in _JSON.finditer(text)]
+    stated = [_unescape("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)]
     stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
     return [sentence.strip() for sentence in stated if normalize(sentence)]
 
@@ -815,7 +824,7 @@ def _last_number(text: str) -> str | None:
 def _digits(spelt: re.Match[str]) -> str:
     """What stands in the brackets of `five (5)`, or all of it where the words say another number."""
     whole = part = 0
-    for word in re.findall(_WORD, spelt[1].casefold().replace("and", "")):
+    for word in re.findall(_WORD, spelt[1].casefold()):
         scale = FACTORS.get(word, 1)
         part = part * scale + NUMBERS.get(word, 0)
         if scale > FACTORS["hundred"]:

@@ -46,7 +46,7 @@ LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
 KINDS = {"numbers": "numbers", "choice": "letters of choices", "math": "formulas", "words": "words"}
-_LATEX = re.compile(r"\\|\^|_\{|\$")
+_LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 # `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
 _FORMULA = re.compile(
     r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
@@ -56,7 +56,7 @@ _FORMULA = re.compile(
     re.IGNORECASE,
 )
 _FUNCTION = re.compile(
-    rf"(?<![a-zA-Z])(?:(?:{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs)(?= ?[(\d*/^+-])|(?<=[\d*/^+(-]){GREEK.join(('(?:', ')'))}"
+    rf"(?<![a-zA-Z])(?:(?:{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs)(?= ?[(\d₀-₉πθ√*/^+-])|(?<=[\d*/^+(-]){GREEK.join(('(?:', ')'))}"
     rf"|(?:{FUNCTIONS})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
 )
 # Signs that words don't have.
@@ -80,12 +80,26 @@ _NO_BASE = re.compile(
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
 _NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
 _APART = re.compile(r",|;|\\q?quad\b|\\(?:text|mbox)\s*\{\s*,?\s*and\s*\}|\band\b|\\land\b|\\{2}")
-_GIVEN = re.compile(r"[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)")
-_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?:([ap])m)?")
+_GIVEN = re.compile(r"\A[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)\Z")
+_CLOCK = re.compile(r"0?([0-9]{1,2}(?::[0-9]{2}){1,2})(?:([ap])m)?")
+_NO_CLOCK = re.compile(r"[\s{}$.~]|\\(?:text|mathrm|mbox|[,;:! ])")
+_WRITTEN = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\^\{\s*\\prime\s*\\prime\s*\}|″", "''"),
+        (r"\^\{\s*\\prime\s*\}|\^\\prime(?![a-z])|′", "'"),
+        (
+            r"\^(?:\{\s*)?(?:\\(?:top|intercal)(?![a-z])|T|\\(?:mathsf|mathrm|text)\s*\{T\})(?:\s*\})?",
+            "^T",
+        ),
+        (r"\\[dt]frac(?![a-z])", r"\\frac"),
+        (r"(?<![a-zA-Z\\])d([a-z])\s*/\s*d([a-z])(?![a-zA-Z])", r"\\frac{d\1}{d\2}"),
+    )
+)
 _TRANSPOSED = re.compile(r"\(([a-zA-Z]+)\)\^T")
 _DROPPED = re.compile(
     r"[a-zA-Z)]'+(?![a-zA-Z])|(?:[a-zA-Z](?:\^-1)?)*[a-zA-Z)]\^T(?:[a-zA-Z](?:\^T|\^-1)?)*"
-    r"|\\[dt]?frac(?:d|\\partial)[a-zA-Z]?(?:d|\\partial)[a-zA-Z]"
+    r"|\\frac(?:d|\\partial)[a-zA-Z]?(?:d|\\partial)[a-zA-Z]"
 )
 _PERCENT = re.compile(r"%|per ?cent")
 FLOAT_DIGITS = 7  # of a decimal that is a float written out, at least
@@ -118,7 +132,7 @@ _TWINS = tuple(
 _MARKS = re.compile(
     r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
     r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
-    r"|(?<=\b[a-z])(?:'+(?=\()|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
+    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
 )
 _JOINED = re.compile(r"\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
 # What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
@@ -196,7 +210,7 @@ class Grader:
 
     def same(self, answer: str, gold: str) -> bool:
         """Whether two answers are the same."""
-        return answers.equal(answer, gold)
+        return answers.equal(answer, answers.bare(gold))
 
 
 class NumberGrader(Grader):
@@ -232,10 +246,10 @@ class MathGrader(Grader):
         for i, (response, written) in enumerate(pairs):
             answer, gold = self.final_answer(response, strict), written
             if answer is not None:
-                stated, gold = map(_written_out, _same_kind(answer, written))
+                stated, gold = map(_written_out, _same_kind(answer, answers.bare(written)))
+                stated, gold = _in_order(stated, gold)
                 if not _TUPLE.match(gold):
                     stated = _TUPLE.sub("", stated)
-                stated, gold = _in_order(stated, gold)
                 verdict = _without_math_verify(stated, gold)
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
@@ -296,6 +310,7 @@ class WordsGrader(ExactGrader):
         """See `Grader.compare`; F1 is its partial credit."""
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
+        answer, gold = map(answers.bare, (answer, gold))
         opposite, begun = OPPOSITE.get(normalize_words(gold)), _BEGUN.match(answer)
         if opposite and begun and opposite not in normalize_words(begun[2]).split():
             answer = begun[1]
@@ -306,14 +321,12 @@ class WordsGrader(ExactGrader):
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`. Brackets around numbers or variables are one kind, or in one alone."""
-        ends = {
-            _ENDS.sub(r"\1\2", text.strip()) for text in (answer, gold) if _ENDS.fullmatch(text)
-        }
+        ends = {m[1] + m[2] for text in (answer, gold) if (m := _ENDS.fullmatch(text))}
         return super().same(answer, gold) and len(ends) < 2
 
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
-        return normalize_words(answer)
+        return normalize_words(answer.replace(",", ", ") if _ENDS.fullmatch(answer) else answer)
 
 
 class ChoiceGrader(ExactGrader):
@@ -363,6 +376,7 @@ def is_no_answer(gold: str) -> bool:
 def kind_of(gold: str) -> str:
     """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice
     (a letter), math (LaTeX or a formula) or words."""
+    gold = answers.bare(gold)
     if answers.gold_number(gold) is not None and not re.search(r"\\|[^\W\d_]{2}", gold):
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
@@ -427,9 +441,18 @@ def word_f1(answer: str, gold: str) -> float:
 
 
 def _written_out(text: str) -> str:
-    """`text` with LaTeX for its repeating decimals and for raised and lowered digits."""
+    """`text` with LaTeX for its repeating decimals and for raised and lowered digits, one spelling
+    for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
     text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    for pattern, new in _WRITTEN:
+        text = pattern.sub(new, text)
+    text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
+    terms = text.strip(" $.").split(":")
+    if len(terms) > 2 and not re.search(r"\\\{|[|=<>]", text):
+        numbers = [answers.number(term) for term in terms]
+        shares = [number / sum(filter(None, numbers)) for number in numbers if number]
+        text = f"({', '.join(map(str, shares) if len(shares) == len(terms) else terms)})"
     return answers.repeating(text)
 
 
@@ -485,16 +508,15 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
         if number == wanted or _rounded(number, wanted) or _rounded(wanted, number):
             return Verdict.CORRECT
         return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
-    if answers.equal(answer, gold):
-        return Verdict.CORRECT
-    told, wanted_time = _time(answer), _time(gold)
-    if told and wanted_time:
-        return Verdict.CORRECT if _same_time(told, wanted_time) else Verdict.WRONG
-    ratio, wanted_ratio = _ratio(answer), _ratio(gold)
-    if ratio != wanted_ratio:
-        return Verdict.WRONG
+    time, wanted_time = (_CLOCK.fullmatch(_NO_CLOCK.sub("", t).lower()) for t in (answer, gold))
+    if time and wanted_time:
+        named = time[2] and wanted_time[2]  # what half of the day
+        same = time.group(1, 2) == wanted_time.group(1, 2) if named else time[1] == wanted_time[1]
+        return Verdict.CORRECT if same else Verdict.WRONG
     if _dropped_marks(answer, gold) != _dropped_marks(gold, answer):
         return Verdict.WRONG
+    if answers.equal(answer, gold):
+        return Verdict.CORRECT
     based, wanted_base = _in_base(answer), _in_base(gold)
     if based is not None and (wanted_base is not None or based[1] != "10"):
         return Verdict.CORRECT if based == wanted_base else Verdict.WRONG
@@ -503,78 +525,40 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
 
 
 def _in_order(answer: str, gold: str) -> tuple[str, str]:
-    """An answer and a gold answer, where one gives values to several names as tuples in the order of
-    the names; three or more terms of a ratio as tuples."""
-    pair = (answer, gold)
-    values = [_assigned(text) for text in pair]
-    if not any(values):
+    """An answer and a gold answer; where one gives values to several names, both as tuples in the
+    order of the names."""
+    given = [_assigned(answer), _assigned(gold)]
+    if not any(given) or (all(given) and given[0].keys() != given[1].keys()):
         return answer, gold
-    if all(values):
-        names = {*values[0]} | {*values[1]}  # type: ignore[misc]  # both are there
-        if any(set(value or ()) != names for value in values):
-            return answer, gold
-    ordered = []
-    for text, value in zip(pair, values, strict=True):
-        if value:
-            text = ", ".join(value[name] for name in sorted(value))  # noqa: PLW2901
-        ordered.append(text if _brackets(text) == "pair" else f"({text})")
-    return ordered[0], ordered[1]
-
-
-def _assigned(text: str) -> dict[str, str] | None:
-    """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else None."""
-    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|\$", "", text).strip(" .")
-    if _TUPLE.match(text):
-        left, _, right = text.partition("=")
-        names, parts = re.findall("[a-zA-Z]", left), right.strip()[1:-1].split(",")
-    else:
-        named = [_GIVEN.fullmatch(part.strip()) for part in _APART.split(text)]
-        if not all(named):
-            return None
-        names = [part[1] for part in named if part]
-        parts = [part[2] for part in named if part]
-    several = 1 < len(names) == len({*names}) == len(parts)
-    return dict(zip(names, parts, strict=True)) if several else None
-
-
-def _time(text: str) -> tuple[int, int, str] | None:
-    """Hours, minutes and the half of the day that a time of day names, else None."""
-    time = _CLOCK.fullmatch(re.sub(r"[\s{}$.~]|\\(?:text|mathrm|mbox|,|;|:|!| )", "", text).lower())
-    return time and (int(time[1]), int(time[2]), time[3] or "")
-
-
-def _same_time(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    """Whether two times of day are the same; where one names no half of the day, its own may be
-    either."""
-    if bool(one[2]) != bool(other[2]) and max(one[0], other[0]) <= 12:
-        return one[:2] == other[:2]
-    return (
-        len({(hour % 12 + 12 * (half == "p" or hour > 12), m) for hour, m, half in (one, other)})
-        == 1
+    answer, gold = (
+        f"({', '.join(value for _, value in sorted(values.items()))})"
+        if values
+        else text
+        if _brackets(text) == "pair"
+        else f"({text})"
+        for text, values in zip((answer, gold), given, strict=True)
     )
+    return answer, gold
 
 
-def _ratio(text: str) -> list[Fraction] | None:
-    """The terms of a ratio of three numbers or more, in shares of their sum; None of another
-    text."""
-    terms = [answers.number(term) for term in text.strip(" $.").split(":")]
-    if len(terms) < 3 or None in terms or not any(terms):
-        return None
-    whole = sum(term for term in terms if term)
-    return [term / whole for term in terms if term is not None]
+def _assigned(text: str) -> dict[str, str]:
+    """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else none."""
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|[$\s]|(?<=[)\w]),?\\q?quad", " ", text).strip(" .")
+    pair = _TUPLE.match(text)
+    if pair:
+        parts = text[pair.end() :].strip(" ()").split(",")
+        values = dict(zip(re.findall("[a-zA-Z]", pair[0]), parts, strict=False))
+    else:
+        parts = _APART.split(text)
+        values = dict(given for part in parts for given in _GIVEN.findall(part))
+    return values if 1 < len(values) == len(parts) else {}
 
 
 def _dropped_marks(text: str, other: str) -> list[str]:
     """What `text` has of the marks that math-verify drops: primes, transposes with the product that
-    they stand in, derivatives; of a side that has a name alone where `other` has one side."""
-    if "=" not in other:
-        text = text.rpartition("=")[2]
-    text = re.sub(r"\^?\{?\\prime(?![a-z])|′", "'", text)
-    text = re.sub(r"\\(?:top|intercal)(?![a-z])|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\}", "T", text)
+    they stand in, derivatives; of the right side alone where `other` has no left one."""
     text = re.sub(r"[\s{}$]|\\(?:left|right|cdot|,)", "", text)
-    text = re.sub(r"\bd([a-z])/d([a-z])", r"\\fracd\1d\2", text)
-    text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
-    return sorted(_DROPPED.findall(text))
+    return sorted(_DROPPED.findall(text if "=" in other else text.rpartition("=")[2]))
 
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:

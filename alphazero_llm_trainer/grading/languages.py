@@ -33,7 +33,7 @@ LANGUAGES = {
     "en": Language(
         "answer",
         "options?|choices?|letters?",
-        "",
+        r"(?:to|for)\s[^.:\n]{1,80}?",
         "is|are|(?:should|must|would|will|has to|ought to)(?: (?:really|actually|instead|then))? be"
         "|should have been|becomes|equals",
         "because|since(?! [0-9])",

@@ -23,6 +23,7 @@ from math_verify import LatexExtractionConfig, grader, parse, verify
 from math_verify.grader import is_equation, take_first_relation
 from sympy import (
     And,
+    Derivative,
     Expr,
     FiniteSet,
     Float,
@@ -273,7 +274,7 @@ def _names_a_value(read: Any, answer: str) -> bool:
         points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)
     )
     return (
-        isinstance(left, Symbol | AppliedUndef)
+        isinstance(left, Symbol | AppliedUndef | Derivative)
         or segment
         or not (left.free_symbols or left.is_Number)
     )
