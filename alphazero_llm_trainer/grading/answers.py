@@ -41,22 +41,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from ..errors import DataError
-from .languages import (
-    ARTICLES,
-    BELOW,
-    JOINED_SCALES,
-    JOINED_SIGNS,
-    LANGUAGES,
-    NO_SCALE,
-    NUMBERS,
-    SCALES,
-    SIGNS,
-    TAILS,
-    THINKING,
-    ZEROS,
-    ZEROS_BEFORE,
-    Language,
-)
+from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
@@ -64,15 +49,15 @@ SHORT = 5  # letters of a word that a full stop shortens, at most
 SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 FACTORS = {
-    unicodedata.normalize("NFKC", word).casefold(): factor
-    for scales in (SCALES, JOINED_SCALES)
-    for factor, words in scales.items()
+    unicodedata.normalize("NFKC", word).casefold(): int(factor)
+    for scales in ("scales", "joined_scales")
+    for factor, words in TABLES[scales].items()
     for word in words.split()
 }
-_SCALE = (
-    rf"(?:(?i:{'|'.join(' '.join(SCALES.values()).split())})(?!\w)\.?"
-    rf"|{NO_SCALE}(?:{'|'.join(' '.join(JOINED_SCALES.values()).split())}))"
+_SPACED, _TOUCHING = (
+    "|".join(" ".join(TABLES[scales].values()).split()) for scales in ("scales", "joined_scales")
 )
+_SCALE = rf"(?:(?i:{_SPACED})(?!\w)\.?|{WORDS['no_scale']}(?:{_TOUCHING}))"
 _SCALED = re.compile(unicodedata.normalize("NFKC", rf"\s*(?P<word>{_SCALE})"))
 # of thousands in one number: without an end, a line of them would be read again from each comma on
 GROUPS = 30
@@ -144,11 +129,11 @@ _TOKEN = re.compile(
 )
 # Words before the one number of a sentence.
 _LEAD = re.compile(rf"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{{}}(]|(?<!{_LETTER_BEFORE})\()*")
-_BELOW_ZERO = re.compile(rf"\s*(?<!\w)(?:{BELOW})\s*(?:{ZEROS})(?!\w)", re.IGNORECASE)
-_SIGN = rf"(?:(?<!\w)(?:negative|{SIGNS})\s+|(?:{JOINED_SIGNS})\s*)"
+_BELOW_ZERO = re.compile(rf"\s*(?<!\w)(?:{WORDS['below']})\s*(?:{WORDS['zero']})(?!\w)", re.IGNORECASE)
+_SIGN = rf"(?:(?<!\w)(?:negative|{WORDS['before']})\s+|(?:{WORDS['joined']})\s*)"
 _SIGNED = re.compile(rf"(?<![0-9] ){_SIGN}\Z", re.IGNORECASE)
 _CHANGES = re.compile(
-    rf"{_SIGN}|{_BELOW_ZERO.pattern}|(?<!\w)(?:{ZEROS_BEFORE}|laki)", re.IGNORECASE
+    rf"{_SIGN}|{_BELOW_ZERO.pattern}|(?<!\w)(?:{WORDS['zero_before']}|laki)", re.IGNORECASE
 )
 # five (5)
 _IN_WORDS = re.compile(
@@ -168,10 +153,10 @@ def _phrase(language: Language) -> str:
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
     if not language.spaced:
         return (
-            rf"(?:{language.answer})(?:{language.correct or '(?!)'})?(?:{language.link})?\s*[:：]?"
+            rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
         )
     return (
-        rf"(?:{language.answer})(?:\s+(?:{language.correct or '(?!)'})(?!\w))?"
+        rf"(?:{language.answer})(?:\s+(?:{language.correct})(?!\w))?"
         rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
     )
 
@@ -188,7 +173,7 @@ def _ends(code: str | None) -> re.Pattern[str]:
     """What ends a statement: the end of its sentence, or a reason in the language of its phrase. A
     word that is another one, too (da Vinci, un car scolaire), gives one behind a comma alone."""
     return re.compile(
-        rf"(?:{TAILS})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
+        rf"(?:{WORDS['tails']})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
         rf"|{_reason(LANGUAGES[code or 'en'], '[,，、،]')})"
     )
 
@@ -252,7 +237,10 @@ _JSON = re.compile(
 _ANSWER_TAG = re.compile(
     r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
 )
-_OPENS, _CLOSES = map("|".join, zip(*THINKING.values(), strict=True))
+_OPENS, _CLOSES = (
+    "|".join(marks).replace("{tag}", f"(?:{WORDS['tag']})")
+    for marks in zip(*TABLES["thinking"].values(), strict=True)
+)
 _THINKING = re.compile(rf"(?P<closes>{_CLOSES})|{_OPENS}", re.IGNORECASE)
 _PARTS = ("<|channel|>", "<|message|>", "<|channel>")  # special tokens that marks begin or end with
 _TURN_END = re.compile(
@@ -295,7 +283,7 @@ _SPELT_OUT = tuple(
         ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
         (
-            rf"(?:(?<!\w)negative\s|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] )|(?={JOINED_SIGNS})){_SIGN})\s*"
+            rf"(?:(?<!\w)negative\s|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] )|(?={WORDS['joined']})){_SIGN})\s*"
             rf"(?=[{_MONEY}]?[0-9.])",
             "-",
         ),
@@ -338,10 +326,10 @@ _JOINT = re.compile(
 )
 _OPTION_WORDS = "|".join(language.option for language in LANGUAGES.values())
 _CHOICE = rf"(?:{_ANSWERS}|{_OPTION_WORDS})"
-_CORRECT = "|".join(filter(None, (language.correct for language in LANGUAGES.values())))
+_CORRECT = "|".join(language.correct for language in LANGUAGES.values())
 _LINK = "|".join(language.link for language in LANGUAGES.values())
 _ONE_LETTER = re.compile(
-    rf"(?:(?:{ARTICLES})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
@@ -363,7 +351,7 @@ _NAMED = re.compile(
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{ARTICLES})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"

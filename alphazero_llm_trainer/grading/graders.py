@@ -39,8 +39,8 @@ from enum import StrEnum
 from fractions import Fraction
 
 from . import answers
-from .languages import FUNCTIONS, GREEK, NUMBERS
 from .math_verifier import Request, shared_verifier
+from .tables import NUMBERS, WORDS, rewrite
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
@@ -56,8 +56,8 @@ _FORMULA = re.compile(
     re.IGNORECASE,
 )
 _FUNCTION = re.compile(
-    rf"(?<![a-zA-Z])(?:(?:{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs)(?= ?[(\d₀-₉πθ√*/^+-])|(?<=[\d*/^+(-]){GREEK.join(('(?:', ')'))}"
-    rf"|(?:{FUNCTIONS})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
+    rf"(?<![a-zA-Z])(?:(?:{WORDS['functions']}|{WORDS['greek']}|sqrt|cbrt|abs)(?= ?[(\d₀-₉πθ√*/^+-])|(?<=[\d*/^+(-])(?:{WORDS['greek']})"
+    rf"|(?:{WORDS['functions']})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
 )
 # Signs that words don't have.
 _SIGNS = re.compile(
@@ -83,19 +83,6 @@ _APART = re.compile(r",|;|\\q?quad\b|\\(?:text|mbox)\s*\{\s*,?\s*and\s*\}|\band\
 _GIVEN = re.compile(r"\A[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)\Z")
 _CLOCK = re.compile(r"0?([0-9]{1,2}(?::[0-9]{2}){1,2})(?:([ap])m)?")
 _NO_CLOCK = re.compile(r"[\s{}$.~]|\\(?:text|mathrm|mbox|[,;:! ])")
-_WRITTEN = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\^\{\s*\\prime\s*\\prime\s*\}|″", "''"),
-        (r"\^\{\s*\\prime\s*\}|\^\\prime(?![a-z])|′", "'"),
-        (
-            r"\^(?:\{\s*)?(?:\\(?:top|intercal)(?![a-z])|T|\\(?:mathsf|mathrm|text)\s*\{T\})(?:\s*\})?",
-            "^T",
-        ),
-        (r"\\[dt]frac(?![a-z])", r"\\frac"),
-        (r"(?<![a-zA-Z\\])d([a-z])\s*/\s*d([a-z])(?![a-zA-Z])", r"\\frac{d\1}{d\2}"),
-    )
-)
 _TRANSPOSED = re.compile(r"\(([a-zA-Z]+)\)\^T")
 _DROPPED = re.compile(
     r"[a-zA-Z)]'+(?![a-zA-Z])|(?:[a-zA-Z](?:\^-1)?)*[a-zA-Z)]\^T(?:[a-zA-Z](?:\^T|\^-1)?)*"
@@ -110,22 +97,6 @@ MOST_PLACES = 30  # that are looked at
 _FOLDED = (
     str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"})
     | answers.DASHES
-)
-# Two ways of writing one mark.
-_TWINS = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\^\{([^{}]*)\}", r"^\1"),
-        (r"<[-=]+>", "↔"),
-        (r"[-=]+>|[⇒⟶➜]", "→"),
-        (r"<=", "≤"),
-        (r">=", "≥"),
-        (r"!=|=/=", "≠"),
-        (r"\s&+\s|(?<=\b[a-z])&+(?=[a-z]\b)", " and "),
-        (r"(?<=\d)\s?×\s?(?=\d)", "x"),
-        (r"(?<!\S)[~+](?=[$€£]?\.?\d)|^\|\s|\s\|$", ""),
-        (r"^<([^<>]*)>$", r"\1"),
-    )
 )
 # Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
 # changes what is meant. Signs of mathematics always do.
@@ -413,9 +384,7 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = answers.unglued(_TEXT.sub(r"\1", text))
-    for pattern, new in _TWINS:
-        text = pattern.sub(new, text)
+    text = rewrite(answers.unglued(_TEXT.sub(r"\1", text)), "twins")
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
@@ -445,8 +414,7 @@ def _written_out(text: str) -> str:
     for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
     text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    for pattern, new in _WRITTEN:
-        text = pattern.sub(new, text)
+    text = rewrite(text, "written")
     text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
     terms = text.strip(" $.").split(":")
     if len(terms) > 2 and not re.search(r"\\\{|[|=<>]", text):

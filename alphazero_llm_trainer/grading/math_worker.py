@@ -46,7 +46,7 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.inference import satisfiable
 
-from .languages import FUNCTIONS, GREEK
+from .tables import TABLES, WORDS, rewrite
 
 PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
@@ -60,49 +60,14 @@ FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_confi
 RELATIVE = 1e-5  # that two decimals may be apart
 COMPLEX_DIGITS = 50  # that complex numbers are compared with
 EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts as none
-SYMBOLS = {
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "÷": r"\div ",
-    "±": r"\pm ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∅": r"\emptyset ",
-    "ℝ": r"\mathbb{R}",
-    r"\text{all real numbers}": r"\mathbb{R}",
-    "−": "-",
-    "θ": r"\theta ",
-    "α": r"\alpha ",
-    "β": r"\beta ",
-    "°": r"^\circ ",
-    "²": "^2",
-    "³": "^3",
-    "∨": r"\lor ",
-    "∧": r"\land ",
-    r"\lor": r"\text{ or }",
-    r"\land": r"\text{ and }",
-}
-
 # Functions and letters in plain text, but not in the words of a formula.
 PLAIN = re.compile(
     r"(?P<kept>\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\})|(?:\\operatorname\s*\{)?(?<![\\a-zA-Z])"
-    rf"(?P<name>{FUNCTIONS}|{GREEK})(?![a-zA-Z])\}}?"
+    rf"(?P<name>{WORDS['functions']}|{WORDS['greek']})(?![a-zA-Z])\}}?"
 )
 ROOTS = {"√": "", "sqrt": "", "∛": "[3]", "cbrt": "[3]", "∜": "[4]"}
 ROOT = re.compile(
     r"(?<![\\a-zA-Z])(√|∛|∜|sqrt|cbrt)\s*(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(\d+|\w))"
-)
-# "And", "or" and "not" as Python writes them.
-LOGIC = (
-    (r"\\(?:land|wedge)(?![a-zA-Z])|∧|&+", "&"),
-    (r"\\(?:lor|vee)(?![a-zA-Z])|∨|\|\|", "|"),
-    (r"\\(?:neg|lnot|sim)(?![a-zA-Z])|¬", "~"),
 )
 # ]3, 5[ is (3, 5)
 _END = r"[^\[\](){},]+"
@@ -156,7 +121,7 @@ def latex(text: str) -> str:
     text = re.sub(r"(?<!\\);", ",", text)
     text = TURNED.sub(_ordinary, text)
     text = MEMBER.sub("", BUILDER.sub(r"\1", text))
-    for sign, command in SYMBOLS.items():
+    for sign, command in TABLES["symbols"].items():
         text = text.replace(sign, command)
     return text
 
@@ -202,8 +167,7 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
 
 def _logic(text: str) -> Any:
     """The proposition that `text` states by "and", "or" and "not" over letters, else None."""
-    for pattern, sign in LOGIC:
-        text = re.sub(pattern, sign, text)
+    text = rewrite(text, "logic")
     if not re.fullmatch(r"(?!.*[a-zA-Z]\s*[a-zA-Z(])(?=.*[&|~])[a-zA-Z&|~()\s]+", text):
         return None
     try:
