@@ -41,7 +41,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from ..errors import DataError
-from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language
+from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language, rewrite, translation
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
@@ -129,7 +129,9 @@ _TOKEN = re.compile(
 )
 # Words before the one number of a sentence.
 _LEAD = re.compile(rf"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{{}}(]|(?<!{_LETTER_BEFORE})\()*")
-_BELOW_ZERO = re.compile(rf"\s*(?<!\w)(?:{WORDS['below']})\s*(?:{WORDS['zero']})(?!\w)", re.IGNORECASE)
+_BELOW_ZERO = re.compile(
+    rf"\s*(?<!\w)(?:{WORDS['below']})\s*(?:{WORDS['zero']})(?!\w)", re.IGNORECASE
+)
 _SIGN = rf"(?:(?<!\w)(?:negative|{WORDS['before']})\s+|(?:{WORDS['joined']})\s*)"
 _SIGNED = re.compile(rf"(?<![0-9] ){_SIGN}\Z", re.IGNORECASE)
 _CHANGES = re.compile(
@@ -152,9 +154,7 @@ def _phrase(language: Language) -> str:
     letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?!\w|['’]s\b))"
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
     if not language.spaced:
-        return (
-            rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
-        )
+        return rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
     return (
         rf"(?:{language.answer})(?:\s+(?:{language.correct})(?!\w))?"
         rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
@@ -382,37 +382,9 @@ _REPEATING = re.compile(
     r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
     r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
 )
-QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
-DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | dict(zip(map(ord, "⁄∕٫٬"), "//.,", strict=True))
+CHARACTERS = translation("characters")
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
-)
-# A pair of dollar signs around a formula: inside of them no spaces at the ends, no digit outside.
-_DOLLARS = r"(?<![0-9$\\])\$\$?(?=[^\s$])([^$\n]*[^\s$\\])\$\$?(?![0-9])"
-_PLAIN = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"(?<=[0-9])(?:\\,|,?\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
-        (_DOLLARS, r" \1"),
-        (r"\{,\}", ","),
-        (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset "),
-        (
-            r"\\[dtc]?frac\s*(?:\{\s*(-?[0-9.,]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9.,]+)\s*\}|([0-9]))(?!\.?[0-9])",
-            r" \1\2/\3\4",
-        ),
-        (r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}", r" \1"),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[()\[\]!]", ""),
-        (r"\\[,;: ]|~", " "),
-        (r"\\([$%#&])", r"\1"),
-        (r"\^\{\\circ\}|\^?\\(?:circ|degree)(?![A-Za-z])", "°"),
-        (
-            r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])",
-            r"e\1",
-        ),
-        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
-        (r"\\div(?![A-Za-z])", "÷"),
-        (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
-    )
 )
 
 
@@ -651,8 +623,7 @@ def bare(text: str) -> str:
 
 def repeating(text: str) -> str:
     r"""`text` with fractions for its repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
-    text = re.sub(r"(?:[0-9]\u0305)+", r"\\overline{\g<0>}", text).replace("\u0305", "")
-    text = re.sub(r"([0-9])\u0307", r"\\dot{\1}", text)
+    text = rewrite(text, "marked_digits")
     return _REPEATING.sub(_repeating_fraction, text)
 
 
@@ -670,8 +641,7 @@ def _repeating_fraction(decimal: re.Match[str]) -> str:
 def unglued(text: str) -> str:
     """`text` with what NFKC and NFKD would glue to the digits before it apart from them: 10⁶ is not
     106, and 1½ is not 11/2."""
-    text = re.sub(r"[⁻⁺]?[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
-    return re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
+    return rewrite(text, "glued")
 
 
 def without_unit(latex: str) -> str:
@@ -801,12 +771,13 @@ def _goes_on(text: str, start: int, point: int) -> bool:
 
 def _last_number(text: str) -> str | None:
     plain = _plain(text)
-    last = next(iter([*_TOKEN.finditer(plain)][-1:]), None)
-    if last is None:
+    numbers = [*_TOKEN.finditer(plain)]
+    if not numbers:
         return None
-    behind = plain[last.end() : last.end() + SEEN].partition(". ")[0]
-    before = plain[max(0, last.start() - SEEN) : last.start()]
-    return f"-{last[0]}" if _SIGNED.search(before) or _BELOW_ZERO.search(behind) else last[0]
+    start, end = numbers[-1].span()
+    below = _BELOW_ZERO.search(plain[end : end + SEEN].partition(". ")[0])
+    signed = below or _SIGNED.search(plain, max(0, start - SEEN), start)
+    return f"-{plain[start:end]}" if signed else plain[start:end]
 
 
 def _digits(spelt: re.Match[str]) -> str:
@@ -922,18 +893,12 @@ def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
 
 def _plain(text: str) -> str:
     """`text` with one spelling for LaTeX, Unicode and thousands; its numbers are ASCII."""
-    text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", "", text)
-    text = repeating(text)
-    text = re.sub(r"(?<=\d)(\s?)º", r"\1°", re.sub(r"[Nn][º°]\s*|№\s*", "no. ", text))
-    text = unicodedata.normalize("NFKC", unglued(text).replace("！", "。")).translate(
-        DASHES | QUOTES
-    )
+    text = unglued(rewrite(repeating(text), "raw"))
+    text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     if not text.isascii():
         text = _EMOJI.sub("", text)
         text = re.sub(r"(?![0-9])\d", lambda digit: str(int(digit[0])), text)
-    for pattern, new in _PLAIN:
-        text = pattern.sub(new, text)
-    return text
+    return rewrite(text, "plain")
 
 
 @lru_cache(maxsize=CACHED_TEXTS)

@@ -46,7 +46,7 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.inference import satisfiable
 
-from .tables import TABLES, WORDS, rewrite
+from .tables import WORDS, rewrite
 
 PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
@@ -64,10 +64,6 @@ EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts a
 PLAIN = re.compile(
     r"(?P<kept>\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\})|(?:\\operatorname\s*\{)?(?<![\\a-zA-Z])"
     rf"(?P<name>{WORDS['functions']}|{WORDS['greek']})(?![a-zA-Z])\}}?"
-)
-ROOTS = {"√": "", "sqrt": "", "∛": "[3]", "cbrt": "[3]", "∜": "[4]"}
-ROOT = re.compile(
-    r"(?<![\\a-zA-Z])(√|∛|∜|sqrt|cbrt)\s*(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(\d+|\w))"
 )
 # ]3, 5[ is (3, 5)
 _END = r"[^\[\](){},]+"
@@ -113,17 +109,9 @@ grader.sympy_numeric_eq = exactly_equal
 
 def latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
-    text = PLAIN.sub(lambda name: name["kept"] or f"\\{name['name']} ", text.replace("**", "^"))
-    text = re.sub(r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", "∞", text)
-    text = re.sub(r"(?<![\\a-zA-Z])abs\(([^()]*)\)", r"|\1|", text)
-    text = ROOT.sub(lambda root: rf"\sqrt{ROOTS[root[1]]}{{{root[2] or root[3] or root[4]}}}", text)
-    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
-    text = re.sub(r"(?<!\\);", ",", text)
+    text = PLAIN.sub(lambda name: name["kept"] or f"\\{name['name']} ", text)
     text = TURNED.sub(_ordinary, text)
-    text = MEMBER.sub("", BUILDER.sub(r"\1", text))
-    for sign, command in TABLES["symbols"].items():
-        text = text.replace(sign, command)
-    return text
+    return rewrite(MEMBER.sub("", BUILDER.sub(r"\1", text)), "latex")
 
 
 def _ordinary(interval: re.Match[str]) -> str:
@@ -138,7 +126,7 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
         return "wrong" if None in stated or satisfiable(Xor(*stated)) else "correct"
     # `5i` reads as a variable, `5 i` doesn't
     gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
-    if re.sub(r"\s|\\(?:left|right)\b", "", gold) == re.sub(r"\s|\\(?:left|right)\b", "", answer):
+    if len({re.sub(r"\s|\\(?:left|right)\b", "", text) for text in (gold, answer)}) == 1:
         return "correct"
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
     # Mathematics that is marked inside words stays marked; anything else is an expression as it
@@ -178,11 +166,14 @@ def _logic(text: str) -> Any:
 
 def _same_set(*sides: tuple[Any, str]) -> bool:
     """Whether two sides, one of them an inequality in one variable, describe one set of numbers."""
-    sets = [_solutions(read, text) for read, text in sides]
-    if None in sets or len({*map(str, sides[0][0].free_symbols | sides[1][0].free_symbols)}) != 1:
-        return False
+    first, second = (_solutions(*side) for side in sides)
+    names = {str(name) for read, _ in sides for name in read.free_symbols}
     # pi/2 as it was read is another object than pi/2 as it is computed
-    return bool(simplify(sets[0]) == simplify(sets[1]))
+    return (
+        None not in (first, second)
+        and len(names) == 1
+        and bool(simplify(first) == simplify(second))
+    )
 
 
 def _solutions(read: Any, text: str) -> Any:

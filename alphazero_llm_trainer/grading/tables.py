@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +34,20 @@ WORDS = {name: "|".join(words) for name, words in TABLES["words"].items()}
 NUMBERS = {word: i for i, word in enumerate(TABLES["numbers"]["ones"].split())} | {
     word: 10 * i for i, word in enumerate(TABLES["numbers"]["tens"].split(), 1)
 }
-REWRITES = {
-    name: [(re.compile(pattern), new) for pattern, new in TABLES[name].items()]
-    for name in ("twins", "written", "logic")
-}
+
+
+@cache
+def _rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern), new) for pattern, new in TABLES[name].items()]
 
 
 def rewrite(text: str, name: str) -> str:
     """`text` after all replacements of one table."""
-    for pattern, new in REWRITES[name]:
+    for pattern, new in _rewrites(name):
         text = pattern.sub(new, text)
     return text
+
+
+def translation(name: str) -> dict[int, str]:
+    """What `str.translate` takes, of a table of characters."""
+    return {ord(char): new for new, chars in TABLES[name].items() for char in chars}
