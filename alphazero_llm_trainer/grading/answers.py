@@ -38,28 +38,27 @@ import string
 import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ..errors import DataError
+from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language, rewrite, translation
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
 SHORT = 5  # letters of a word that a full stop shortens, at most
 SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
-SCALES = {
-    "dozen": 12,
-    "doz": 12,
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
+FACTORS = {
+    unicodedata.normalize("NFKC", word).casefold(): int(factor)
+    for scales in ("scales", "joined_scales")
+    for factor, words in TABLES[scales].items()
+    for word in words.split()
 }
-CJK_SCALES = {"百": 10**2, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
-_CJK_SCALE = (
-    rf"(?![千百][米克瓦卡分])[{''.join(CJK_SCALES)}]"  # but 千米 is a kilometre, 百分 per cent
+_SPACED, _TOUCHING = (
+    "|".join(" ".join(TABLES[scales].values()).split()) for scales in ("scales", "joined_scales")
 )
+_SCALE = rf"(?:(?i:{_SPACED})(?!\w)\.?|{WORDS['no_scale']}(?:{_TOUCHING}))"
+_SCALED = re.compile(unicodedata.normalize("NFKC", rf"\s*(?P<word>{_SCALE})"))
 # of thousands in one number: without an end, a line of them would be read again from each comma on
 GROUPS = 30
 
@@ -126,41 +125,75 @@ _TOKEN = re.compile(
     rf"(?<!{_LETTER_BEFORE})(?<![.^])"
     rf"(?>[0-9]+ [0-9]+/[0-9]+|{_DECIMAL}(?:/{_DECIMAL})?(?:[eE][-+]?[0-9]{{1,2}}(?![0-9]))?)"
     rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
-    rf"(?:\s(?:{'|'.join(SCALES)})s?\b|{_CJK_SCALE})?"
+    rf"(?:\s?{_SCALE}){{0,3}}"
 )
 # Words before the one number of a sentence.
-_LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{}(]|(?<!\w)\()*")
+_LEAD = re.compile(rf"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{{}}(]|(?<!{_LETTER_BEFORE})\()*")
+_BELOW_ZERO = re.compile(
+    rf"\s*(?<!\w)(?:{WORDS['below']})\s*(?:{WORDS['zero']})(?!\w)", re.IGNORECASE
+)
+_SIGN = rf"(?:(?<!\w)(?:negative|{WORDS['before']})\s+|(?:{WORDS['joined']})\s*)"
+_SIGNED = re.compile(rf"(?<![0-9] ){_SIGN}\Z", re.IGNORECASE)
+_CHANGES = re.compile(
+    rf"{_SIGN}|{_BELOW_ZERO.pattern}|(?<!\w)(?:{WORDS['zero_before']}|laki)", re.IGNORECASE
+)
+# five (5)
+_IN_WORDS = re.compile(
+    rf"\b((?:(?:{'|'.join(NUMBERS)}|hundred|thousand|million|billion|and)\b[ -]?){{1,12}})"
+    rf"\(\s*([{_MONEY}]?\s*({_DECIMAL})[^()]*)\)",
+    re.IGNORECASE,
+)
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(
     r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE
 )
-_REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
-_ANSWER = (
-    r"\b(?:answer|(?P<de>antwort)|(?P<fr>r[ée]ponse)|(?P<romance>respuesta|resposta|risposta)|antwoord"
-    r"|svar"
-    r"|odpowied[zź]|odpověď|răspuns|vastaus|απάντηση|đáp (?:án|số)|(?P<ru>ответ)|відповідь|cevap|jawaban)"
-    r"(?:\s+(?:finale?|correct[ae]|правильный)\b|\s+(?:to|for)\s[^.:\n]{1,80}?)?"
-    r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s)"
-    r"|(?:答案|答え|回答|正解|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
-    r"|(?:الجواب|الإجابة|उत्तर)(?:\s+(?:هو|هي|है))?\s*:?"
-)
-_ANSWER_IS = re.compile(rf"(?:{_ANSWER})[\s:*]*+(?=.)", re.IGNORECASE)
-# What ends a statement: the end of its sentence, or a reason in the language of its phrase. A word
-# that is another one, too (da Vinci, un car scolaire), gives a reason behind a comma alone.
-_REASONS = {
-    None: r",? (?:because|since(?! [0-9]))",
-    "de": r",? weil|, (?:denn|da)",
-    "fr": r",? (?:puisque|parce qu[e'’])|, car",
-    "romance": r",? (?:porque|perch[eé])|, (?:pues|pois|poiché)",
-    "ru": r",? (?:потому|поскольку)",
-}
-_ENDS = {
-    language: re.compile(
-        rf"(?:です|だ|입니다|이다)?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)"
-        rf"|[!?](?=\s|\Z)|[。।॥۔።។៕။։！？\n]|\Z)|(?:{reason})\b"
+
+
+def _phrase(language: Language) -> str:
+    """What says in a language that the answer follows."""
+    letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?!\w|['’]s\b))"
+    free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
+    if not language.spaced:
+        return rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
+    return (
+        rf"(?:{language.answer})(?:\s+(?:{language.correct})(?!\w))?"
+        rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
     )
-    for language, reason in _REASONS.items()
+
+
+def _reason(language: Language, comma: str) -> str:
+    """What gives a reason in a language, behind one of `comma` or, for some words, without."""
+    end = r"(?:\b|(?!\w))" if language.spaced else ""
+    space = r"\s" if language.spaced else r"\s*"
+    return rf"(?:{comma}?{space}(?:{language.reason})|{comma}\s*(?:{language.behind})){end}"
+
+
+@cache
+def _ends(code: str | None) -> re.Pattern[str]:
+    """What ends a statement: the end of its sentence, or a reason in the language of its phrase. A
+    word that is another one, too (da Vinci, un car scolaire), gives one behind a comma alone."""
+    return re.compile(
+        rf"(?:{WORDS['tails']})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
+        rf"|{_reason(LANGUAGES[code or 'en'], '[,，、،]')})"
+    )
+
+
+# "The answer is", or what mends an answer that was stated before ("it should be").
+_PHRASES = {
+    spaced: "|".join(
+        f"(?P<{code}>{_phrase(language)})"
+        for code, language in LANGUAGES.items()
+        if language.spaced is spaced
+    )
+    for spaced in (True, False)
 }
+_ANSWER_IS = re.compile(
+    rf"(?:\b(?:{_PHRASES[True]}|(?:(?:it|that|this|which)\s+(?:should|must|would|has to)(?: (?:really|actually|instead))? be"
+    r"|correction\s*:|i mean(?:t)?)(?=[\s:*$(\\\"]*(?:[-+]?[0-9.]|(?-i:[A-Z])|\\)))"
+    rf"|{_PHRASES[False]})[\s:*]*+(?=.)",
+    re.IGNORECASE,
+)
+_REASONS = "|".join(_reason(language, "[,;]") for language in LANGUAGES.values())
 # Behind these a full stop ends no sentence: in front of a name, in front of a number, or wherever
 # none begins.
 _TITLE = re.compile(
@@ -193,15 +226,23 @@ _NAME_ALONE = re.compile(
     rf"(?:[a-z]{{3,}}|(?>(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*)[^\W\d_a-z][\w'’-]+"
     rf"(?>(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*))[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
+# A key of JSON, and its text, its list or its number.
+_ANSWERS = "|".join(language.answer for language in LANGUAGES.values())
+_JSON = re.compile(
+    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_ANSWERS}|ans|choice|option)"
+    r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
+    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
+    re.IGNORECASE | re.DOTALL,
+)
 _ANSWER_TAG = re.compile(
     r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
 )
-# What closes or opens thinking: tags of many models, and the channels of gpt-oss.
-_THINKING = re.compile(
-    r"[<◁]\s*(?P<shut>/?)\s*(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think)\s*[>▷]|\[(?P<end>/?)THINK\]"
-    r"|<\|(?:(?P<last>end)|begin)_of_thought\|>|<\|channel\|>(?:analysis|commentary|(?P<final>final))<\|message\|>",
-    re.IGNORECASE,
+_OPENS, _CLOSES = (
+    "|".join(marks).replace("{tag}", f"(?:{WORDS['tag']})")
+    for marks in zip(*TABLES["thinking"].values(), strict=True)
 )
+_THINKING = re.compile(rf"(?P<closes>{_CLOSES})|{_OPENS}", re.IGNORECASE)
+_PARTS = ("<|channel|>", "<|message|>", "<|channel>")  # special tokens that marks begin or end with
 _TURN_END = re.compile(
     r"<[|｜](?:im_end|im_start|end[^<>|｜]*|eot[^<>|｜]*|eom_id|return|start_header_id|user|User)[|｜]>"
     r"|</s>|<eos>|<(?:end|start)_of_turn>|\[/?INST\]"
@@ -242,7 +283,8 @@ _SPELT_OUT = tuple(
         ),
         (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
         (
-            rf"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[{_MONEY}]?[0-9.])",
+            rf"(?:(?<!\w)negative\s|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] )|(?={WORDS['joined']})){_SIGN})\s*"
+            rf"(?=[{_MONEY}]?[0-9.])",
             "-",
         ),
         (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
@@ -261,7 +303,7 @@ _REMARK = re.compile(
     r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^]"
     r"|[0-9]* ?(?:repeat|recur)ing)\b)[^()\[\]{}]*[)\]}]"
     r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
-    rf"|[,;]\s*(?:{_REASON}|(?:of )?which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s(?:{_REASON}|where|i\.e)\b.*"
+    rf"|(?:{_REASONS}|[,;]\s*(?:(?:of )?which|as|so|not|that is|meaning|after|for)\b|[,;]?\s(?:since|where|i\.e)\b).*"
     rf"|\s+or so\W*$|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
@@ -282,17 +324,21 @@ _JOINT = re.compile(
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
     r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
-_CHOICE = r"(?:option|choice|letter|answer|opci[óo]n|op[çc][ãa]o|opzione|letra|lettre|вариант)"
+_OPTION_WORDS = "|".join(language.option for language in LANGUAGES.values())
+_CHOICE = rf"(?:{_ANSWERS}|{_OPTION_WORDS})"
+_CORRECT = "|".join(language.correct for language in LANGUAGES.values())
+_LINK = "|".join(language.link for language in LANGUAGES.values())
 _ONE_LETTER = re.compile(
-    rf"(?:(?:the|la|die)\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
 # What a letter of its own counts or names.
-_LETTERED = re.compile(
-    rf"(?:{_CHOICE}|vitamin|hepatitis|type|plan|group|team|class|grade|part|figure|case|point)s?\b",
-    re.IGNORECASE,
+LETTERED = (
+    r"(?:options?|choices?|letter|answer|vitamins?|hepatitis|influenza|types?|plans?|groups?|teams?|class|grades?|parts?|figures?|cases?"
+    r"|points?|serie|model|section|appendix|schedule|exhibit|block|phase|side|room|gate|category|level|division|row|column)"
 )
+_LETTERED = re.compile(rf"{LETTERED}\b", re.IGNORECASE)
 _LETTERS = r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
 _END_OF_NAME = (
     r"(?![\w'’+#-])(?=\s*(?:[.,;:!?。，、)\]}\"]|$|\n)"
@@ -304,7 +350,8 @@ _NAMED = re.compile(
     r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
-    rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
@@ -319,6 +366,9 @@ _DENIED = re.compile(
 _IS_WRONG = re.compile(
     r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
 )
+# `B. a dog` at the start of a line, and options in a row.
+_OPTION = re.compile(r"(?:[-*>]\s+)?[*_]*\(?([A-Z])(?:[).:\]]|\*\*)(?=[\s*])")
+_OPTIONS = re.compile(r"(?<![\w.])\(?([A-Z])[).:](?=\s)")
 _SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
@@ -332,37 +382,9 @@ _REPEATING = re.compile(
     r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
     r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
 )
-QUOTES = dict.fromkeys(map(ord, "“”„‟«»「」『』《》‹›‘‚‛"), '"')
-DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | dict(zip(map(ord, "⁄∕٫٬"), "//.,", strict=True))
+CHARACTERS = translation("characters")
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
-)
-# A pair of dollar signs around a formula: inside of them no spaces at the ends, no digit outside.
-_DOLLARS = r"(?<![0-9$\\])\$\$?(?=[^\s$])([^$\n]*[^\s$\\])\$\$?(?![0-9])"
-_PLAIN = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"(?<=[0-9])(?:\\,|,?\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
-        (_DOLLARS, r" \1"),
-        (r"\{,\}", ","),
-        (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset "),
-        (
-            r"\\[dtc]?frac\s*(?:\{\s*(-?[0-9.,]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9.,]+)\s*\}|([0-9]))(?!\.?[0-9])",
-            r" \1\2/\3\4",
-        ),
-        (r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}", r" \1"),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[()\[\]!]", ""),
-        (r"\\[,;: ]|~", " "),
-        (r"\\([$%#&])", r"\1"),
-        (r"\^\{\\circ\}|\^?\\(?:circ|degree)(?![A-Za-z])", "°"),
-        (
-            r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])",
-            r"e\1",
-        ),
-        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
-        (r"\\div(?![A-Za-z])", "÷"),
-        (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
-    )
 )
 
 
@@ -374,7 +396,7 @@ def without_thinking(response: str) -> str:
     """
     said, start, thinking = "", 0, False
     for tag in _THINKING.finditer(response):
-        closing = _closes(tag)
+        closing = tag["closes"] is not None
         if not closing and not thinking:
             said += response[start : tag.start()]
         elif closing and not thinking:
@@ -386,16 +408,12 @@ def without_thinking(response: str) -> str:
 def thinks(text: str) -> bool:
     """Whether `text` ends inside thinking."""
     tags = [*_THINKING.finditer(text)]
-    return bool(tags) and not _closes(tags[-1])
+    return bool(tags) and tags[-1]["closes"] is None
 
 
 def marks_thinking(token: str) -> bool:
     """Whether a tokenizer's special token is, or is a part of, what opens or closes thinking."""
-    return bool(_THINKING.fullmatch(token)) or token in ("<|channel|>", "<|message|>")
-
-
-def _closes(tag: re.Match[str]) -> bool:
-    return bool(tag["shut"] or tag["end"] or tag["last"] or tag["final"])
+    return bool(_THINKING.fullmatch(token)) or token in _PARTS
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -417,7 +435,9 @@ def spoken(response: str) -> str:
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
-def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
+def extract(
+    text: str, strict: bool = False, words: bool = False, tagged: bool = False
+) -> str | None:
     """The final answer in `text` as it was written, or None where there is none.
 
     Args:
@@ -425,11 +445,13 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         strict: True takes a `####` line or a box only; False tries every rule of the module's
             docstring.
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
+        tagged: True keeps tags such as `<b>`.
     """
     text = spoken(text)
     for boxed, stated in _stated(text, strict):
         if stated:
-            return stated[-1] if words or boxed else _one_number(stated[-1])
+            last = stated[-1] if tagged else untagged(stated[-1])
+            return last if words or boxed else _one_number(last)
     return None if strict or words else _last_number(text)
 
 
@@ -489,6 +511,28 @@ def after_mark(response: str) -> str | None:
     return response[marks[-1].start(1) :].strip() or None if marks else None
 
 
+def extract_choice(text: str, strict: bool = False) -> str | None:
+    """The statement in `text` that names a choice, as written: what names none is passed over.
+    Where none does, the last line that names one; else what is stated, or a text of one line.
+    `strict` as in `extract`.
+    """
+    text = spoken(text)
+    rules = [(boxed, stated) for boxed, stated in _stated(text, strict) if stated]
+    for _, stated in rules:
+        for statement in reversed(stated):
+            if _choices(statement) is not None:
+                return statement
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not strict and all(boxed for boxed, _ in rules):
+        # One option, or all of them and then one of them again.
+        *listed, last = [mark[1] for line in lines if (mark := _OPTION.match(line))] or [""]
+        chosen = not listed or (last in listed and len({*listed}) == len(listed))
+        for line in reversed(lines):
+            if letter(line) and (chosen or not _OPTION.match(line)):
+                return line
+    return rules[0][1][-1] if rules else (lines[0] if len(lines) == 1 and not strict else None)
+
+
 def letter(statement: str) -> str | None:
     """The choice that a statement names, in upper case, or None where it names none, or several.
 
@@ -496,19 +540,27 @@ def letter(statement: str) -> str | None:
     word such as "option" or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do
     `A cat`, `Vitamin C` and `I think`.
     """
+    named = _choices(statement) or ()
+    return named[0] if len(named) == 1 else None
+
+
+def _choices(statement: str) -> list[str] | None:
+    """The choices that a statement names, less those that it denies; None where it has neither."""
     text = _strip(_plain(_TAGS.sub("", statement)))
     text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{_SMILE}", "", text)
     whole = _ONE_LETTER.fullmatch(text)
     if whole:
-        return whole[1].upper()
+        return [whole[1].upper()]
+    if {"A", "B"} <= {label[1] for label in _OPTIONS.finditer(text)}:
+        text = _OPTIONS.sub(" ", text)  # all of them are listed
     denied = [letter for names in _DENIED.finditer(text) for letter in _standing(names[1])]
     denied += [name[1] for name in _IS_WRONG.finditer(text)]
     named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
     for names in _SEVERAL.finditer(text):
         several = _standing(names[0])
         named += several if len(several) > 1 else []
-    left = dict.fromkeys(name for name in named if name not in denied)
-    return next(iter(left)) if len(left) == 1 else None
+    left = [name for name in dict.fromkeys(named) if name not in denied]
+    return left if named or denied else None
 
 
 def _standing(text: str) -> list[str]:
@@ -557,14 +609,21 @@ def number(text: str) -> Fraction | None:
 def gold_number(text: str) -> Fraction | None:
     """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it
     states anything else."""
+    text = bare(text)
     value = number(text)
     return value if value is not None else number(_spelt_out(text))
 
 
+def bare(text: str) -> str:
+    """`text`, or what it states where it is a sentence of that kind (`The answer is 5.`)."""
+    phrase = _ANSWER_IS.search(text)
+    sentence = phrase and phrase.lastgroup and re.fullmatch(r"[\w, ]*", text[: phrase.start()])
+    return next(_statements(text), text).strip() if sentence else text
+
+
 def repeating(text: str) -> str:
     r"""`text` with fractions for its repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
-    text = re.sub(r"(?:[0-9]\u0305)+", r"\\overline{\g<0>}", text).replace("\u0305", "")
-    text = re.sub(r"([0-9])\u0307", r"\\dot{\1}", text)
+    text = rewrite(text, "marked_digits")
     return _REPEATING.sub(_repeating_fraction, text)
 
 
@@ -582,8 +641,7 @@ def _repeating_fraction(decimal: re.Match[str]) -> str:
 def unglued(text: str) -> str:
     """`text` with what NFKC and NFKD would glue to the digits before it apart from them: 10⁶ is not
     106, and 1½ is not 11/2."""
-    text = re.sub(r"[⁻⁺]?[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
-    return re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
+    return rewrite(text, "glued")
 
 
 def without_unit(latex: str) -> str:
@@ -613,13 +671,18 @@ def gold(text: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """What follows `####` on each line that has it, headings and empty ones left out."""
-    return [_TAGS.sub("", mark[1]).strip() for mark in _marks(text)]
+    return [mark[1].strip() for mark in _marks(text)]
+
+
+def untagged(text: str) -> str:
+    """`text` without the tags in it, but for a tag and nothing else."""
+    return _TAGS.sub("", text).strip() or text.strip()
 
 
 def _marks(text: str) -> Iterator[re.Match[str]]:
     """The lines with `####` that hold an answer."""
     for mark in _HASHES.finditer(text):
-        if normalize(_TAGS.sub("", mark[1])) and not _HEADING.match(mark[1]):
+        if normalize(untagged(mark[1])) and not _HEADING.match(mark[1]):
             yield mark
 
 
@@ -650,22 +713,32 @@ def _joined_boxes(text: str, strict: bool) -> list[str]:
     return [", ".join(contents.values()) for contents in lists]
 
 
+def _unescape(value: str) -> str:
+    """A value of JSON without its escapes; LaTeX that wasn't escaped stays."""
+    value = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), value)
+    return re.sub(r'\\(["\\/])', r"\1", value).strip("\"'")
+
+
 def _sentences(text: str) -> list[str]:
-    """What `<answer>` holds, else what follows each "answer is" or "answer:"."""
-    stated = [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
+    """What the key "answer" of JSON or `<answer>` holds, else what follows each "answer is" or "answer:"."""
+    stated = [_unescape("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)]
+    stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
     return [sentence.strip() for sentence in stated if normalize(sentence)]
 
 
 def _statements(text: str) -> Iterator[str]:
-    """What follows each "answer is" or "answer:", up to the end of its sentence or a reason."""
-    phrase = _ANSWER_IS.search(text)
+    """What follows each "answer is" or "answer:", and what mends it, up to the end of its sentence
+    or a reason."""
+    stated, phrase = False, _ANSWER_IS.search(text)
     while phrase is not None:
-        start = phrase.end()
-        for end in _ENDS[phrase.lastgroup].finditer(text, start + 1):
+        start = last = phrase.end()
+        stated = stated or phrase.lastgroup is not None
+        for end in _ends(phrase.lastgroup).finditer(text, start + 1) if stated else ():
             if not (end["point"] and _goes_on(text, start, end.start("point"))):
-                yield text[start : end.start()]
-                phrase = _ANSWER_IS.search(text, end.start())
+                last = end.start()
+                yield text[start:last]
                 break
+        phrase = _ANSWER_IS.search(text, last)
 
 
 def _goes_on(text: str, start: int, point: int) -> bool:
@@ -697,12 +770,30 @@ def _goes_on(text: str, start: int, point: int) -> bool:
 
 
 def _last_number(text: str) -> str | None:
-    numbers = _TOKEN.findall(_plain(text))
-    return numbers[-1] if numbers else None
+    plain = _plain(text)
+    numbers = [*_TOKEN.finditer(plain)]
+    if not numbers:
+        return None
+    start, end = numbers[-1].span()
+    below = _BELOW_ZERO.search(plain[end : end + SEEN].partition(". ")[0])
+    signed = below or _SIGNED.search(plain, max(0, start - SEEN), start)
+    return f"-{plain[start:end]}" if signed else plain[start:end]
+
+
+def _digits(spelt: re.Match[str]) -> str:
+    """What stands in the brackets of `five (5)`, or all of it where the words say another number."""
+    whole = part = 0
+    for word in re.findall(_WORD, spelt[1].casefold()):
+        scale = FACTORS.get(word, 1)
+        part = part * scale + NUMBERS.get(word, 0)
+        if scale > FACTORS["hundred"]:
+            whole, part = whole + part, 0
+    return spelt[2] if whole + part == Fraction(spelt[3].replace(",", "")) else spelt[0]
 
 
 def _one_number(statement: str) -> str:
     """`statement`, or the number in it where it is a sentence that states one number."""
+    statement = _IN_WORDS.sub(_digits, statement)
     plain = _strip(_plain(statement))
     numbers = list(itertools.islice(_TOKEN.finditer(plain), 2))
     if len(numbers) != 1 or _value(plain) is not None:
@@ -715,8 +806,9 @@ def _leads(text: str) -> bool:
     """Whether `text` may stand before the one number of a sentence and leave its value."""
     words = re.findall(_WORD, text.casefold())
     limit = re.search(r"(?:(?<!left )\bover|\A\W*up to)\s*\Z", text, re.IGNORECASE)
-    says_none = limit or any(map(_NO_SENTENCE.fullmatch, words))
-    return bool(_LEAD.fullmatch(text)) and not says_none
+    says_none = limit or _CHANGES.search(text) or any(map(_NO_SENTENCE.fullmatch, words))
+    scaled = any(len(word) > SHORT - 2 and word in FACTORS for word in text.casefold().split())
+    return bool(_LEAD.fullmatch(text)) and not says_none and not scaled
 
 
 def _numeric(statement: str, boxed: bool = False) -> str:
@@ -774,7 +866,7 @@ def _computed(left: str, right: str) -> bool:
             counts = True
         elif part[0].isalpha():
             after_number = before != "" and before not in _OPERATORS
-            changes = _NO_UNIT_FIRST.fullmatch(part.casefold()) or part.casefold() in SCALES
+            changes = _NO_UNIT_FIRST.fullmatch(part.casefold()) or part.casefold() in FACTORS
             if not after_number or changes or not _is_unit_word(part):
                 return False
             counts = True
@@ -801,18 +893,12 @@ def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
 
 def _plain(text: str) -> str:
     """`text` with one spelling for LaTeX, Unicode and thousands; its numbers are ASCII."""
-    text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", "", text)
-    text = repeating(text)
-    text = re.sub(r"(?<=\d)(\s?)º", r"\1°", re.sub(r"[Nn][º°]\s*|№\s*", "no. ", text))
-    text = unicodedata.normalize("NFKC", unglued(text).replace("！", "。")).translate(
-        DASHES | QUOTES
-    )
+    text = unglued(rewrite(repeating(text), "raw"))
+    text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     if not text.isascii():
         text = _EMOJI.sub("", text)
         text = re.sub(r"(?![0-9])\d", lambda digit: str(int(digit[0])), text)
-    for pattern, new in _PLAIN:
-        text = pattern.sub(new, text)
-    return text
+    return rewrite(text, "plain")
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -852,6 +938,7 @@ def _value(text: str) -> Fraction | None:
     if match is None:
         return None
     scale, unit = _scale(text[match.end() :])
+    unit, below = _BELOW_ZERO.subn("", unit)
     if not _is_unit(unit):
         return None
     top = Fraction((match["top"] or match["number"]).replace(",", ""))
@@ -859,16 +946,17 @@ def _value(text: str) -> Fraction | None:
     if bottom == 0:
         return None
     value = (int(match["whole"] or 0) + top / bottom) * Fraction(10) ** int(match["exponent"] or 0)
-    return (-value if match["sign"] == "-" else value) * scale
+    return (-value if match["sign"] == "-" or below else value) * scale
 
 
-def _scale(rest: str) -> tuple[Fraction, str]:
-    """The factor that a word such as "million" names, and the unit that follows."""
-    if re.match(_CJK_SCALE, rest):
-        return Fraction(CJK_SCALES[rest[0]]), rest[1:]
-    first, space, unit = rest.strip().partition(" ")
-    factor = SCALES.get(first.casefold().removesuffix("s"))
-    return (Fraction(1), rest) if factor is None else (Fraction(factor), space + unit)
+def _scale(rest: str) -> tuple[int, str]:
+    """The factor that words such as "million" name, and the unit that follows."""
+    factor = 1
+    while scale := _SCALED.match(rest):
+        word = scale["word"].casefold().rstrip(".")
+        factor *= FACTORS[word]
+        rest = rest[scale.end() :]
+    return factor, rest
 
 
 def _is_unit(rest: str) -> bool:

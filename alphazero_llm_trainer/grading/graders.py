@@ -40,23 +40,33 @@ from fractions import Fraction
 
 from . import answers
 from .math_verifier import Request, shared_verifier
+from .tables import NUMBERS, WORDS, rewrite, translation
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
 KINDS = {"numbers": "numbers", "choice": "letters of choices", "math": "formulas", "words": "words"}
-_LATEX = re.compile(r"\\|\^|_\{|\$")
+_LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 # `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
 _FORMULA = re.compile(
-    r"(?!.*[a-z]{3})(?=.*[a-z])[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
+    r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
+    r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
+    r"|-?[\d.]+[xyzni]|[\w()+*/-]*[\d)]!)"
+    r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
 )
-_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_BASES = (
-    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_FUNCTION = re.compile(
+    rf"(?<![a-zA-Z])(?:(?:{WORDS['functions']}|{WORDS['greek']}|sqrt|cbrt|abs)(?= ?[(\d₀-₉πθ√*/^+-])"
+    rf"|(?<=[\d*/^+(-])(?:{WORDS['greek']})"
+    rf"|(?:{WORDS['functions']})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
 )
-BASES = {name: str(base) for base, name in enumerate(_BASES.split(), 2)}
+# Signs that words don't have.
+_SIGNS = re.compile(
+    "(?!.*[^\\W\\d_]{3})(?!.*[⁺⁻]).*[π∞√∛∜≤≥≠≈±∓∪∩∈∉⊂⊆∅ℝℤℚℕℂ∑∫∂∇∧∨¬×÷·²³⁴-⁹ⁿθαβγδλσφω]", re.DOTALL
+)
+_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
+# An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
+_ARTICLES = re.compile(rf"(?P<kept>\b{answers.LETTERED}\s+a\b)|\b(?:a|an|the)\b(?=\s+\S)")
 NOTATIONS = {"binary": "2", "octal": "8", "decimal": "10", "hexadecimal": "16", "hex": "16"}
 # 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
 _BASE = re.compile(
@@ -70,22 +80,32 @@ _NO_BASE = re.compile(
 # What may stand before a pair, and before a set or an interval.
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
 _NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
+_APART = re.compile(r",|;|\\q?quad\b|\\(?:text|mbox)\s*\{\s*,?\s*and\s*\}|\band\b|\\land\b|\\{2}")
+_GIVEN = re.compile(r"\A[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)\Z")
+_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(?:[ap]m)?")
+_NO_CLOCK = re.compile(r"\A0(?=\d:)|[\s{}$.~]|\\(?:text|mathrm|mbox|[,;:! ])")
+_TRANSPOSED = re.compile(r"\(([a-zA-Z]+)\)\^T")
+_DROPPED = re.compile(
+    r"[a-zA-Z)]'+(?![a-zA-Z])|(?:[a-zA-Z](?:\^-1)?)*[a-zA-Z)]\^T(?:[a-zA-Z](?:\^T|\^-1)?)*"
+    r"|\\frac(?:d|\\partial)[a-zA-Z]?(?:d|\\partial)[a-zA-Z]"
+)
 _PERCENT = re.compile(r"%|per ?cent")
 FLOAT_DIGITS = 7  # of a decimal that is a float written out, at least
 DOUBLE_DIGITS = 15  # of one of 64 bits
 LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
-_FOLDED = (
-    str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"})
-    | answers.DASHES
-)
-# Between digits, before a number, after a letter (C++, A-): there punctuation changes what is
-# meant.
+_FOLDED = translation("folded") | translation("characters")
+# Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
+# changes what is meant. Signs of mathematics always do.
 _MARKS = re.compile(
-    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
-    r"|(?<=\w)[+#]+(?!\w)|(?<=\b[a-z])-(?!\w))|[^\w\s]|_"
+    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
+    r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
+    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
 )
+_JOINED = re.compile(r"\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
+# What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
+_ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
 _LABEL = re.compile(
     r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
     r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
@@ -159,7 +179,7 @@ class Grader:
 
     def same(self, answer: str, gold: str) -> bool:
         """Whether two answers are the same."""
-        return answers.equal(answer, gold)
+        return answers.equal(answer, answers.bare(gold))
 
 
 class NumberGrader(Grader):
@@ -195,7 +215,8 @@ class MathGrader(Grader):
         for i, (response, written) in enumerate(pairs):
             answer, gold = self.final_answer(response, strict), written
             if answer is not None:
-                stated, gold = map(_written_out, _same_kind(answer, written))
+                stated, gold = map(_written_out, _same_kind(answer, answers.bare(written)))
+                stated, gold = _in_order(stated, gold)
                 if not _TUPLE.match(gold):
                     stated = _TUPLE.sub("", stated)
                 verdict = _without_math_verify(stated, gold)
@@ -224,11 +245,13 @@ _BEGUN = re.compile(
 
 
 class ExactGrader(Grader):
-    """Any text: the same but for white space."""
+    """Any text: the same but for white space, and for tags where the gold answer has none."""
+
+    tagged = True
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. A response of one line is an answer."""
-        stated = answers.extract(response, strict=strict, words=True)
+        stated = answers.extract(response, strict, words=True, tagged=self.tagged)
         said = answers.spoken(response).strip()
         if stated is None and not strict and "\n" not in said:
             stated = said or None
@@ -240,7 +263,7 @@ class ExactGrader(Grader):
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`."""
-        return self.key(answer) == self.key(gold)
+        return self.key(gold) in (self.key(answer), self.key(answers.untagged(answer)))
 
     def key(self, answer: str) -> str:
         """What equal answers share."""
@@ -250,10 +273,13 @@ class ExactGrader(Grader):
 class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
 
+    tagged = False
+
     def compare(self, answer: str | None, gold: str) -> Grade:
         """See `Grader.compare`; F1 is its partial credit."""
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
+        answer, gold = map(answers.bare, (answer, gold))
         opposite, begun = OPPOSITE.get(normalize_words(gold)), _BEGUN.match(answer)
         if opposite and begun and opposite not in normalize_words(begun[2]).split():
             answer = begun[1]
@@ -262,22 +288,22 @@ class WordsGrader(ExactGrader):
         f1 = word_f1(answer, gold)
         return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
+    def same(self, answer: str, gold: str) -> bool:
+        """See `Grader.same`. Brackets around numbers or variables are one kind, or in one alone."""
+        ends = {m[1] + m[2] for text in (answer, gold) if (m := _ENDS.fullmatch(text))}
+        return super().same(answer, gold) and len(ends) < 2
+
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
-        return normalize_words(answer)
+        return normalize_words(answer.replace(",", ", ") if _ENDS.fullmatch(answer) else answer)
 
 
 class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice
-        is the answer."""
-        stated = super().final_answer(response, strict)
-        if stated is None and not strict:
-            lines = answers.spoken(response).splitlines()
-            stated = next((line.strip() for line in reversed(lines) if answers.letter(line)), None)
-        return stated
+        """See `Grader.final_answer`. What names no choice is no answer beside what names one."""
+        return answers.extract_choice(response, strict)
 
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
@@ -319,11 +345,14 @@ def is_no_answer(gold: str) -> bool:
 def kind_of(gold: str) -> str:
     """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice
     (a letter), math (LaTeX or a formula) or words."""
+    gold = answers.bare(gold)
     if answers.gold_number(gold) is not None and not re.search(r"\\|[^\W\d_]{2}", gold):
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    if _LATEX.search(gold) or _FORMULA.fullmatch(gold.strip(" .")):
+    plain = _FUNCTION.sub("π", gold.strip(" ."))
+    signs = _SIGNS.match(plain) and answers.gold_number(gold) is None
+    if _LATEX.search(gold) or signs or _FORMULA.fullmatch(plain):
         return "math"
     parts = re.split(r",\s*", gold)
     listed = len(parts) > 1 and all(kind_of(part) in ("numbers", "math") for part in parts)
@@ -353,18 +382,19 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = re.sub(r"\^\{([^{}]*)\}", r"^\1", answers.unglued(_TEXT.sub(r"\1", text)))
+    text = rewrite(answers.unglued(_TEXT.sub(r"\1", text)), "twins")
     text = unicodedata.normalize("NFKD", text.casefold())
-    text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
+    text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = re.sub(r"(?<=\b[a-z])\.\s*(?=[a-z]\b)", "", text)  # J. K. and J.K. are JK
-    text = _MARKS.sub(_meant, text)
-    return " ".join(_ARTICLES.sub(" ", text).split() or text.split())
+    said = _JOINED.sub(r"\1\2", _MARKS.sub(_meant, text))
+    return " ".join(_ARTICLES.sub(_meant, said if re.search(r"\w", said) else text).split())
 
 
 def _meant(mark: re.Match[str]) -> str:
     """The mark, or nothing where it changes nothing that is meant."""
-    return mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "CPS" else ""
+    category = unicodedata.category(mark[0][0])
+    return mark[0] if mark["kept"] or category == "Sm" or category[0] not in "CPSL" else ""
 
 
 def word_f1(answer: str, gold: str) -> float:
@@ -378,9 +408,17 @@ def word_f1(answer: str, gold: str) -> float:
 
 
 def _written_out(text: str) -> str:
-    """`text` with LaTeX for its repeating decimals and for raised and lowered digits."""
+    """`text` with LaTeX for its repeating decimals and for raised and lowered digits, one spelling
+    for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
     text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = rewrite(text, "written")
+    text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
+    terms = text.strip(" $.").split(":")
+    if len(terms) > 2 and not re.search(r"\\\{|[|=<>]", text):
+        numbers = [answers.number(term) for term in terms]
+        shares = [number / sum(filter(None, numbers)) for number in numbers if number]
+        text = f"({', '.join(map(str, shares) if len(shares) == len(terms) else terms)})"
     return answers.repeating(text)
 
 
@@ -436,6 +474,11 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
         if number == wanted or _rounded(number, wanted) or _rounded(wanted, number):
             return Verdict.CORRECT
         return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
+    times = sorted((_NO_CLOCK.sub("", text).lower() for text in (answer, gold)), key=len)
+    if all(map(_CLOCK.fullmatch, times)):  # one may leave the half of the day unsaid
+        return Verdict.CORRECT if times[0] in (times[1], times[1][:-2]) else Verdict.WRONG
+    if _dropped_marks(answer, gold) != _dropped_marks(gold, answer):
+        return Verdict.WRONG
     if answers.equal(answer, gold):
         return Verdict.CORRECT
     based, wanted_base = _in_base(answer), _in_base(gold)
@@ -443,6 +486,43 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
         return Verdict.CORRECT if based == wanted_base else Verdict.WRONG
     # math-verify reads a set as a pair, or as an interval.
     return Verdict.WRONG if {_brackets(answer), _brackets(gold)} == {"set", "pair"} else None
+
+
+def _in_order(answer: str, gold: str) -> tuple[str, str]:
+    """An answer and a gold answer; where one gives values to several names, both as tuples in the
+    order of the names."""
+    given = [_assigned(answer), _assigned(gold)]
+    if not any(given) or (all(given) and given[0].keys() != given[1].keys()):
+        return answer, gold
+    answer, gold = (
+        f"({', '.join(value for _, value in sorted(values.items()))})"
+        if values
+        else text
+        if _brackets(text) == "pair"
+        else f"({text})"
+        for text, values in zip((answer, gold), given, strict=True)
+    )
+    return answer, gold
+
+
+def _assigned(text: str) -> dict[str, str]:
+    """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else none."""
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|[$\s]|(?<=[)\w]),?\\q?quad", " ", text).strip(" .")
+    pair = _TUPLE.match(text)
+    if pair:
+        parts = text[pair.end() :].strip(" ()").split(",")
+        values = dict(zip(re.findall("[a-zA-Z]", pair[0]), parts, strict=False))
+    else:
+        parts = _APART.split(text)
+        values = dict(given for part in parts for given in _GIVEN.findall(part))
+    return values if 1 < len(values) == len(parts) else {}
+
+
+def _dropped_marks(text: str, other: str) -> list[str]:
+    """What `text` has of the marks that math-verify drops: primes, transposes with the product that
+    they stand in, derivatives; of the right side alone where `other` has no left one."""
+    text = re.sub(r"[\s{}$]|\\(?:left|right|cdot|,)", "", text)
+    return sorted(_DROPPED.findall(text if "=" in other else text.rpartition("=")[2]))
 
 
 def _rounded(decimal: Fraction, exact: Fraction) -> bool:
@@ -464,7 +544,7 @@ def _in_base(text: str) -> tuple[str, str] | None:
     if number is None:
         return None
     digits, named = number[1].upper().lstrip("0"), (number[2] or number[3]).lower()
-    base = (BASES | NOTATIONS).get(named, named)
+    base = str(NUMBERS.get(named) or NOTATIONS.get(named, named))
     largest = int(base) if base.isdigit() else 10
     if any(letter.isalpha() and int(letter, 36) >= largest for letter in digits):
         return None  # a_1 is a term
@@ -474,9 +554,7 @@ def _in_base(text: str) -> tuple[str, str] | None:
 def _brackets(text: str) -> str | None:
     """`set` or `pair` for `\\{a, b\\}` or `(a, b)` and its like, intervals too; None for any other
     text."""
-    text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])|[$\s]", "", text).rstrip(".")
-    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("\\{", "{")
-    text = text.replace("\\}", "}")
+    text = rewrite(text, "brackets")
     names = _NAMES.match(text)
     text = text[names.end() if names else 0 :]
     depth, commas = 0, 0

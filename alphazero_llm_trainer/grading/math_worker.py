@@ -23,6 +23,7 @@ from math_verify import LatexExtractionConfig, grader, parse, verify
 from math_verify.grader import is_equation, take_first_relation
 from sympy import (
     And,
+    Derivative,
     Expr,
     FiniteSet,
     Float,
@@ -32,14 +33,20 @@ from sympy import (
     Or,
     S,
     Symbol,
+    SympifyError,
     Union,
+    Xor,
     cos,
     exp,
     expand,
     simplify,
+    sympify,
 )
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+from sympy.logic.inference import satisfiable
+
+from .tables import WORDS, rewrite
 
 PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
@@ -53,35 +60,11 @@ FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_confi
 RELATIVE = 1e-5  # that two decimals may be apart
 COMPLEX_DIGITS = 50  # that complex numbers are compared with
 EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts as none
-SYMBOLS = {
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "÷": r"\div ",
-    "±": r"\pm ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∅": r"\emptyset ",
-    "ℝ": r"\mathbb{R}",
-    r"\text{all real numbers}": r"\mathbb{R}",
-    "−": "-",
-    "θ": r"\theta ",
-    "α": r"\alpha ",
-    "β": r"\beta ",
-    "°": r"^\circ ",
-    "²": "^2",
-    "³": "^3",
-    "∨": r"\lor ",
-    "∧": r"\land ",
-    r"\lor": r"\text{ or }",
-    r"\land": r"\text{ and }",
-}
-
+# Functions and letters in plain text, but not in the words of a formula.
+PLAIN = re.compile(
+    r"(?P<kept>\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\})|(?:\\operatorname\s*\{)?(?<![\\a-zA-Z])"
+    rf"(?P<name>{WORDS['functions']}|{WORDS['greek']})(?![a-zA-Z])\}}?"
+)
 # ]3, 5[ is (3, 5)
 _END = r"[^\[\](){},]+"
 TURNED = re.compile(
@@ -126,14 +109,9 @@ grader.sympy_numeric_eq = exactly_equal
 
 def latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
-    text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))", r"\\sqrt{\1\2\3}", text)
-    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
-    text = re.sub(r"(?<!\\);", ",", text)
+    text = PLAIN.sub(lambda name: name["kept"] or f"\\{name['name']} ", text)
     text = TURNED.sub(_ordinary, text)
-    text = MEMBER.sub("", BUILDER.sub(r"\1", text))
-    for sign, command in SYMBOLS.items():
-        text = text.replace(sign, command)
-    return text
+    return rewrite(MEMBER.sub("", BUILDER.sub(r"\1", text)), "latex")
 
 
 def _ordinary(interval: re.Match[str]) -> str:
@@ -143,8 +121,13 @@ def _ordinary(interval: re.Match[str]) -> str:
 
 def judge(gold: str, answer: str, extracted: bool) -> str:
     """The verdict of one request."""
+    stated = [_logic(text) for text in (gold, answer) if extracted]
+    if any(part is not None for part in stated):
+        return "wrong" if None in stated or satisfiable(Xor(*stated)) else "correct"
     # `5i` reads as a variable, `5 i` doesn't
     gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
+    if len({re.sub(r"\s|\\(?:left|right)\b", "", text) for text in (gold, answer)}) == 1:
+        return "correct"
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
     # Mathematics that is marked inside words stays marked; anything else is an expression as it
     # stands.
@@ -157,34 +140,62 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
         else parse(text, parsing_timeout=None)
     )
     if wanted and read:
-        same = _same_set(wanted[0], read[0], answer) or _same_set(read[0], wanted[0], gold)
+        same = _same_set((wanted[0], gold), (read[0], answer))
         if same or _same_complex(wanted[0], read[0]):
             return "correct"
     if verify(wanted, read, timeout_seconds=None):
         # Formulas come before the text that they were read from.
-        return "correct" if is_equation(wanted[0]) or _names_a_value(read[0], answer) else "wrong"
+        if is_equation(wanted[0]) and is_equation(read[0]):
+            return "correct"
+        named = _names_a_value(wanted[0], gold) and _names_a_value(read[0], answer)
+        return "correct" if named else "wrong"
     # What math-verify can't read comes back as text alone, and text equals text only.
     return "wrong" if any(not isinstance(part, str) for part in read) else "unparsed"
 
 
-def _same_set(solutions: Any, inequality: Any, text: str) -> bool:
-    """Whether an inequality in one variable, read from `text`, says what an interval or a union of
-    them does. Several are all meant, where nothing says "or" and all can be true."""
-    if not isinstance(solutions, Interval | Union):
-        return False
-    parts = inequality.args if isinstance(inequality, FiniteSet) else (inequality,)
-    if not parts or not all(isinstance(part, And | Relational) for part in parts):
-        return False
-    if len(inequality.free_symbols) != 1 or any(map(is_equation, parts)):
-        return False
+def _logic(text: str) -> Any:
+    """The proposition that `text` states by "and", "or" and "not" over letters, else None."""
+    text = rewrite(text, "logic")
+    if not re.fullmatch(r"(?!.*[a-zA-Z]\s*[a-zA-Z(])(?=.*[&|~])[a-zA-Z&|~()\s]+", text):
+        return None
+    try:
+        return sympify(text, locals={letter: Symbol(letter) for letter in re.findall(r"\w", text)})
+    except (SympifyError, TypeError):
+        return None
+
+
+def _same_set(*sides: tuple[Any, str]) -> bool:
+    """Whether two sides, one of them an inequality in one variable, describe one set of numbers."""
+    first, second = (_solutions(*side) for side in sides)
+    names = {str(name) for read, _ in sides for name in read.free_symbols}
+    # pi/2 as it was read is another object than pi/2 as it is computed
+    return (
+        None not in (first, second)
+        and len(names) == 1
+        and bool(simplify(first) == simplify(second))
+    )
+
+
+def _solutions(read: Any, text: str) -> Any:
+    """The interval or union of them that was read from `text`, or that an inequality in one
+    variable describes; None for anything else. Several are all meant, where nothing says "or" and
+    all can be true."""
+    if isinstance(read, Interval | Union):
+        return read
+    parts = read.args if isinstance(read, FiniteSet) else (read,)
+    if not parts or not all(isinstance(part, And | Or | Relational) for part in parts):
+        return None
+    if len(read.free_symbols) != 1 or any(map(is_equation, parts)):
+        return None
+    real = {symbol: Symbol(symbol.name, real=True) for symbol in read.free_symbols}
+    parts = [part.subs(real) for part in parts]
     try:
         together = And(*parts).as_set()
         if re.search(r"\bor\b", text) or together is S.EmptySet:
             together = Or(*parts).as_set()
     except (NotImplementedError, TypeError, ValueError):
-        return False
-    # pi/2 as it was read is another object than pi/2 as it is computed
-    return bool(simplify(solutions) == simplify(together))
+        return None
+    return together
 
 
 def _same_complex(wanted: Any, read: Any) -> bool:
@@ -218,7 +229,7 @@ def _names_a_value(read: Any, answer: str) -> bool:
         points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)
     )
     return (
-        isinstance(left, Symbol | AppliedUndef)
+        isinstance(left, Symbol | AppliedUndef | Derivative)
         or segment
         or not (left.free_symbols or left.is_Number)
     )
