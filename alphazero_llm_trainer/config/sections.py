@@ -41,6 +41,12 @@ class Read:
 SEARCHES = "searches=yes"
 LEARNS = "command=train,sample,value,prm"  # searches that something learns from
 FITS = "command=train,sft,value,prm"
+BY_TREES = Read(SEARCHES, "train.groups!=chain")
+BY_LEARNERS = Read(LEARNS, SEARCHES)
+BY_TRAINERS = Read(FITS)
+BY_ANSWERS = Read("command=search,eval,serve")
+BY_OWN_SEARCHES = Read(SEARCHES, "command!=vf-eval")  # that one asks a server for steps
+BY_TEACHERS = Read(SEARCHES, "teachers.tier!=none")
 GENERATING = "search.mode=token|train.groups=verified"
 JUDGED = "train.groups=verified|command=search,eval,serve"
 
@@ -134,13 +140,13 @@ class ProblemsConfig(Section):
     solution_column: str | None
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None
     system_prompt: Annotated[str | None, Read("scratch=no")]
-    shots: Annotated[NonNegative, Read("scratch=no")]
+    shots: Annotated[NonNegative, Read("scratch=no", "command!=vf-eval")]
 
 
 class VllmConfig(Section):
     place = "engine.vllm"
     read = Read("engine.backend=vllm-server")
-    gpu_memory: Annotated[Annotated[float, Field(gt=0, le=1)], Read("engine.backend=vllm")]
+    gpu_memory: Annotated[float, Field(gt=0, le=1), Read("engine.backend=vllm")]
     base_url: str
     model: str | None
     adapter_dir: str | None
@@ -184,7 +190,8 @@ class EngineConfig(Section):
     cache_tokens: NonNegative
     cache_bytes: NonNegative | None
     native: Annotated[
-        Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)],
+        Literal["auto", "off"],
+        BeforeValidator(on_or_off),
         Read("engine.backend=inprocess"),
     ]
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Read("engine.backend=inprocess")]
@@ -218,11 +225,9 @@ class VerifyConfig(Section):
     read = Read(SEARCHES, JUDGED)
     reject_below: Share
     patience: Positive
-    accept_above: Annotated[Share, Read("command=search,eval,serve")]
+    accept_above: Annotated[Share, BY_ANSWERS]
     first_temperature: Temperature
-    reserve: Annotated[NonNegative, Read("command=search,eval,serve")] = (
-        40  # as `SearchConfig.max_tokens`
-    )
+    reserve: Annotated[NonNegative, BY_ANSWERS] = 40  # as `SearchConfig.max_tokens`
     repeat: bool
     revisit: bool
 
@@ -230,10 +235,8 @@ class VerifyConfig(Section):
 class SearchConfig(Section):
     place = "search"
     read = Read(SEARCHES)
-    mode: Literal["step", "token"]
-    select: Annotated[
-        Annotated[str | None, AfterValidator(a_selector)], Read(SEARCHES, "train.groups!=chain")
-    ]
+    mode: Annotated[Literal["step", "token"], BY_OWN_SEARCHES]
+    select: Annotated[str | None, AfterValidator(a_selector), BY_TREES]
     exploration: Annotated[
         NonNegativeFloat | None,
         Read(SEARCHES, "train.groups!=chain", "search.select!=restart,best-first"),
@@ -256,12 +259,12 @@ class SearchConfig(Section):
         ),
     ]
     top_k: Annotated[Positive, Read(SEARCHES, "search.mode=token")]
-    rollout: Literal["sample", "greedy", "beam", "none"] | None
+    rollout: Annotated[Literal["sample", "greedy", "beam", "none"] | None, BY_OWN_SEARCHES]
     beam: Annotated[Positive, Read(SEARCHES, "search.rollout=beam")]
     rollout_weight: Annotated[Share | None, Read(SEARCHES, "search.rollout!=none")]
-    value: str | None
+    value: Annotated[str | None, BY_OWN_SEARCHES]
     discount: Annotated[float, Number, Field(gt=0, le=1)]
-    width: Annotated[Positive, Read(SEARCHES, "train.groups!=chain")]
+    width: Annotated[Positive, BY_TREES]
     step: StepRule = (
         "line"  # these three are the embedded student's: a configuration has its own student's
     )
@@ -344,17 +347,18 @@ class BudgetConfig(Section):
 class TeachersConfig(Section):
     place = "teachers"
     read = ASKED
+    # See `load.with_tier`.
     tier: Annotated[
         Literal["none", "embedded", "free", "production", "local", "auto"],
         Read(SEARCHES, "command!=search,eval,serve"),
-    ]  # see `load.with_tier`
-    right: Annotated[NonNegative, Read(SEARCHES, "teachers.tier!=none")]
-    wrong: Annotated[NonNegative, Read(SEARCHES, "teachers.tier!=none")]
-    ask: Annotated[Literal["always", "uncertain", "failing"], Read(SEARCHES, "teachers.tier!=none")]
+    ]
+    right: Annotated[NonNegative, BY_TEACHERS]
+    wrong: Annotated[NonNegative, BY_TEACHERS]
+    ask: Annotated[Literal["always", "uncertain", "failing"], BY_TEACHERS]
     max_tokens: Positive
     timeout_seconds: PositiveFloat
     budget: BudgetConfig
-    terminal_checker: Annotated[bool, Read(SEARCHES, "command!=search,eval,serve")]
+    terminal_checker: Annotated[bool, Read(SEARCHES, "command!=search,eval,serve,vf-eval")]
 
 
 class ServeConfig(Section):

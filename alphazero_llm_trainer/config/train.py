@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from ..errors import ConfigError, nearest
 from .objects import own_object
 from .sections import (
+    BY_LEARNERS,
+    BY_TRAINERS,
     FITS,
     LEARNS,
     SEARCHES,
@@ -69,7 +71,7 @@ class Rates(NamedTuple):
 
 class OptimizerConfig(Section):
     place = "train.optimizer"
-    read = Read(FITS)
+    read = BY_TRAINERS
     name: Literal["auto", "adamw", "adamw_8bit"]
     learning_rate: PositiveFloat | None
     batch_size: Positive
@@ -96,7 +98,7 @@ class CriticConfig(Section):
 
     place = "train.critic"
     read = Read("command=value,prm")
-    questions: Annotated[Annotated[int, Field(ge=10)], Read("command=value,prm", SEARCHES)]
+    questions: Annotated[int, Field(ge=10), Read("command=value,prm", SEARCHES)]
     margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
     format: Annotated[
@@ -107,7 +109,7 @@ class CriticConfig(Section):
 class TrainConfig(Section):
     place = "train"
     read = Read("command=train")
-    method: Annotated[Annotated[str, AfterValidator(a_method)], Read(LEARNS, SEARCHES)]
+    method: Annotated[str, AfterValidator(a_method), BY_LEARNERS]
     student: Annotated[str | None, Read("command=train", fix="name it with --model")]
     num_examples: Annotated[Positive, Read("command=train,value,prm", SEARCHES)]
     tokens: Positive | None
@@ -119,17 +121,17 @@ class TrainConfig(Section):
     track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
     eval_size: Annotated[NonNegative, Read("command=train,sft")]
     validation_size: Annotated[NonNegative, Read("command=train,sft")]
-    keep_best: Annotated[bool, Read(FITS)]
+    keep_best: Annotated[bool, BY_TRAINERS]
     keep_checkpoints: Positive | None
-    groups: Annotated[Literal["tree", "chain", "verified"], Read(LEARNS, SEARCHES)]
+    groups: Annotated[Literal["tree", "chain", "verified"], BY_LEARNERS]
     requeue_limit: Annotated[NonNegative, Read(LEARNS, SEARCHES, "search.budget_tokens=null")]
-    reward: Annotated[Literal["hre", "combined"] | None, Read(LEARNS, SEARCHES)]
+    reward: Annotated[Literal["hre", "combined"] | None, BY_LEARNERS]
     adapter: Annotated[Literal["full", "lora"] | None, Read(FITS, "scratch=no")]
-    micro_batch: Annotated[Positive | None, Read(FITS)]
+    micro_batch: Annotated[Positive | None, BY_TRAINERS]
     gradient_checkpointing: Annotated[
-        Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)], Read(FITS)
+        Literal["auto", "on", "off"], BeforeValidator(on_or_off), BY_TRAINERS
     ]
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], Read(FITS)]
+    precision: Annotated[Literal["auto", "float32", "bfloat16"], BY_TRAINERS]
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
     push_to_hub: str | None
     demonstrations: Annotated[NonNegative, Read(FITS, "searches=yes|command=sft")]
@@ -149,7 +151,7 @@ class TrainConfig(Section):
     prm: Annotated[str | None, Read("command=train", "train.credit=process")]
     process_weight: Annotated[NonNegativeFloat, Read("command=train", "train.credit=process")]
     negative_weight: Share
-    teacher_rows: Annotated[bool, Read(LEARNS, SEARCHES)]
+    teacher_rows: Annotated[bool, BY_LEARNERS]
     gae_lambda: Share
     critic_rounds: NonNegative
     sft_steps: Annotated[Positive | None, Read("command=sft,value,prm")]

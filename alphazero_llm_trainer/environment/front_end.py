@@ -293,24 +293,18 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
     """Raise ConfigError for a key of `--env.taskset.config-file` that nothing here reads."""
     from ..config.load import check_read, load_config
 
-    unread = {
-        "problems.shots": "and a question is asked alone here: leave it out",
-        "teachers.terminal_checker": "and no search here asks it: leave it out",
-    }
     own, measured = env.taskset.of_file.get("student"), env.taskset.task.use_student_model
     if own is not None and not measured:
         raise ConfigError(
             f"student is {own!r} in {env.taskset.config_file}, and nothing here measures by it: add "
             "--use-student-model, or leave it out"
         )
-    if env.taskset.tier == "none":
-        unread["teachers.tier"] = "and --tier names the teachers here: name them there"
-    if getattr(env.agent.harness, "search", "none") == "mcts":
-        steps = "and this search asks a server for steps: leave it out"
-        unread |= dict.fromkeys(("search.mode", "search.rollout", "search.value"), steps)
-    named = {"teachers": {"tier": env.taskset.tier}}
-    config = load_config(env.taskset.config_file, [] if env.taskset.tier == "none" else [named])
-    config.refuse(unread)
+    tier = env.taskset.tier
+    layers = [] if tier == "none" else [{"teachers": {"tier": tier}}]
+    config = load_config(env.taskset.config_file, layers)
+    if not layers:
+        named = "and --tier names the teachers here: name them there"
+        config.refuse({"teachers.tier": named})
     searches = getattr(env.agent.harness, "search", "none") == "mcts"
     check_read(config, command="vf-eval", searches="yes" if searches else "no")
 
