@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from ..errors import ConfigError, nearest
 from ..files import flat
 from .sections import (
+    SEARCHES,
     EngineConfig,
     ProblemsConfig,
     Read,
@@ -216,13 +217,14 @@ def check_read(config: Config, **facts: str) -> None:
     (`sections.Read`). `facts` are of the command; without any, only the keys of engine and search are
     asked for that read each other.
     """
-    unread = {}
+    unread = dict[str, str]()
     for key, read in keys_of(Config):
-        if not facts and key.count(".") > 1:
+        if not facts and (key.count(".") > 1 or not key.startswith(READ_BY_ALL)):
             continue
-        others = (other_reader(config, facts, condition) for condition in read.conditions)
-        if (other := next(filter(None, others), None)) is not None:
-            unread[key] = f"{other}: {read.fix}"
+        for condition in read.conditions:
+            if (other := other_reader(config, facts, condition)) is not None:
+                fix = Read().fix if condition == SEARCHES else read.fix
+                unread.setdefault(key, f"{other}: {fix}")
     config.refuse(unread)
 
 

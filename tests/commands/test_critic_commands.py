@@ -15,10 +15,11 @@ from alphazero_llm_trainer.learning.learner import Learner
 from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 
-QUICK = """
-    --model embedded -n 60 --set search.simulations=2 --set search.samples=6 --set
-    train.optimizer.epochs=1 --set train.critic.least_outcomes=2 --set train.critic.margin=0.25
+LEARNT = """
+    --model embedded --set train.optimizer.epochs=1 --set train.critic.least_outcomes=2 --set
+    train.critic.margin=0.25
 """.split()
+QUICK = [*"-n 60 --set search.simulations=2 --set search.samples=6".split(), *LEARNT]
 
 
 @pytest.fixture(scope="module", params=["value", "prm"])
@@ -33,7 +34,7 @@ def test_the_command_searches_trains_and_reports(made, tmp_path, capsys):
     kind, out = made
     # The journal alone gives the same critic again, bit for bit.
     again = tmp_path / "again"
-    assert main([*f"{kind} --data {out} --out {again}".split(), *QUICK[:2], *QUICK[4:]]) == 0
+    assert main([*f"{kind} --data {out} --out {again}".split(), *LEARNT]) == 0
     for name in ("critic.safetensors", "model.safetensors"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
     assert [*tmp_path.iterdir()] == [again]  # nothing outside the out folder
