@@ -55,7 +55,8 @@ class EngineTokens(Prompts):
     def texts(self, token_ids: tuple[int, ...]) -> list[str]:
         """The texts of a response's steps."""
         ends = self._parts(token_ids)
-        if joins(self.student.tokenizer):  # each text is kept
+        tokenizer = getattr(self.student, "tokenizer", None)
+        if tokenizer is None or joins(tokenizer):  # each text is kept
             return [self.text(token_ids[start:end]) for start, end in pairwise((0, *ends))]
         return self.student.decode_parts(token_ids, ends)
 

@@ -245,7 +245,8 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
         {**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)
     ]
     drawn["history"] = tree["history"]
-    drawn["unread"] = tree.get("unread") or []
+    if "unread" in tree:
+        drawn["unread"] = tree["unread"]
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
     return {

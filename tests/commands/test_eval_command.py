@@ -101,7 +101,9 @@ def test_answers_that_were_cut_are_told_as_that_and_not_compared(tmp_path, capsy
         assert "2 questions tried, up to" in said.err and "a budget of" in said.err
         found = results(out)
         cut = [row["method"] for row in found["rows"] if row["cut"]]
-        assert len(cut) == of_those and said.out.count("were cut by the budget: --budget-tokens") == 1
+        assert (
+            len(cut) == of_those and said.out.count("were cut by the budget: --budget-tokens") == 1
+        )
         compared = {name for pair in found["pairs"] for name in (pair["method"], pair["over"])}
         assert not compared & set(cut) and (out / "report.html").exists()
     assert main([*flags, "--out", str(tmp_path / "usual")]) == 0

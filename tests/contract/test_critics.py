@@ -33,6 +33,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
+from alphazero_llm_trainer.engine.protocol import UNJUDGED
 from alphazero_llm_trainer.errors import (
     CheckpointError,
     DataError,
@@ -667,7 +668,7 @@ def test_qwen_prm_is_read_at_its_separators(deep, student, tmp_path):
     expected = logits.softmax(dim=-1)[at][:, 1].tolist()
     assert len(set(expected)) == 3 and list(found.steps) == pytest.approx(expected, abs=1e-5)
     assert verifier.scored_tokens == int(at[0].nonzero().max()) + 1
-    assert judged(verifier, (), []).total == 1.0
+    assert judged(verifier, (), []).total == UNJUDGED
 
 
 def test_a_folder_of_another_kind_is_refused(student, tmp_path):
