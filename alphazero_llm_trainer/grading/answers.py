@@ -435,9 +435,7 @@ def spoken(response: str) -> str:
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
-def extract(
-    text: str, strict: bool = False, words: bool = False, tagged: bool = False
-) -> str | None:
+def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
     """The final answer in `text` as it was written, or None where there is none.
 
     Args:
@@ -445,13 +443,11 @@ def extract(
         strict: True takes a `####` line or a box only; False tries every rule of the module's
             docstring.
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
-        tagged: True keeps tags such as `<b>`.
     """
     text = spoken(text)
     for boxed, stated in _stated(text, strict):
         if stated:
-            last = stated[-1] if tagged else untagged(stated[-1])
-            return last if words or boxed else _one_number(last)
+            return stated[-1] if words or boxed else _one_number(untagged(stated[-1]))
     return None if strict or words else _last_number(text)
 
 
@@ -516,21 +512,21 @@ def extract_choice(text: str, strict: bool = False) -> str | None:
     Where none does, the last line that names one; else what is stated, or a text of one line.
     `strict` as in `extract`.
     """
-    text = spoken(text)
-    rules = [(boxed, stated) for boxed, stated in _stated(text, strict) if stated]
-    for _, stated in rules:
+    text, boxes, first = spoken(text), not strict, None
+    for boxed, stated in _stated(text, strict):
         for statement in reversed(stated):
             if _choices(statement) is not None:
                 return statement
+            first, boxes = first or statement, boxes and boxed
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not strict and all(boxed for boxed, _ in rules):
+    if boxes:
         # One option, or all of them and then one of them again.
         *listed, last = [mark[1] for line in lines if (mark := _OPTION.match(line))] or [""]
         chosen = not listed or (last in listed and len({*listed}) == len(listed))
         for line in reversed(lines):
             if letter(line) and (chosen or not _OPTION.match(line)):
                 return line
-    return rules[0][1][-1] if rules else (lines[0] if len(lines) == 1 and not strict else None)
+    return lines[0] if first is None and len(lines) == 1 and not strict else first
 
 
 def letter(statement: str) -> str | None:

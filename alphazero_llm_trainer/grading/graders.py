@@ -103,7 +103,7 @@ _MARKS = re.compile(
     r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
     r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
 )
-_JOINED = re.compile(r"\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
+_JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
 # What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
 _ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
 _LABEL = re.compile(
@@ -247,11 +247,9 @@ _BEGUN = re.compile(
 class ExactGrader(Grader):
     """Any text: the same but for white space, and for tags where the gold answer has none."""
 
-    tagged = True
-
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. A response of one line is an answer."""
-        stated = answers.extract(response, strict, words=True, tagged=self.tagged)
+        stated = answers.extract(response, strict, words=True)
         said = answers.spoken(response).strip()
         if stated is None and not strict and "\n" not in said:
             stated = said or None
@@ -272,8 +270,6 @@ class ExactGrader(Grader):
 
 class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
-
-    tagged = False
 
     def compare(self, answer: str | None, gold: str) -> Grade:
         """See `Grader.compare`; F1 is its partial credit."""
@@ -382,7 +378,7 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = rewrite(answers.unglued(_TEXT.sub(r"\1", text)), "twins")
+    text = rewrite(answers.unglued(_TEXT.sub(r"\1", answers.untagged(text))), "twins")
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
@@ -410,6 +406,7 @@ def word_f1(answer: str, gold: str) -> float:
 def _written_out(text: str) -> str:
     """`text` with LaTeX for its repeating decimals and for raised and lowered digits, one spelling
     for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
+    text = answers.untagged(text)
     text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = rewrite(text, "written")
