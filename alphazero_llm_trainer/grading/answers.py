@@ -62,11 +62,7 @@ _SCALED = re.compile(unicodedata.normalize("NFKC", rf"\s*(?P<word>{_SCALE})"))
 # of thousands in one number: without an end, a line of them would be read again from each comma on
 GROUPS = 30
 
-_MONEY = "$£¥฿৳" + "".join(map(chr, range(0x20A0, 0x20C1)))  # the block of currencies
-_CURRENCY = (
-    r"N?Rs|R[Mp]|Fr|[Kk]r|K[Ss]hs?|Php|Tk|TL|RMB|USD|EUR|GBP|JPY|CNY|INR|CHF|AUD|CAD|NZD|SGD|HKD|TWD|KRW|MXN"
-    r"|BRL|ZAR|SEK|NOK|DKK|PLN|CZK|HUF|TRY|RUB|UAH|THB|IDR|MYR|PHP|VND|PKR|BDT|KES|NGN|AED|SAR|ILS"
-)
+_MONEY = "$£¥฿৳₠-⃀"
 _DECIMAL = (
     rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 )
@@ -265,37 +261,6 @@ _OPERATORS = frozenset("+-*/×÷·^")
 _GROUPS = re.compile(
     r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
     r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
-)
-_UNITS = (
-    rf"[kMGmcdnμ]?(?:[{_UNIT_LETTERS}]|Pa|Hz|Wh|Ω|eV|mol)"
-    r"|mA|dB|sqm|pp|pts|lx|ha|ac|px|wk|mo|atm|bar|lei|Fr|Rp|RM|TL"
-)
-_SPELT_OUT = tuple(
-    (re.compile(pattern, re.IGNORECASE), new)
-    for pattern, new in (
-        (
-            r"<<[^<>]*>>|</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`",
-            "",
-        ),
-        (
-            rf"(?<!\w)(?:(?:approx|ca|rs)\.|(?-i:{_CURRENCY})\.?)(?=[0-9])|(?<=[0-9])(?:\s?/|[.,])--?(?!\w)",
-            "",
-        ),
-        (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
-        (
-            rf"(?:(?<!\w)negative\s|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] )|(?={WORDS['joined']})){_SIGN})\s*"
-            rf"(?=[{_MONEY}]?[0-9.])",
-            "-",
-        ),
-        (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
-        (r"(?<=[0-9])k(?![A-Za-z0-9])", " thousand"),
-        (r"(?<=[0-9])(?-i:M)(?![A-Za-z0-9])", " million"),
-        (
-            rf"(?<=[0-9])\s?(?-i:(?:{_UNITS})(?:[·⋅](?:{_UNITS}))*|[A-Z]{{3}})(?![A-Za-z0-9'’])",
-            " units",
-        ),
-        (r"(?<=[0-9])-(?=[a-z]{2})", " "),
-    )
 )
 _SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
 # Behind a number: a bracket or a dash and words, unless they change the value; a reason; a smile.
@@ -829,10 +794,7 @@ def _numeric(statement: str, boxed: bool = False) -> str:
 def _spelt_out(text: str) -> str:
     """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5`
     as `number` reads them."""
-    text = _grouped(_strip(_plain(_TAGS.sub("", text))))
-    for pattern, new in _SPELT_OUT:
-        text = pattern.sub(new, text)
-    return text
+    return rewrite(_grouped(_strip(_plain(_TAGS.sub("", text)))), "spelt_out")
 
 
 def _grouped(text: str) -> str:
@@ -866,7 +828,7 @@ def _computed(left: str, right: str) -> bool:
             if not after_number or changes or not _is_unit_word(part):
                 return False
             counts = True
-        elif part[0] not in f"0123456789.()%{_MONEY}":
+        elif not re.match(rf"[0-9.()%{_MONEY}]", part):
             return False
         before = part
     return counts or _value(side) == _value(right)

@@ -40,7 +40,7 @@ from fractions import Fraction
 
 from . import answers
 from .math_verifier import Request, shared_verifier
-from .tables import NUMBERS, WORDS, rewrite, translation
+from .tables import NUMBERS, TABLES, WORDS, rewrite, translation
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
@@ -67,13 +67,13 @@ _SIGNS = re.compile(
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 # An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
 _ARTICLES = re.compile(rf"(?P<kept>\b{answers.LETTERED}\s+a\b)|\b(?:a|an|the)\b(?=\s+\S)")
-NOTATIONS = {"binary": "2", "octal": "8", "decimal": "10", "hexadecimal": "16", "hex": "16"}
+NOTATIONS = TABLES["notations"]
 # 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
 _BASE = re.compile(
     rf"(-?[0-9A-F.]*?)(?:(?:_(?:base)?|(?:in)?base)([0-9]+|[a-z]+)|(?:in)?({'|'.join(NOTATIONS)}))",
     re.IGNORECASE,
 )
-_RAISED, _LOWERED = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+"), re.compile("[₀-₉ₙ]+")
+_SHIFTED = re.compile("([⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+)|[₀-₉ₙ]+")
 _NO_BASE = re.compile(
     r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
 )
@@ -407,8 +407,9 @@ def _written_out(text: str) -> str:
     """`text` with LaTeX for its repeating decimals and for raised and lowered digits, one spelling
     for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
     text = answers.untagged(text)
-    text = _RAISED.sub(lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    text = _LOWERED.sub(lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = _SHIFTED.sub(
+        lambda m: f"{'^' if m[1] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text
+    )
     text = rewrite(text, "written")
     text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
     terms = text.strip(" $.").split(":")
@@ -541,7 +542,7 @@ def _in_base(text: str) -> tuple[str, str] | None:
     if number is None:
         return None
     digits, named = number[1].upper().lstrip("0"), (number[2] or number[3]).lower()
-    base = str(NUMBERS.get(named) or NOTATIONS.get(named, named))
+    base = str((NUMBERS | NOTATIONS).get(named, named))
     largest = int(base) if base.isdigit() else 10
     if any(letter.isalpha() and int(letter, 36) >= largest for letter in digits):
         return None  # a_1 is a term

@@ -31,14 +31,16 @@ class Language(NamedTuple):
 LANGUAGES = {code: Language(**fields) for code, fields in TABLES["languages"].items()}
 # Alternatives by their name.
 WORDS = {name: "|".join(words) for name, words in TABLES["words"].items()}
-NUMBERS = {word: i for i, word in enumerate(TABLES["numbers"]["ones"].split())} | {
-    word: 10 * i for i, word in enumerate(TABLES["numbers"]["tens"].split(), 1)
-}
+NUMBERS: dict[str, int] = TABLES["numbers"]
 
 
 @cache
 def _rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(pattern), new) for pattern, new in TABLES[name].items()]
+    rows = []
+    for pattern, new in TABLES[name].items():
+        filled = re.sub(r"\{([a-z]+)\}", lambda words: WORDS.get(words[1], words[0]), pattern)
+        rows.append((re.compile(filled), new))
+    return rows
 
 
 def rewrite(text: str, name: str) -> str:
