@@ -110,9 +110,6 @@ _PREFIX = re.compile(
 )
 # Digits that touch a letter are a part of its word, but in scripts that set no spaces.
 _LETTER_BEFORE = r"[^\W\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
-_UNIT_LETTERS = (
-    "gmlLshtdcJNVWKCF"  # units of one letter: where an answer is a number they are no variables
-)
 # A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a
 # hyphen, and digits that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of
 # at least two letters follows.
@@ -120,7 +117,7 @@ _TOKEN = re.compile(
     rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[{_MONEY}]?|[{_MONEY}]-)"
     rf"(?<!{_LETTER_BEFORE})(?<![.^])"
     rf"(?>[0-9]+ [0-9]+/[0-9]+|{_DECIMAL}(?:/{_DECIMAL})?(?:[eE][-+]?[0-9]{{1,2}}(?![0-9]))?)"
-    rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
+    rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[gmlLshtdcJNVWKCF](?!\w)))"
     rf"(?:\s?{_SCALE}){{0,3}}"
 )
 # Words before the one number of a sentence.
@@ -223,9 +220,8 @@ _NAME_ALONE = re.compile(
     rf"(?>(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*))[*_\"'”)]*(?:[.,;!?]|\Z)"
 )
 # A key of JSON, and its text, its list or its number.
-_ANSWERS = "|".join(language.answer for language in LANGUAGES.values())
 _JSON = re.compile(
-    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{_ANSWERS}|ans|choice|option)"
+    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{WORDS['answer']}|ans|choice|option)"
     r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
     r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
     re.IGNORECASE | re.DOTALL,
@@ -289,10 +285,7 @@ _JOINT = re.compile(
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
     r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
 )
-_OPTION_WORDS = "|".join(language.option for language in LANGUAGES.values())
-_CHOICE = rf"(?:{_ANSWERS}|{_OPTION_WORDS})"
-_CORRECT = "|".join(language.correct for language in LANGUAGES.values())
-_LINK = "|".join(language.link for language in LANGUAGES.values())
+_CHOICE = rf"(?:{WORDS['answer']}|{WORDS['option']})"
 _ONE_LETTER = re.compile(
     rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
@@ -316,7 +309,7 @@ _NAMED = re.compile(
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
     r"|[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    rf"|(?i:{_CHOICE}(?:\s*(?:{_CORRECT}))?\s*(?:{_LINK})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{WORDS['correct']}))?\s*(?:{WORDS['link']})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
@@ -676,8 +669,12 @@ def _joined_boxes(text: str, strict: bool) -> list[str]:
 
 def _unescape(value: str) -> str:
     """A value of JSON without its escapes; LaTeX that wasn't escaped stays."""
-    value = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), value)
-    return re.sub(r'\\(["\\/])', r"\1", value).strip("\"'")
+    value = re.sub(
+        r'\\(?:u([0-9a-fA-F]{4})|(["\\/]))',
+        lambda code: code[2] or chr(int(code[1], 16)),
+        value,
+    )
+    return value.strip("\"'")
 
 
 def _sentences(text: str) -> list[str]:

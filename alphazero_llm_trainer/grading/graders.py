@@ -235,9 +235,9 @@ class MathGrader(Grader):
         return grades
 
 
-TRUTH = {"true": "yes", "false": "no"}  # a gold answer, and what says the same
+TRUTH: dict[str, str] = TABLES["truth"]
 # An answer that begins with one of these and a comma: the words behind explain it.
-OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+OPPOSITE: dict[str, str] = TABLES["opposite"]
 _BEGUN = re.compile(
     r"(\w+)(?:[,;:]\s|\s+[-–—]\s|\s+(?=[(\[]|(?:they|it|s?he|both|this|that|there)\b))(.+)",
     re.DOTALL,

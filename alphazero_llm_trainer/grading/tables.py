@@ -29,8 +29,11 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {code: Language(**fields) for code, fields in TABLES["languages"].items()}
-# Alternatives by their name.
-WORDS = {name: "|".join(words) for name, words in TABLES["words"].items()}
+# Alternatives by their name; those of all languages, too.
+WORDS = {name: "|".join(words) for name, words in TABLES["words"].items()} | {
+    field: "|".join(getattr(language, field) for language in LANGUAGES.values())
+    for field in ("answer", "option", "correct", "link")
+}
 NUMBERS: dict[str, int] = TABLES["numbers"]
 
 
