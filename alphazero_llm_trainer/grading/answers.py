@@ -79,7 +79,7 @@ _SHORT_UNIT = re.compile(
     r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|fl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
     r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
 )
-_LITTLE_WORD = re.compile(r"an?|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
+_LITTLE_WORD = re.compile(r"an?|d[aeiou]|e[nl]|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
 _NO_UNIT_FIRST = re.compile(r"and|or|to|point|squared|cubed")  # "5 and a half" is not 5
 _NO_UNIT = re.compile(
     r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
@@ -150,7 +150,7 @@ def _phrase(language: Language) -> str:
         return rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
     return (
         rf"(?:{language.answer})(?:\s+(?:{language.correct})(?!\w))?"
-        rf"(?:\s+(?:{language.link})(?!\w)|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
+        rf"(?:\s+(?:{language.link})(?!\w)(?:\s+(?:{WORDS['therefore']})(?!\w))?|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
     )
 
 
@@ -307,7 +307,7 @@ _NAMED = re.compile(
     # `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
     r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
     r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
-    r"|[(\[{]([A-Z])[)\]}]"
+    r"|(?<![a-z])[(\[{]([A-Z])[)\]}]"
     rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     rf"|(?i:{_CHOICE}(?:\s*(?:{WORDS['correct']}))?\s*(?:{WORDS['link']})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
     r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
@@ -342,7 +342,7 @@ _REPEATING = re.compile(
 )
 CHARACTERS = translation("characters")
 _EMOJI = re.compile(
-    "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
+    "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u266c\u2670-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
 )
 
 

@@ -51,7 +51,7 @@ _LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 _FORMULA = re.compile(
     r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
     r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
-    r"|-?[\d.]+[xyzni]|[\w()+*/-]*[\d)]!)"
+    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*[\d)]!)"
     r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
 )
@@ -62,7 +62,8 @@ _FUNCTION = re.compile(
 )
 # Signs that words don't have.
 _SIGNS = re.compile(
-    "(?!.*[^\\W\\d_]{3})(?!.*[⁺⁻]).*[π∞√∛∜≤≥≠≈±∓∪∩∈∉⊂⊆∅ℝℤℚℕℂ∑∫∂∇∧∨¬×÷·²³⁴-⁹ⁿθαβγδλσφω]", re.DOTALL
+    "(?!.*[^\\W\\d_²³¹⁰-₉]{3})(?!.*[⁺⁻]).*[π∞√∛∜≤≥≠≈±∓∪∩∈∉⊂⊆∅ℝℤℚℕℂ∑∫∂∇∧∨¬×÷·²³⁴-⁹ⁿθαβγδλσφω]",
+    re.DOTALL,
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
 # An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
@@ -101,9 +102,9 @@ _FOLDED = translation("folded") | translation("characters")
 _MARKS = re.compile(
     r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
     r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
-    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|[♭♮])|[^\w\s]|_"
+    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|(?<!\w)!(?=[a-z]\b)|[♭♮])|[^\w\s]|_"
 )
-_JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠|→↔])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
+_JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠≈|→←↔∧∨∩∪∈∉±])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
 # What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
 _ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
 _LABEL = re.compile(
