@@ -11,8 +11,9 @@ after its answer.
    are not answers);
 2. `\boxed{...}`: the last box, nested braces included; boxes that commas, "and" or "or" join are
    one list;
-3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the
-   last one counts;
+3. the key "answer" of JSON, else `<answer>`, else "answer is", "should be" or "answer:", in the
+   languages of `tables.toml`: the rest of that sentence, up to a reason ("because", "koska"); the
+   last one counts, and "it should be" after it mends it;
 4. the last number anywhere in the text.
 
 `strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response
@@ -21,11 +22,12 @@ number, that number is the answer. `words=True` is for answers that need not be 
 names): rules 1 to 3, each as it stands. `extract_number` is for answers that are numbers: by the
 same rules, and what is no number is no answer. There a statement is read as a person reads it
 (`_numeric`): the last side of a calculation, units of one letter, groups of digits, no remark and
-no decoration.
+no decoration. `extract_choice` is for letters of choices: what names none is passed over.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact
 fractions: thousands separators, currency, units and trailing zeros don't matter; a percent sign is
-a unit (`50%` is 50, not 1/2), "dozen" and "million" are factors. Before a number may stand `x =`, a
+a unit (`50%` is 50, not 1/2), "dozen" and "million" are factors, in other languages too, and "minus"
+and "below zero" are signs. Before a number may stand `x =`, a
 name in words (`Total cost =`) or arithmetic (`10 - 3 =`), and nothing else: `x + y = 5`, `x >= 5`,
 `5!`, `5 i` and `5 out of six` are not 5 but text.
 """
@@ -181,9 +183,9 @@ _PHRASES = {
     for spaced in (True, False)
 }
 _ANSWER_IS = re.compile(
-    rf"(?:\b(?:{_PHRASES[True]}|(?:(?:it|that|this|which)\s+(?:should|must|would|has to)(?: (?:really|actually|instead))? be"
-    r"|correction\s*:|i mean(?:t)?)(?=[\s:*$(\\\"]*(?:[-+]?[0-9.]|(?-i:[A-Z])|\\)))"
-    rf"|{_PHRASES[False]})[\s:*]*+(?=.)",
+    rf"(?:\b(?=\w)(?:{_PHRASES[True]}|(?:(?:it|that|this|which)\s+(?:should|must|would|has to)"
+    r"(?: (?:really|actually|instead))? be|correction\s*:|i mean(?:t)?)(?=[\s:*$(\\\"]*(?:[-+]?[0-9.]|(?-i:[A-Z])|\\)))"
+    rf"|(?=[^\x00-\x7f])(?:{_PHRASES[False]}))[\s:*]*+(?=.)",
     re.IGNORECASE,
 )
 _REASONS = "|".join(_reason(language, "[,;]") for language in LANGUAGES.values())

@@ -11,19 +11,23 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
 * **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX,
   then numbers). A number against a number is decided by its exact value, a decimal of six digits
   may be rounded. A set is no pair and no interval; an inequality in one variable is the interval
-  that it describes. Two equations (`x = 5` and `y = 5`), percentages and whatever else
+  that it describes. Values of several names are a tuple in the order of the names, three terms and
+  a colon between them a ratio, and propositions are compared by logic. Primes, transposes and
+  derivatives, which math-verify drops, must agree. Two equations (`x = 5` and `y = 5`), percentages and whatever else
   `answers.equal` doesn't find equal are math-verify's, in a process of its own (see
   `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
   words after the official normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018),
-  but for punctuation that means something; right means EM, and F1 is the score. Where gold is yes,
+  but for marks that mean something (C++, p & q, Hepatitis A); right means EM, and F1 is the score. Where gold is yes,
   no, true or false, an answer may explain it behind a comma ("No, it isn't").
-* **exact**: as words; right means the same text but for white space.
-* **choice**: as words; the letter that the answer names counts (`answers.letter`), of a response
-  without one the last line that names one.
+* **exact**: as words; right means the same text but for white space, and for tags that gold has not.
+* **choice**: as words; the letter that the answer names counts (`answers.letter`). What names none is
+  passed over (a box of a formula), of a response without one the last line that names one counts;
+  options that are only listed are no choice.
 * **mixed**: each by the rule of its gold answer's kind.
 
-Answers other than numbers are taken as they stand.
+Answers other than numbers are taken as they stand. A gold answer that is a sentence ("The answer is
+5.") is what it states, but where the rule is exact.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ _LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 _FORMULA = re.compile(
     r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
     r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
-    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*[\d)]!)"
+    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*(?:[\d)]|(?-i:\b[a-z]))!)"
     r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
 )

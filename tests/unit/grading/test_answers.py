@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.grading import answers
+from alphazero_llm_trainer.grading import answers, graders, tables
 
 CASES = table("answers")
 NORMALIZED = [(text, key) for key, texts in CASES["spellings"].items() for text in texts] + [
@@ -47,9 +47,27 @@ def test_units_of_formulas(latex, formula):
 def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
     def read(text):
         answers.extract.__wrapped__(text + "}" * text.count("{"))
+        answers.extract_choice(text)
         answers.normalize(text)
+        graders.normalize_words(text)
 
     assert growth(read, unit, end) < LINEAR
+
+
+@pytest.mark.parametrize(
+    "kind, gold", [(k, g) for k, golds in CASES["kinds"].items() for g in golds]
+)
+def test_the_rule_that_a_gold_answer_asks_for(kind, gold):
+    assert graders.kind_of(gold) == kind
+
+
+def test_the_languages_of_mgsm_and_mmmlu_are_read():
+    asked = (
+        "ar bn de en es hi id ja ko fr ru sw te th yo zh"  # and Italian, Portuguese: with Spanish
+    )
+    assert set(asked.split()) < tables.LANGUAGES.keys()
+    for phrase in ("La risposta è 42.", "A resposta é 42."):
+        assert answers.extract(phrase) == "42"
 
 
 def test_gold():
