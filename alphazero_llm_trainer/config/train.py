@@ -126,7 +126,10 @@ class TrainConfig(Section):
     groups: Annotated[Literal["tree", "chain", "verified"], BY_LEARNERS]
     requeue_limit: Annotated[NonNegative, Read(LEARNS, SEARCHES, "search.budget_tokens=null")]
     reward: Annotated[Literal["hre", "combined"] | None, BY_LEARNERS]
-    adapter: Annotated[Literal["full", "lora"] | None, Read(FITS, "scratch=no")]
+    adapter: Annotated[
+        Literal["full", "lora"] | None,
+        Read(f"{FITS}|engine.backend=vllm,vllm-server", "scratch=no"),
+    ]
     micro_batch: Annotated[Positive | None, BY_TRAINERS]
     gradient_checkpointing: Annotated[
         Literal["auto", "on", "off"], BeforeValidator(on_or_off), BY_TRAINERS

@@ -300,12 +300,13 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
             "--use-student-model, or leave it out"
         )
     tier = env.taskset.tier
-    layers = [] if tier == "none" else [{"teachers": {"tier": tier}}]
+    searches = getattr(env.agent.harness, "search", "none") == "mcts"
+    # Without a search `--tier` takes no part, which a line says.
+    layers = [{"teachers": {"tier": tier}}] if searches and tier != "none" else []
     config = load_config(env.taskset.config_file, layers)
     if not layers:
         named = "and --tier names the teachers here: name them there"
         config.refuse({"teachers.tier": named})
-    searches = getattr(env.agent.harness, "search", "none") == "mcts"
     check_read(config, command="vf-eval", searches="yes" if searches else "no")
 
 
