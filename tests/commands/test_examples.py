@@ -128,7 +128,7 @@ def test_the_python_of_the_readme(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert learnt(printed)
     words = printed.split()
-    assert (words[0], words[-1]) == ("17", "27")
+    assert (words[0], words[-1]) == ("14", "16")
 
 
 @pytest.mark.slow
