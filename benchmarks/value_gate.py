@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -23,8 +24,9 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
+import horn  # noqa: E402
 from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, half  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
@@ -65,7 +67,21 @@ BY_VALUE = {
     **{f"phs, {scale}": ("mcts", "phs", f"search.exploration={scale}") for scale in (1, 2, 4)},
 }
 WALKS = 5  # states of a problem whose steps are compared
-DISCOUNTS = {"pancake": 0.95, "numbers": 1.0}
+DISCOUNTS = {"pancake": 0.95, "numbers": 1.0, "horn": 0.95}
+
+
+def letters_of(problem: Problem, steps: Sequence[str]) -> frozenset[str] | None:
+    known = horn.play(problem.question, steps)
+    return None if known is None or horn.read_question(problem.question)[2] in known else known
+
+
+def derivations(problem: Problem, known: frozenset[str]) -> list[str]:
+    _, _, goal, rules = horn.read_question(problem.question)
+    return [horn.write_rule(rule) for rule in horn.legal(rules, known) if rule[1] != goal]
+
+
+GAMES["horn"] = Game(letters_of, derivations, horn.exact_value)
+ADDRESSES = {"horn": f"{ROOT / 'examples' / 'horn.py'}:Horn"}  # of sources that aren't built in
 
 
 def noisy_distance(spread: float, discount: float) -> Value:
@@ -82,9 +98,9 @@ def noisy_distance(spread: float, discount: float) -> Value:
     return value
 
 
-def noisy_chance(spread: float, discount: float) -> Value:
-    """The chance of random play, its logit `spread` off in the mean."""
-    game = GAMES["numbers"]
+def noisy_logit(source: str, spread: float, discount: float) -> Value:
+    """The exact value of a source's game, its logit `spread` off in the mean."""
+    game = GAMES[source]
 
     def value(problem: Problem, steps: Sequence[str]) -> float:
         exact = min(max(game.exact(problem, steps, discount), 1e-3), 1 - 1e-3)
@@ -94,7 +110,10 @@ def noisy_chance(spread: float, discount: float) -> Value:
     return value
 
 
-NOISY = {"pancake": noisy_distance, "numbers": noisy_chance}
+NOISY = {
+    "pancake": noisy_distance,
+    **{source: partial(noisy_logit, source) for source in ("numbers", "horn")},
+}
 
 
 def siblings(game: Game, problem: Problem) -> Iterator[list[list[str]]]:
@@ -157,7 +176,11 @@ def gate(cells: dict[tuple[str, str], Cell]) -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> None:
     """Every cell, written to `--out` as it ends; those that are there are not made again."""
     discount = DISCOUNTS[args.source]
-    base = [*args.set, f"seed={args.seed}", f"problems.source={args.source}"]
+    base = [
+        *args.set,
+        f"seed={args.seed}",
+        f"problems.source={ADDRESSES.get(args.source, args.source)}",
+    ]
     base += [f"search.discount={discount}", "search.temperature=1.0"]
     base += [] if args.level is None else [f"problems.levels=[{args.level}]"]
     config = load_config(overrides=base)

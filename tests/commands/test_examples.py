@@ -102,6 +102,45 @@ def test_what_an_example_trains_gains(name, made, last, capsys, tmp_path):
     assert made is None or {path.name for path in tmp_path.iterdir()} == made
 
 
+def test_horns_exact_value_is_the_shortest_derivation():
+    """Its rule, grades and value against a search over every sequence of rules."""
+    made = runpy.run_path(str(EXAMPLES / "horn.py"))
+    source, write = made["Horn"](), made["write_rule"]
+
+    def shortest(question, steps):
+        known = made["play"](question, steps)
+        if known is None:
+            return None
+        allowed, _, goal, rules = made["read_question"](question)
+        if goal in known:
+            return 0
+        if len(steps) == allowed:
+            return None
+        lengths = [shortest(question, [*steps, write(rule)]) for rule in rules]
+        return min((length + 1 for length in lengths if length is not None), default=None)
+
+    for task in [*source.load("validation", 6), *source.load("test", 6)]:
+        question = task.problem.question
+        allowed, _, _, rules = made["read_question"](question)
+        assert shortest(question, []) < allowed
+        steps = []
+        while fewest := shortest(question, steps):
+            assert made["exact_value"](task.problem, steps, 0.9) == pytest.approx(0.9**fewest)
+            assert source.state(task.problem, steps) is not None
+            steps.append(
+                next(
+                    write(r) for r in rules if shortest(question, [*steps, write(r)]) == fewest - 1
+                )
+            )
+            assert source.check_step(task.problem, steps)
+        assert source.state(task.problem, steps) is None
+        right, short, wrong = steps, steps[:-1], [steps[-1], *steps[:-1]]
+        grades = source.grade_many([("\n".join(lines), task) for lines in (right, short, wrong)])
+        assert [grade.correct for grade in grades] == [True, False, False]
+    for task in source.demonstrations(20):
+        assert source.grade(task.solution, task).correct
+
+
 @pytest.mark.parametrize("name", ["serve_client", "prime_rl_trees"])
 def test_what_an_example_lacks_is_one_sentence(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, "http://127.0.0.1:9/v1"])
@@ -187,10 +226,10 @@ def test_examples_are_short_and_all_known_here():
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
     # serve_client runs in test_serve, prime_rl_trees in test_prime_rl.
     known = """
-        alphazero best_of_n coins own_rows own_task prime_rl_trees serve_client tree_credit trl_dpo
+        alphazero best_of_n coins horn own_rows own_task prime_rl_trees serve_client tree_credit trl_dpo
         trl_sft
     """.split()
     assert {*files} == {*known}
-    most = {"alphazero": 170, "prime_rl_trees": 88}
+    most = {"alphazero": 170, "horn": 190, "prime_rl_trees": 88}
     for name, path in files.items():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= most.get(name, 65), path
