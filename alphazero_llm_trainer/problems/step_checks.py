@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import combinations
 
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError
@@ -56,3 +58,34 @@ def check_last(source: Source, problem: Problem, texts: Sequence[str]) -> StepCh
         f"check_step of source {source.name!r} says {said!r}: return True, False, None where it "
         "can't check the step, or types.StepCheck.NOTHING where the step states nothing"
     )
+
+
+def check_states(problem: Problem, responses: Sequence[str]) -> None:
+    """Raise ConfigError where two beginnings of these responses, of as many right steps, have one
+    `Source.state` and a next step that only one of them may take, or that leads to two states: a
+    search would leave one of them out.
+    """
+    source, beginnings, nexts = source_of(problem), defaultdict(set), defaultdict(set)
+
+    def follow(steps: tuple[str, ...]) -> tuple[StepCheck, str | None]:
+        check = check_last(source, problem, steps)
+        return check, None if check is StepCheck.WRONG else source.state(problem, steps)
+
+    for response in responses:
+        lines = tuple(line for line in response.split("\n") if line.strip())
+        for at in range(1, len(lines)):
+            check, name = follow(lines[:at])
+            if check is StepCheck.WRONG:
+                break
+            if name is not None:
+                beginnings[at, name].add(lines[:at])
+                nexts[at, name].add(lines[at])
+    for (at, name), alike in beginnings.items():
+        for one, other in combinations(sorted(alike), 2):
+            for step in sorted(nexts[at, name]):
+                if follow((*one, step)) != follow((*other, step)):
+                    raise ConfigError(
+                        f"`state` of source {source.name!r} says {name!r} after {' | '.join(one)!r} "
+                        f"and after {' | '.join(other)!r}, but they differ: {step!r} isn't the same "
+                        "after both. Name different states differently, or return None"
+                    )

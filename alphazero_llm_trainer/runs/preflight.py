@@ -15,6 +15,7 @@ from ..eval.greedy import answer
 from ..live import Progress
 from ..policy.student import Student
 from ..problems.source import gradable, source_of
+from ..problems.step_checks import check_states
 from ..types import Task
 
 SAMPLES = 4  # responses to a question
@@ -41,6 +42,8 @@ def preflight(
 ) -> str:
     """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone.
     Returns a line of figures, and of what the run's sampling would take at that speed.
+
+    Raises ConfigError where the source's `state` gives two states of them one name.
     """
     answers = answer(
         student,
@@ -56,6 +59,8 @@ def preflight(
     responses = [
         (task, text) for task, texts in zip(tasks, answers.responses, strict=True) for text in texts
     ]
+    for task, texts in zip(tasks, answers.responses, strict=True):
+        check_states(task.problem, texts)
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
     known = any(map(gradable, tasks))
     right = sum(map(sum, answers.correct)) if known else None

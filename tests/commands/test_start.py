@@ -14,6 +14,7 @@ from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.policy import student
+from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.runs import start
 from alphazero_llm_trainer.runs.fit import planned
 from alphazero_llm_trainer.runs.preflight import affordable, check
@@ -176,6 +177,16 @@ def test_a_preflight_stops_what_would_learn_nothing(responses, right, unstated, 
         check(grpo_config(), *found)
     if responses:
         check(grpo_config(["rewards.custom=reward.py:f"]), *found)
+
+
+def test_a_preflight_refuses_a_source_that_names_two_states_alike(tmp_path, capsys, monkeypatch):
+    def name_state(self, problem, steps):
+        return "begun" if len(steps) == 1 else " | ".join(steps)
+
+    monkeypatch.setattr(Embedded, "state", name_state)
+    assert main(f"train --model embedded -n 40 --out {tmp_path / 'out'}".split()) == 2
+    assert "`state` of source 'embedded' says 'begun' after " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from alphazero_llm_trainer.eval.verifiers import (
 from alphazero_llm_trainer.mcts.metered import MeteredVerifier
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.step_checks import check_last
+from alphazero_llm_trainer.problems.pancake import Pancake, random_flips
+from alphazero_llm_trainer.problems.step_checks import check_last, check_states
 from alphazero_llm_trainer.types import Cost, Problem, Step, StepCheck
 
 PROBLEM = Problem("p", "question", "test")
@@ -184,3 +186,22 @@ def test_a_value_network_scores_the_state_after_each_step_once():
 def test_a_verifier_that_cannot_be_is_one_sentence(name, value, said):
     with pytest.raises(ConfigError, match=said):
         named_verifier(name, value, value)
+
+
+def test_two_states_of_one_name_are_refused(monkeypatch):
+    """By what may follow them, and only where as many steps led there."""
+    row, goal = "3142", "1234"
+    problem = az.Problem("own/1", f"9 flips: {row}", "pancake", 1)
+    ways = [
+        [f"{k}:{after}" for k, after in random_flips(Random(seed), row, 4)] for seed in range(300)
+    ]
+    ways = [way for way in ways if not any(step.endswith(goal) for step in way)]
+    reached = [{(at, way[at][2:]): tuple(way[: at + 1]) for at in range(3)} for way in ways]
+    alike = {(key, one) for at in reached for key, one in at.items()}
+    assert len(alike) > len({key for key, _ in alike})  # rows that two ways led to
+    responses = ["\n".join(way) for way in ways]
+    check_states(problem, responses)
+    check_states(problem, ["2:9999\n2:1342", *responses])  # a wrong step has no state
+    monkeypatch.setattr(Pancake, "state", lambda self, problem, steps: steps[-1][2:4])
+    with pytest.raises(ConfigError, match=r"`state` of source 'pancake' says '\d\d' after '\d:"):
+        check_states(problem, responses)
