@@ -95,6 +95,15 @@ class Cell:
         """1.0 or 0.0 a problem."""
         return [float(outcome) for outcome in self.outcomes]
 
+    @property
+    def values(self) -> list[float]:
+        """What a problem is judged by: `right`, or the user's own reward where no problem has a gold
+        answer; 0 where it failed.
+        """
+        if self.gold or not self.rewards:
+            return self.right
+        return [0.0 if reward is None else reward for reward in self.rewards]
+
 
 async def run_cell(
     context: MethodContext,

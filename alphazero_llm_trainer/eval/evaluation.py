@@ -29,7 +29,7 @@ from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, refusals, run_cell, run_samples
 from .methods import answered
 from .names import UNJUDGED, MethodName
-from .results import EvalFolder, at_k, paired, summary
+from .results import EvalFolder, at_k, leaders, paired, summary
 from .verifiers import RANKING, check_judged, load_verifier, named_verifier
 
 if TYPE_CHECKING:
@@ -241,6 +241,7 @@ class Evaluation(BaseModel):
             "benchmarks": facts,
             "rows": [summary(cell) for cell in measured],
             "pairs": paired(measured),
+            "leaders": leaders(measured),
             "judge": {
                 name: run_until(stop, agreement(context, benchmark, openings[name]))
                 for name, benchmark in benchmarks.items()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..errors import DataError
@@ -126,6 +128,29 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
                 reading = {"good": "gain", "bad": "loss", "": "no gain"}[gain.kind]
                 rows.append({**key, "over": base, "gain": triple(gain), "reading": reading})
+    return rows
+
+
+def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """By benchmark and budget the method with the highest mean, the cheaper one of equals, and after
+    it those that it isn't shown to be better than: the paired interval of the difference holds 0.
+    Rewards are compared where there is no gold. None of a cell whose answers were cut.
+    """
+    by_budget = defaultdict[tuple[str, int], list[Cell]](list)
+    for cell in cells:
+        if not cell.cut:
+            by_budget[cell.benchmark, cell.budget].append(cell)
+    rows = []
+    for (benchmark, budget), group in by_budget.items():
+        group.sort(key=lambda cell: (-fmean(cell.values), sum(cell.tokens)))
+        best = group[0]
+        names = [
+            cell.method
+            for cell in group
+            if cell is best
+            or not paired_bootstrap(best.values, cell.values, groups=cell.groups or None).low > 0
+        ]
+        rows.append({"benchmark": benchmark, "budget": budget, "methods": names})
     return rows
 
 

@@ -60,9 +60,17 @@ def gains(results: Results, row: Results) -> dict[str, Interval]:
     }
 
 
+def leaders(results: Results, row: Results) -> list[str]:
+    """The methods that lead at a row's budget: one alone where it is shown to be the best."""
+    for found in results["leaders"]:
+        if (found["benchmark"], found["budget"]) == (row["benchmark"], row["budget"]):
+            return list(found["methods"])
+    return []
+
+
 def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
-    """The best method of a budget, or those that are level, and whether it is clearly above greedy,
-    in words; and if so "good".
+    """The best method of a budget, or those between which no difference is shown, and whether it is
+    clearly above greedy, in words; and if so "good".
     """
     best, what = rows[0], measure(rows[0])
     split = results.get("split", "test")
@@ -74,12 +82,13 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     if not value.value:
         none = "every reward is 0" if what == "reward" else "no method has a right answer"
         return f"{where}: {none}", ""
-    level = [row["method"] for row in rows if not row.get("cut") and row[what] == best[what]]
-    are = "is best" if len(level) == 1 else "are level"
-    said = (
-        f"{where}: {', '.join(level)} {are}, {what} {value}; "
-        f"{best['method']} took {tokens(best):.0f} tokens a problem"
-    )
+    *others, last = leaders(results, best)
+    first = best["method"]
+    if others:
+        first = f"no difference shown between {', '.join(others)} and {last}; {first} has"
+    else:
+        first += " is best," if len(rows) > 1 else " has"
+    said = f"{where}: {first} {what} {value} at {tokens(best):.0f} tokens a problem"
     over = gains(results, best).get("over greedy")
     if over is None:
         return said, ""
@@ -203,12 +212,15 @@ def evaluation_page(results: Results) -> Markup:
     for name, facts in results["benchmarks"].items():
         budgets = by_budget(results, name)
         top = budgets[max(budgets)]
+        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
+        if len(leaders(results, top[0])) > 1:
+            big = "no difference shown"
         every = table_of([cells(results, row) for row in chain(*budgets.values())])
         benchmarks.append(
             {
                 **facts,
                 "name": name,
-                "big": f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}",
+                "big": big,
                 "verdict": headline(results, top),
                 "charts": [budget_chart(budget, rows) for budget, rows in budgets.items()],
                 "remarks": remarks(results, name),

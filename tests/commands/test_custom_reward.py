@@ -284,9 +284,9 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path, capsys):
     rows = [row for row in results["rows"] if row["budget"] == 80]
     best = max(rows, key=lambda row: (row["reward"][0], -row["sampled_tokens"]))
     name, reward = best["method"], f"{best['reward'][0]:.3f}"
-    assert f"{name} is best, reward {reward}" in said
+    assert f"{name} has reward {reward}" in said and "no difference shown between" in said
     assert re.search(r"pass@k +no gold answers +no gold answers\n", said)
-    assert f"{name} {reward}" in (out / "report.html").read_text()
+    assert "no difference shown" in (out / "report.html").read_text()
 
 
 def test_vf_eval_scores_by_the_reward(tmp_path, monkeypatch, capsys):

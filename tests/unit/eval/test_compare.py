@@ -13,6 +13,7 @@ from alphazero_llm_trainer.eval.metrics import wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
+    leaders,
     paired,
     summary,
 )
@@ -80,6 +81,7 @@ def results_of(*cells):
     return {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7,
         "rows": [summary(one) for one in cells], "pairs": paired(cells),
+        "leaders": leaders(cells),
         "at_k": [at_k(sampled([[True, False]], 8))],
         "benchmarks": {"embedded": {"problems": 4}}, "config": {"search": {"temperature": 1.0}},
     }  # fmt: skip
@@ -88,8 +90,24 @@ def results_of(*cells):
 @pytest.mark.parametrize(
     "cells, said",
     [
-        ((cell("greedy", "0011"), cell("majority", "0101")), "greedy, majority are level"),
-        ((cell("greedy", "0101"), cell("mcts", "0111")), "mcts is best, accuracy 0.750 [0.301, "),
+        (
+            (cell("greedy", "0011"), cell("majority", "0101")),
+            "between greedy and majority; greedy has",
+        ),
+        (
+            (cell("greedy", "0101"), cell("mcts", "0111")),
+            "no difference shown between mcts and greedy; mcts has accuracy 0.750 [0.301, ",
+        ),
+        (
+            (
+                cell("greedy", "0" * 9 + "1"),
+                cell("majority", "0111110110"),
+                cell("mcts", "01" + "1" * 8),
+            ),
+            "no difference shown between mcts and majority; mcts has accuracy 0.900 [0.596, ",
+        ),
+        ((cell("greedy", "0" * 8), cell("mcts", "1" * 8)), "mcts is best, accuracy 1.000 [0.676, "),
+        ((cell("mcts", "0111"),), "at 100 tokens: mcts has accuracy 0.750"),
         ((cell("mcts", "0000"),), "no method has a right answer"),
         ((cell("mcts", "0000", verdicts={"too long": 4}),), "4 of 4 questions don't fit"),
     ],
