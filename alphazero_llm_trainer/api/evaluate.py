@@ -95,7 +95,7 @@ def evaluate(
         prm, value: folders of the commands `prm` and `value`; with "none" a value guides the search
             of mcts.
         num, start, split: how many problems of each source, the number of the first, and their
-            split: choose on "validation", report "test".
+            split: choose on "validation", report "test"; "all" is a data set's splits together.
         samples: also pass@k of so many samples.
         out: the folder; None takes the next `eval-NNN` in `train.checkpoint_dir`.
         resume: go on with the finished cells of `out`, or of the newest folder.

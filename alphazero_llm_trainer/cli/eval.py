@@ -73,7 +73,10 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("-n", "--num", type=int, default=200, help="problems of each source")
     parser.add_argument("--start", type=int, default=0, help="number of the first one")
     parser.add_argument(
-        "--split", default="test", metavar="NAME", help="train, validation, arena or test"
+        "--split",
+        default="test",
+        metavar="NAME",
+        help="train, validation, arena, test, or all of a data set",
     )
     about = "who judges (default: prm with --prm, value with --value, else calculator)"
     parser.add_argument("--verifier", metavar="NAME", help=about)

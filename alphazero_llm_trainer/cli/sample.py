@@ -49,7 +49,10 @@ def add_sample(commands: Any) -> None:
     add_source(parser)
     add_reward(parser)
     parser.add_argument(
-        "--split", default="train", metavar="NAME", help="train, validation, arena or test"
+        "--split",
+        default="train",
+        metavar="NAME",
+        help="train, validation, arena, test, or all of a data set",
     )
     parser.add_argument("-n", "--num", type=int, default=100, help="questions")
     parser.add_argument(

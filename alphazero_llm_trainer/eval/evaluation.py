@@ -21,7 +21,7 @@ from ..mcts.extract import remedy, shortfall
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
-from ..problems.load import load_tasks, opening, with_context
+from ..problems.load import ALL, load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import JUDGE, open_reward
 from .agreement import agreement
@@ -52,7 +52,7 @@ class Evaluation(BaseModel):
     value: Path | None
     num: Positive
     start: Annotated[int, Field(ge=0)]
-    split: Literal["train", "validation", "arena", "test"]
+    split: Literal["train", "validation", "arena", "test", "all"]
     samples: Annotated[int, Field(ge=0)]
 
     @classmethod
@@ -317,7 +317,11 @@ class Evaluation(BaseModel):
         tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
             first = f" from number {self.start} on" if self.start else ""
-            progress.say(f"{name} has {len(tasks):,} {self.split} problems{first}: these are used")
+            used = f"{name} has {len(tasks):,} {self.split} problems{first}: these are used"
+            whole = (
+                "" if source.endless or self.split == ALL else ", --split all takes every split's"
+            )
+            progress.say(used + whole)
         return Benchmark(name, tasks)
 
     def identity(self, config: Config) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from .source import (
     renamed,
 )
 
+ALL = "all"  # the splits of a data set together
+
 
 def load_tasks(
     source: Source | str,
@@ -39,7 +41,8 @@ def load_tasks(
     Args:
         source: a source, or the address of one, which is opened with `options` (keys of the section
             `problems`).
-        split: "train", "validation", "arena" or "test"; disjoint in every source.
+        split: "train", "validation", "arena" or "test"; disjoint in every source. "all" is these
+            together, of a source that ends.
         count: how many tasks, at least 1.
         start: index of the first task, from 0.
         rewards: what the tasks are for may need no gold answers; None: they are needed.
@@ -48,8 +51,8 @@ def load_tasks(
         DataError: there is no such task, or rows are missing or broken.
         ConfigError: an argument doesn't fit the source, or the rewards don't.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+    if split not in (*SPLITS, ALL):
+        raise ConfigError(f"split is {split!r}: choose one of {', '.join((*SPLITS, ALL))}")
     if count < 1 or start < 0:
         raise ConfigError(
             f"{count} tasks from number {start} on can't be loaded: "
@@ -62,15 +65,26 @@ def load_tasks(
         first = f" from number {start} on: start earlier, " if start else ": "
         raise DataError(
             f"source {source.name} has no {split} problems{first}"
-            "name another split or a source with more, or give the rows a column `split`"
+            f"name another split ({ALL!r} is all together) or a source with more, or give the rows a "
+            "column `split`"
         )
     check_gold(tasks, rewards)
     return tasks
 
 
 def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
-    """What `source.load` returns, under its name. Raises DataError where that isn't tasks."""
-    return checked(source, source.load(split, count, start))
+    """What `source.load` returns, under its name. Raises DataError where that isn't tasks,
+    ConfigError where all of a source without an end is asked for.
+    """
+    if split != ALL:
+        return checked(source, source.load(split, count, start))
+    if source.endless:
+        raise ConfigError(
+            f"split is {ALL!r} and source {source.name} makes as many problems as are asked for: "
+            f"choose one of {', '.join(SPLITS)}"
+        )
+    tasks = [task for name in SPLITS for task in source.load(name, start + count)]
+    return checked(source, tasks[start : start + count])
 
 
 def checked(source: Source, tasks: Iterable[Task]) -> list[Task]:

@@ -296,6 +296,16 @@ def test_the_one_split_is_a_hash_of_the_question():
     assert all(set(small.tasks[split]) <= set(large.tasks[split]) for split in SPLITS)
 
 
+def test_all_splits_together_are_every_row_once():
+    source = TaskList([Task(Problem(str(i), f"question {i}", "x"), "1") for i in range(60)], "x")
+    every = load_tasks(source, "all", 100)
+    assert [*map(int, sorted((t.problem.id for t in every), key=int))] == [*range(60)]
+    assert len(load_tasks(source, "test", 100)) < 60
+    assert [*load_tasks(source, "all", 25), *load_tasks(source, "all", 99, start=25)] == every
+    with pytest.raises(ConfigError, match="split is 'all' and source pancake makes as many"):
+        load_tasks("pancake", "all", 5)
+
+
 def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(tmp_path, monkeypatch, caplog):
     rows = [("train", 1), ("train", 2), ("test", 2), ("validation", 1), ("train", 3), ("arena", 4)]
     hub = {split: [] for split in SPLITS}
