@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import RequestError
 from ..grading.graders import Grade, Verdict
@@ -52,7 +52,9 @@ class Cell:
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing. `silent` counts unanswered problems by why (`mcts.extract.SHORT`), and
-    `refused` has the reasons of those that the server doesn't take, by their ids.
+    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
+    problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
+    place of an answer, and tokens.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -79,6 +81,7 @@ class Cell:
     unanswered: str = ""
     silent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    answers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:
@@ -163,6 +166,18 @@ async def run_cell(
         unanswered="".join(str(int(response is None)) for response in responses),
         silent=dict(Counter(answer.why for answer in answers if answer.why is not None)),
         refused=refused,
+        answers=[
+            {
+                "id": task.problem.id,
+                "question": task.problem.question,
+                "gold": task.gold,
+                "response": answer.response,
+                "verdict": verdict,
+                "why": answer.refusal or answer.why or answer.ended_by,
+                "tokens": answer.tokens,
+            }
+            for task, answer, verdict in zip(tasks, answers, verdicts, strict=True)
+        ],
     )
 
 

@@ -29,7 +29,7 @@ from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, refusals, run_cell, run_samples
 from .methods import answered
 from .names import UNJUDGED, MethodName
-from .results import EvalFolder, at_k, leaders, paired, summary
+from .results import EvalFolder, at_k, failures, leaders, paired, summary
 from .verifiers import RANKING, check_judged, load_verifier, named_verifier
 
 if TYPE_CHECKING:
@@ -169,8 +169,10 @@ class Evaluation(BaseModel):
         judged = self.guide is None and (self.judge != "none" or config.search.mode == "step")
         if judged:
             check_judged(self.judge, config)
-        guided = self.guide is not None or config.search.mode == "step"
-        check_settings(config.search, self.value is not None and guided)
+        check_settings(
+            config.search,
+            self.value is not None and (self.guide is not None or config.search.mode == "step"),
+        )
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))
         custom = open_reward(config.rewards, config.teachers, greet=True)
@@ -231,6 +233,7 @@ class Evaluation(BaseModel):
             cells.append(cell)
         end_progress(progress, student)
         measured = [cell for cell in cells if cell.method != SAMPLES]
+        folder.write_answers(measured)
         return {
             "student": student.title,
             "verifier": self.judge,
@@ -242,6 +245,7 @@ class Evaluation(BaseModel):
             "rows": [summary(cell) for cell in measured],
             "pairs": paired(measured),
             "leaders": leaders(measured),
+            "failures": failures(measured),
             "judge": {
                 name: run_until(stop, agreement(context, benchmark, openings[name]))
                 for name, benchmark in benchmarks.items()

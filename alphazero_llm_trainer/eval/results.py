@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from ..errors import DataError
-from ..files import Folder, read_object, write_json
+from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
 from .cells import NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
@@ -25,11 +26,13 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROL = "adaptive-best-of-n"  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
+ANSWERS = "answers.jsonl"
+FAILURES = 10  # that the page shows
 
 
 class EvalFolder(Folder):
-    """The output of `eval`: cells/*.json (finished work and what decided it), results.* (read off
-    the cells). One that isn't finished goes on without --resume, too.
+    """The output of `eval`: cells/*.json (finished work and what decided it), results.* and
+    answers.jsonl (read off the cells). One that isn't finished goes on without --resume, too.
     """
 
     kind, files = "eval", ("cells", "results.json")
@@ -68,6 +71,17 @@ class EvalFolder(Folder):
         """Keep a finished cell: whole, or not at all."""
         file = self.file(cell.benchmark, cell.method, cell.budget)
         write_json(file, {**asdict(cell), "asked": self.asked(cell.benchmark)})
+
+    def write_answers(self, cells: Sequence[Cell]) -> None:
+        """Every answer of every cell, one a line."""
+        lines = [
+            json.dumps(
+                {"source": cell.benchmark, "method": cell.method, "budget": cell.budget, **row}
+            )
+            for cell in cells
+            for row in cell.answers
+        ]
+        write_whole(self.path / ANSWERS, "".join(f"{line}\n" for line in lines))
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -152,6 +166,23 @@ def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         ]
         rows.append({"benchmark": benchmark, "budget": budget, "methods": names})
     return rows
+
+
+def failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """By benchmark the first `FAILURES` problems that were not answered right, by the leader at the
+    largest budget; nothing where no problem has a gold answer.
+    """
+    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells if cell.gold}
+    found = {}
+    for row in sorted(leaders(cells), key=lambda row: row["budget"]):
+        cell = by_key.get((row["benchmark"], row["budget"], row["methods"][0]))
+        if cell is not None:
+            wrong = [
+                row for row, one in zip(cell.answers, cell.outcomes, strict=True) if one != "1"
+            ]
+            facts = {"method": cell.method, "budget": cell.budget, "count": len(wrong)}
+            found[cell.benchmark] = {**facts, "answers": wrong[:FAILURES]}
+    return found
 
 
 def at_k(cell: Cell) -> dict[str, Any]:

@@ -225,6 +225,7 @@ def evaluation_page(results: Results) -> Markup:
                 "charts": [budget_chart(budget, rows) for budget, rows in budgets.items()],
                 "remarks": remarks(results, name),
                 "at_k": at_k(results, name),
+                "failures": results["failures"].get(name),
                 "every": every,
             }
         )

@@ -1,9 +1,11 @@
 """The `eval` command: a run, a run that is cut off and goes on, and every kind of bad input."""
 
+import html
 import json
+from collections import Counter
 
 from support import tiny_chat
-from tables import read_json, write_jsonl
+from tables import read_json, read_jsonl, write_jsonl
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
@@ -38,7 +40,16 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
         assert len(row["outcomes"]) == 12 and row["most_tokens"] <= row["budget"]
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
     names = {path.name for path in out.iterdir()}
-    assert names == {"cells", "results.json", "report.html"}
+    assert names == {"cells", "results.json", "report.html", "answers.jsonl"}
+    answers, page = (
+        read_jsonl(out / "answers.jsonl"),
+        html.unescape((out / "report.html").read_text()),
+    )
+    assert Counter((row["method"], row["budget"]) for row in answers) == dict.fromkeys(cells, 12)
+    failed = found["failures"]["embedded"]["answers"]
+    for failure in failed:
+        assert failure["question"] in page and failure["verdict"] != "correct"
+    assert failed
 
 
 def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys):

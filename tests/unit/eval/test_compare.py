@@ -13,19 +13,24 @@ from alphazero_llm_trainer.eval.metrics import wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
+    failures,
     leaders,
     paired,
     summary,
 )
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text
 
 
 def cell(method, outcomes, budget=100, **more):
     n = len(outcomes)
+    verdicts = ["correct" if one == "1" else "wrong" for one in outcomes]
     facts = {
+        "answers": [{"question": f"{at}?", "gold": "1", "response": "2", "verdict": verdict}
+                    for at, verdict in enumerate(verdicts)],
         "verdicts": {"correct": outcomes.count("1"), "wrong": outcomes.count("0")},
         "ended_by": {"finished": n}, "tokens": [40] * n, "sampled_tokens": 40 * n, "calls": n,
     }  # fmt: skip
@@ -47,6 +52,16 @@ def test_a_cell_adds_up(student, config):
     right = found.outcomes.count("1")
     assert right == found.verdicts["correct"] > 0 and max(found.tokens) <= 120
     assert found.calls > 30 and found.cached_tokens > 0 and found.seconds > 0
+    kept = [row["verdict"] == "correct" for row in found.answers]
+    assert "".join(str(int(one)) for one in kept) == found.outcomes
+    assert [row["tokens"] for row in found.answers] == found.tokens
+    for row, task in zip(found.answers, benchmark.tasks, strict=True):
+        assert (row["question"], row["gold"]) == (task.problem.question, task.gold)
+        right_now = (
+            row["response"] is not None
+            and source_of(task.problem).grade(row["response"], task).correct
+        )
+        assert right_now == (row["verdict"] == "correct")
     row = summary(found)
     assert row["accuracy"][0] == right / 30 and row["most_tokens"] == max(found.tokens)
     assert row["sampled_tokens"] * 30 == found.sampled_tokens == sum(found.tokens)
@@ -82,6 +97,7 @@ def results_of(*cells):
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7,
         "rows": [summary(one) for one in cells], "pairs": paired(cells),
         "leaders": leaders(cells),
+        "failures": failures(cells),
         "at_k": [at_k(sampled([[True, False]], 8))],
         "benchmarks": {"embedded": {"problems": 4}}, "config": {"search": {"temperature": 1.0}},
     }  # fmt: skip
@@ -114,6 +130,19 @@ def results_of(*cells):
 )
 def test_what_came_of_it_is_said_in_a_sentence(cells, said):
     assert said in result_text(results_of(*cells))
+
+
+def test_failures_are_those_of_the_leader_at_the_largest_budget():
+    cells = [
+        cell("greedy", "01" * 15),
+        cell("mcts", "1" * 30, 200),
+        cell("greedy", "1" + "0" * 29, 200),
+    ]
+    found = failures(cells)["embedded"]
+    assert (found["method"], found["budget"], found["count"]) == ("mcts", 200, 0)
+    found = failures(cells[::2])["embedded"]
+    assert (found["method"], found["count"]) == ("greedy", 29)
+    assert [row["question"] for row in found["answers"]] == [f"{at}?" for at in range(1, 11)]
 
 
 # -- the folder ------------------------------------------------------------------------------------
