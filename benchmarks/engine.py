@@ -54,11 +54,11 @@ from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
+from alphazero_llm_trainer.learning.collector import Collector  # noqa: E402
 from alphazero_llm_trainer.learning.methods.registry import method_of  # noqa: E402
 from alphazero_llm_trainer.policy.backend import check_numerics  # noqa: E402
 from alphazero_llm_trainer.policy.student import QUESTION, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.rollouts import Collector  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 

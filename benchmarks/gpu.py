@@ -36,12 +36,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import alphazero_llm_trainer as az
+from alphazero_llm_trainer.answering.searches import answer_search
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Engine, GenerateRequest
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rollouts import answer_search
 from alphazero_llm_trainer.runs.folder import RunFolder
 
 CUDA = torch.cuda.is_available()

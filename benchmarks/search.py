@@ -46,8 +46,8 @@ from alphazero_llm_trainer.engine.protocol import EngineStats  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import Search  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
+from alphazero_llm_trainer.tree.arena import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402

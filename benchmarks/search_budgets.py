@@ -51,12 +51,12 @@ from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilso
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
-from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
 from alphazero_llm_trainer.policy.adapters import fingerprint  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
+from alphazero_llm_trainer.tree.arena import Tree  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 WORK = Path("checkpoints") / "search_budgets"

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from arms import metrics, read  # noqa: E402
 
 from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
-from alphazero_llm_trainer.mcts.tree import REJECTED  # noqa: E402
+from alphazero_llm_trainer.tree.arena import REJECTED  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "results"

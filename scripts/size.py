@@ -30,10 +30,11 @@ BUDGET = {
     "engine": 30_000,
     "chat": 6_500,
     "policy": 13_000,
-    "mcts": 19_000,
+    "tree": 5_500,
+    "mcts": 14_000,
     "problems": 14_000,
     "rewards": 2_300,
-    "rollouts.py": 2_700,
+    "answering": 400,
     "learning": 19_000,
     "runs": 19_000,
     "eval": 10_500,
@@ -86,12 +87,11 @@ def tokens(paths: list[Path]) -> int:
 
 
 def rooms(paths: list[Path]) -> Counter[str]:
-    """Code tokens by room; `rollouts.py` is a room of its own."""
+    """Code tokens by room."""
     sizes: Counter[str] = Counter()
     for path in paths:
         place = path.relative_to(ROOT / PACKAGE).parts
-        alone = "rollouts.py" if place[0] == "rollouts.py" else "root"
-        sizes[place[0] if len(place) > 1 else alone] += tokens([path])
+        sizes[place[0] if len(place) > 1 else "root"] += tokens([path])
     return sizes
 
 

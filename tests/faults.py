@@ -17,10 +17,10 @@ import psutil
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.mcts.journal import JOURNAL, read
+from alphazero_llm_trainer.learning.collector import Collector
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rollouts import Collector
 from alphazero_llm_trainer.runs.sample import SampleJob
+from alphazero_llm_trainer.tree.journal import JOURNAL, read
 
 
 class Faulty(Collector):

@@ -13,17 +13,17 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.prefix_tree import ROOT
 from alphazero_llm_trainer.engine.step_ends import StepEnds
+from alphazero_llm_trainer.learning.collector import Collector
 from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.prepared import Prepared
 from alphazero_llm_trainer.learning.rounds import Rounds
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.learning.stats import RoundStats
-from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.rollouts import Collector
+from alphazero_llm_trainer.tree.journal import Journal
 
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config, load_training
 from ..errors import ConfigError
+from ..learning.collector import Collector
 from ..learning.methods.registry import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
-from ..rollouts import Collector, GradedTree
+from ..tree.graded import GradedTree
 from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
 
 if TYPE_CHECKING:

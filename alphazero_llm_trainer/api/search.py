@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..answering.searches import answer_search
+from ..answering.students import answering_student
 from ..chat.remote import RemoteStudent
 from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
 from ..errors import ConfigError
@@ -17,14 +19,12 @@ from ..eval.verifiers import load_verifier
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant, under_verifier
-from ..mcts.tree import Tree
-from ..policy.answering import answering_student
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from ..problems.source import check_text, open_source
 from ..report.page import framed
 from ..rewards.perplexity import Perplexity
-from ..rollouts import answer_search
+from ..tree.arena import Tree
 from ..types import Problem
 from ..viewer.page import tree_page
 from ..viewer.record import pieces

@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..mcts.extract import Trajectory, trajectories
-from ..mcts.journal import journal_of
-from ..mcts.tree import Tree
 from ..report.page import framed
 from ..report.trees import TreeReader, records_of
+from ..tree.arena import Tree
+from ..tree.extract import Trajectory, trajectories
+from ..tree.journal import journal_of
 from ..types import Problem
 from ..viewer.page import tree_page
 

@@ -29,7 +29,7 @@ UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so
 # that siblings have equal priors and a step not drawn yet has as much (`mcts.select.open_puct`).
 UNSURE = -20.0
-# What comes in place of an answer, by its key of `mcts.extract.SHORT`.
+# What comes in place of an answer, by its key of `tree.extract.SHORT`.
 SILENCES = {
     "thinking": "replies that were thinking alone",
     "tool call": "calls of tools instead of text",

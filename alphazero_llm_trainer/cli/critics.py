@@ -90,12 +90,12 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
         tell_loading(args, progress, config)
         from ..learning.critic import save_critic
         from ..learning.size import fresh_questions
-        from ..mcts.journal import JOURNAL, read
         from ..policy.student import load_student
         from ..problems.load import opening, with_context
         from ..report.folder import write_report
         from ..runs.critic_run import train_critic
         from ..runs.sample import SampleJob, run_sample
+        from ..tree.journal import JOURNAL, read
 
         student = load_student(with_context(config), path=args.path, opening=opening(config))
         spent = 0

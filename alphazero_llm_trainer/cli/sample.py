@@ -9,7 +9,7 @@ from typing import Any
 from ..config.load import Config, check_read
 from ..errors import ConfigError
 from ..live import Progress, Stop
-from ..mcts.extract import shortfall
+from ..tree.extract import shortfall
 from .base import (
     EXIT_STOPPED,
     add_base_url,

@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import load_answering
 from ..errors import ConfigError
 from ..live import Progress
-from ..mcts.extract import endings, shortfall
+from ..tree.extract import endings, shortfall
 from ..types import Problem
 from .base import (
     add_base_url,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..mcts.journal import JOURNAL, journal_of
 from ..report.trees import TreeReader, chosen_records, records_of, title_of
+from ..tree.journal import JOURNAL, journal_of
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 

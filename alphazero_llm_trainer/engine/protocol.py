@@ -320,7 +320,7 @@ class Verifier(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one continuation may take: `steps` steps and `tokens` tokens, and by which limit that
-    are no more (a key of `mcts.extract.SHORT`).
+    are no more (a key of `tree.extract.SHORT`).
     """
 
     steps: int

@@ -110,7 +110,7 @@ def serve(frozen: FrozenStudent) -> Served:
     """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop
     that it answers on.
     """
-    from ..serve.answering import Answerer
+    from ..serve.answerer import Answerer
     from ..serve.app import make_app
     from ..serve.requests import Models
     from ..serve.server import listen, start

@@ -11,13 +11,13 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
+from ..answering.searches import answer_search
 from ..chat.ensemble import TeacherEnsemble
 from ..chat.teachers import build_teachers, is_remote, open_remote
 from ..config.load import Config, load_config, missing_key
 from ..errors import AlphaZeroError, EngineError
 from ..mcts.driver import SearchResult
 from ..mcts.seeds import derive_seed
-from ..rollouts import answer_search
 from ..types import Problem
 from .argv import OUR_ID
 from .calls import NEEDS, ChatCalls, ChatSteps

@@ -18,9 +18,9 @@ from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.steps import verdict
-from ..mcts.tree import REJECTED, ROOT, Tree
+from ..policy.proposals import steps_of
 from ..problems.source import source_of
-from ..rollouts import steps_of
+from ..tree.arena import REJECTED, ROOT, Tree
 from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, text_of
 from .verifiers import NoVerifier
 
@@ -40,7 +40,7 @@ class Answered:
     `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the
     verifier), "tokens" (the budget ended it), "too long" (the prompt doesn't fit into the context)
     or "refused" (for the reason `refusal`). `why` is what most responses were cut by or were in
-    place of an answer, a key of `mcts.extract.SHORT`, None where there is one. `unjudged`: a
+    place of an answer, a key of `tree.extract.SHORT`, None where there is one. `unjudged`: a
     verifier that checks steps was asked, and found none in the response that it
     could check, or one that it could not.
     """

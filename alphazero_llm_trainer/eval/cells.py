@@ -51,7 +51,7 @@ class Cell:
     `seconds` wall-clock. `unjudged` counts the answers of which the verifier could check no step.
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
-    outcomes say nothing. `silent` counts unanswered problems by why (`mcts.extract.SHORT`), and
+    outcomes say nothing. `silent` counts unanswered problems by why (`tree.extract.SHORT`), and
     `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
     problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
     place of an answer, and tokens.

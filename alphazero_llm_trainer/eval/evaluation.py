@@ -17,13 +17,13 @@ from ..config.load import Config, explain
 from ..errors import ConfigError
 from ..live import Progress, run_until
 from ..mcts.driver import check_settings
-from ..mcts.extract import remedy, shortfall
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
 from ..problems.load import ALL, load_tasks, opening, with_context
 from ..problems.source import Source, check_reads, open_one_of
 from ..rewards.custom import JUDGE, open_reward
+from ..tree.extract import remedy, shortfall
 from .agreement import agreement
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, refusals, run_cell, run_samples
@@ -181,7 +181,7 @@ class Evaluation(BaseModel):
         }
         identity, config = self.identity(config), with_context(config, *sources.values())
         # Here, because torch takes seconds to load.
-        from ..policy.answering import answering_student
+        from ..answering.students import answering_student
 
         if student is None:
             critics = self.prm is not None or self.value is not None

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ..answering.searches import answer_search
 from ..errors import RequestError
-from ..mcts.extract import SHORT, endings
-from ..mcts.tree import WHOLE
 from ..problems.source import source_of
-from ..rollouts import answer_search
+from ..tree.arena import WHOLE
+from ..tree.extract import SHORT, endings
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 

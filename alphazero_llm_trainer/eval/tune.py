@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..answering.students import answering_student
 from ..config.load import Config
 from ..config.sections import SearchConfig
 from ..errors import ConfigError
 from ..files import write_json
 from ..live import Progress, run_until
-from ..policy.answering import answering_student
 from ..policy.folders import CHOOSES, CHOSEN, carried_value, read_note
 from ..problems.load import opening, tasks_of, with_context
 from ..problems.source import open_source

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ..rollouts import GradedTree
+from ..tree.graded import GradedTree
 from .learner import Learner
 from .rounds import Rounds
 from .rows import Minibatches, TrainRow

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError
 from ..live import StoppedError, run_until
-from ..mcts.journal import Journal
 from ..policy.backend import check_update
 from ..policy.student import QUESTION
-from ..rollouts import FAILED_REWARD, Collector, GradedTree
+from ..tree.graded import FAILED_REWARD, GradedTree
+from ..tree.journal import Journal
 from ..types import Task
+from .collector import Collector
 from .prepared import Prepared
 from .ranks import ALONE, Ranks
 from .stats import RoundStats

@@ -14,10 +14,11 @@ from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..mcts.extract import OUTSIDE, Trajectory
 from ..mcts.seeds import derive_seed
-from ..rollouts import Collector, GradedTree
+from ..tree.extract import OUTSIDE, Trajectory
+from ..tree.graded import GradedTree
 from ..types import STUDENT
+from .collector import Collector
 from .prepared import Prepared
 from .stats import RoundStats
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..mcts.extract import Trajectory
-from ..rollouts import Collector, GradedTree
+from ..tree.extract import Trajectory
+from ..tree.graded import GradedTree
 from ..types import Cost
+from .collector import Collector
 
 
 @dataclass(slots=True)

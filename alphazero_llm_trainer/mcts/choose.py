@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..grading.answers import extract, normalize
-from .tree import REJECTED, ROOT, Tree
+from ..tree.arena import REJECTED, ROOT, Tree
 
 
 @dataclass(frozen=True, slots=True)

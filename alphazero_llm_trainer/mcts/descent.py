@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .tree import REJECTED, ROOT, Tree
+from ..tree.arena import REJECTED, ROOT, Tree
 
 TINY = 1e-300  # log must not see 0
 

@@ -10,11 +10,12 @@ from typing import Any
 from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError, RequestError
+from ..tree.arena import Tree
+from ..tree.extract import accepted, finished_responses, right_responses
 from ..types import Cost, Problem
 from .choose import Choice, Reading, answer_of, choose, most_visited, voting
 from .descent import BestFirst, Live, Rule, closed, expanded, opened, rescaled
 from .expansion import Evaluate, Expansion, Grading
-from .extract import accepted, finished_responses, right_responses
 from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import MeteredValue, MeteredVerifier, Paid, valued_by
@@ -22,7 +23,6 @@ from .seeds import derive_seed
 from .select import constant, selector_of
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
-from .tree import Tree
 from .verified import VerifiedExpansion
 from .waiting import together
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from ..config.sections import SearchConfig
 from ..engine.protocol import Limits
+from ..tree.arena import Tree
 from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of
 from .choose import Reading, answer_of
 from .mcts import Leaf, LeafEvaluation
 from .metered import FREE, MeteredValue, Paid
-from .tree import Tree
 
 # Grades a response's end from the problem, its steps, their directions and its verdict. Has no gold
 # but in training.

@@ -26,8 +26,8 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+from ..tree.arena import ROOT, Tree
 from .descent import TINY, Arms, Rule, expanded
-from .tree import ROOT, Tree
 
 SCALE = 0.1  # mctx's value_scale, c_scale in the paper
 MAX_VISIT_INIT = 50.0  # mctx's maxvisit_init, c_visit in the paper

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..tree.arena import REJECTED, ROOT, Rollout, Tree
 from ..types import Continuation, RewardParts, Step
 from .descent import Rule
-from .tree import REJECTED, ROOT, Rollout, Tree
 
 
 @dataclass(frozen=True, slots=True)

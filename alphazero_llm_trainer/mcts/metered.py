@@ -10,9 +10,9 @@ from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
 from ..errors import EngineError
+from ..tree.arena import WHOLE
 from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .choose import Reading
-from .tree import WHOLE
 
 
 class ReadTokens:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from ..config.objects import own_object
 from ..errors import ConfigError
+from ..tree.arena import Tree
 from .descent import TINY, OpenNode, OpenSelect, Priority, Select, probabilities
 from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
-from .tree import Tree
 
 
 def ucb1(tree: Tree, node: int, exploration: float) -> int:

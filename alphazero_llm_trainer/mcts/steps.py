@@ -12,9 +12,9 @@ from typing import Protocol
 from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
 from ..grading.answers import is_final
+from ..tree.extract import BUDGET, THOUGHT_SPENT
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
 from .expansion import Expansion
-from .extract import BUDGET, THOUGHT_SPENT
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
 from .waiting import together

@@ -13,12 +13,12 @@ from random import Random
 from typing import Any, Protocol
 
 from ..engine.protocol import Generated
+from ..tree.arena import ROOT, Rollout
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .expansion import Expansion
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
 from .seeds import derive_seed
-from .tree import ROOT, Rollout
 from .waiting import together
 
 PREFIX_PROBABILITY = 0.5  # data generation: how often a prefix is taken

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.protocol import Drawn, Judgement, Limits
+from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .expansion import Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
 from .metered import MeteredVerifier
 from .seeds import derive_seed
 from .steps import verdict
-from .tree import REJECTED, ROOT, WHOLE, Rollout
 
 
 @dataclass

@@ -20,7 +20,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -605,3 +605,9 @@ def source_of(problem: Problem) -> Source:
             source = TaskList([], problem.source, "any", "")
         _newest[problem.source] = source
     return _newest[problem.source]
+
+
+def reading_of(problem: Problem) -> Callable[[str], str | None]:
+    """What responses to a problem answer, for votes: as its source reads them."""
+    source = source_of(problem)
+    return lambda response: source.vote_key(response) or None

@@ -13,7 +13,7 @@ from ..eval.cells import NO_ANSWER
 from ..eval.methods import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
-from ..mcts.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
+from ..tree.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
 from .charts import row_chart
 from .page import render
 from .tables import columns, table_of

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..errors import DataError
 from ..files import make_folder, near_folder, read_lines, write_whole
-from ..mcts.journal import JOURNAL
+from ..tree.journal import JOURNAL
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_page
 from .evaluation import evaluation_page

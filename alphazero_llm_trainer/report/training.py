@@ -13,7 +13,7 @@ import yaml
 from markupsafe import Markup
 
 from ..eval.metrics import Interval, wilson
-from ..mcts.extract import shortfall
+from ..tree.extract import shortfall
 from .charts import exact, line_chart, number
 from .page import render
 from .tables import columns, table_of

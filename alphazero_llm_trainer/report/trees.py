@@ -11,10 +11,10 @@ from ..config.sections import SearchConfig
 from ..errors import DataError
 from ..files import read_object
 from ..mcts.choose import choose, most_visited
-from ..mcts.journal import JOURNAL, read
 from ..mcts.select import constant, under_verifier
-from ..mcts.tree import Tree
 from ..problems.step_checks import Calculator
+from ..tree.arena import Tree
+from ..tree.journal import JOURNAL, read
 from ..viewer.record import choice_of, pieces
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..grading.graders import Verdict
-from ..mcts.tree import WHOLE
 from ..problems.source import gradable, source_of
+from ..tree.arena import WHOLE
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of
 from .custom import CustomReward

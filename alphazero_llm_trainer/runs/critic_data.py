@@ -15,12 +15,12 @@ from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import StatePairs, States
 from ..learning.rows import TrainRow
-from ..mcts.extract import graded, step_preferences, value_targets
-from ..mcts.journal import journal_of, placed, record_at
-from ..mcts.tree import Tree
 from ..policy.student import Student
 from ..problems.load import check_tokens, check_train_split
 from ..problems.source import split_of
+from ..tree.arena import Tree
+from ..tree.extract import graded, step_preferences, value_targets
+from ..tree.journal import journal_of, placed, record_at
 from .preferences import Preference, has_preferences, read_preferences
 
 Ids = tuple[int, ...]

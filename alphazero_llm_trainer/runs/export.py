@@ -19,18 +19,12 @@ from ..config.load import load_config
 from ..errors import ConfigError
 from ..files import read_object
 from ..grading.answers import extract, normalize
+from ..learning.earned import Earned
 from ..learning.methods.grpo import GRPO, credited
-from ..mcts.extract import (
-    OUTSIDE,
-    Trajectory,
-    step_preferences,
-    trajectories,
-    value_targets,
-)
-from ..mcts.journal import journal_of, read
-from ..mcts.tree import ROOT, Tree
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
-from ..rollouts import Earned
+from ..tree.arena import ROOT, Tree
+from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets
+from ..tree.journal import journal_of, read
 from .folder import RunFolder
 
 MANIFEST = "manifest.json"  # of `sample`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..live import Progress, last_tree
-from ..rollouts import GradedTree
+from ..tree.graded import GradedTree
 
 
 def show_tree(progress: Progress, tree: GradedTree, counted: int) -> None:

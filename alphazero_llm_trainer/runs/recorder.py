@@ -17,6 +17,7 @@ from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..eval.greedy import Answers, answer
 from ..files import sync
+from ..learning.collector import Collector
 from ..learning.critic import save_critic
 from ..learning.learner import Learner
 from ..learning.methods.base import Objective
@@ -25,9 +26,6 @@ from ..learning.prepared import Prepared
 from ..learning.ranks import Ranks
 from ..learning.stats import RoundStats
 from ..live import Progress
-from ..mcts.extract import endings
-from ..mcts.journal import Journal
-from ..mcts.tree import Tree
 from ..policy.adapters import POLICY, fingerprint
 from ..policy.folders import VALUE
 from ..policy.student import Student
@@ -35,7 +33,10 @@ from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import rows_hash
 from ..problems.source import open_source
 from ..rewards.combined import outcome
-from ..rollouts import Collector, GradedTree
+from ..tree.arena import Tree
+from ..tree.extract import endings
+from ..tree.graded import GradedTree
+from ..tree.journal import Journal
 from ..types import Cost, Task
 from .evaluation import gain, summary
 from .folder import RunFolder, write_manifest

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..files import Folder
-from ..mcts.journal import JOURNAL, Journal
 from ..problems.load import rows_hash
+from ..tree.journal import JOURNAL, Journal
 from ..types import Task
 
 FORMAT = 3

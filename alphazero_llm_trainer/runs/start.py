@@ -16,6 +16,8 @@ from ..chat.teachers import checker_model, is_remote, open_remote
 from ..config.load import Config, check_read, load_training, resolve_name, user_layers, vllm_here
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
+from ..learning.collector import check_collecting, scripted_teacher
+from ..learning.earned import measures_perplexity
 from ..learning.methods.registry import METHODS, method_of
 from ..learning.prepared import Prepared
 from ..learning.size import RunSize, rank_and_size, replayed
@@ -29,7 +31,6 @@ from ..policy.folders import (
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.source import open_source
 from ..rewards.custom import JUDGE, open_reward
-from ..rollouts import check_collecting, measures_perplexity, scripted_teacher
 from .hub import check_hub
 from .tracking import check_tracker
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import RequestError
 from ..live import duration, last_tree
-from ..mcts.extract import endings, trajectories
-from ..mcts.tree import Tree
-from ..rollouts import FAILED, FAILED_REWARD
+from ..tree.arena import Tree
+from ..tree.extract import endings, trajectories
+from ..tree.graded import FAILED, FAILED_REWARD
 from ..types import Cost
 
 TRIED = (

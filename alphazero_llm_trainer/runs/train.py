@@ -21,6 +21,8 @@ from ..engine.background import freeze_loaded
 from ..engine.device import text_config
 from ..errors import CheckpointError, ConfigError
 from ..learning import loop
+from ..learning.collector import Collector
+from ..learning.earned import measures_perplexity
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Method, Objective
 from ..learning.models import MemoryOptions, learning_rate, make_trainable
@@ -35,7 +37,7 @@ from ..policy.folders import carried_value
 from ..policy.student import frozen_student, load_student
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
-from ..rollouts import Collector, GradedTree, measures_perplexity
+from ..tree.graded import GradedTree
 from .folder import RunFolder
 from .plan import engine
 from .preflight import affordable, preflight

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ..answering.students import answering_student
 from ..config.load import Config
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
+from ..learning.collector import Collector
 from ..learning.methods.registry import method_of
-from ..policy.answering import answering_student
 from ..policy.chat import check_prompts
 from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity
-from ..rollouts import Collector
 from ..types import Cost, Task
 
 log = logging.getLogger(__name__)

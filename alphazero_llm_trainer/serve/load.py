@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from ..answering.students import answering_student
 from ..config.load import Config, check_read
 from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..mcts.driver import check_settings
-from ..policy.answering import answering_student
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from .answering import Answerer
+from .answerer import Answerer
 from .requests import MCTS, SAMPLE, Models
 
 log = logging.getLogger(__name__)

@@ -15,15 +15,15 @@ from typing import Any
 
 from ..config.sections import ServeConfig
 from ..errors import ConfigError
-from ..mcts.journal import JOURNAL, Journal
 from ..mcts.seeds import derive_seed
-from ..mcts.tree import Tree
 from ..mcts.waiting import together
 from ..problems.load import SERVER_TOKENS
-from ..rollouts import GradedTree
+from ..tree.arena import Tree
+from ..tree.graded import GradedTree
+from ..tree.journal import JOURNAL, Journal
 from ..types import Problem, Task
 from ..viewer.record import pieces
-from .answering import Answerer
+from .answerer import Answerer
 from .requests import ApiError, Models, WantedAnswer
 from .wire import DEADLINE, AnswerOutcome, Wire, WireToken
 

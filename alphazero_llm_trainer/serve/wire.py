@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from ..mcts.choose import Choice
-from ..mcts.tree import Tree
+from ..tree.arena import Tree
 from ..types import Cost
 from .requests import ChatBody, WantedAnswer
 

@@ -22,7 +22,6 @@ from alphazero_llm_trainer.cli.base import Parser, run_command
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import Folder, write_whole
-from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
 from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
 from alphazero_llm_trainer.runs import sample_folder as folder_module
 from alphazero_llm_trainer.runs.folder import (
@@ -33,6 +32,7 @@ from alphazero_llm_trainer.runs.folder import (
 )
 from alphazero_llm_trainer.runs.sample import identity, run_sample
 from alphazero_llm_trainer.runs.sample_folder import SampleFolder
+from alphazero_llm_trainer.tree.journal import JOURNAL, Journal
 
 # -- a run's folder --------------------------------------------------------------------------------
 

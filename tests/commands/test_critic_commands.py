@@ -12,8 +12,8 @@ from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.learning.learner import Learner
-from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.tree.arena import ROOT
 
 LEARNT = """
     --model embedded --set train.optimizer.epochs=1 --set train.critic.least_outcomes=2 --set

@@ -19,18 +19,18 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, RewardError
 from alphazero_llm_trainer.learning.stats import group_kind
-from alphazero_llm_trainer.mcts.extract import (
+from alphazero_llm_trainer.rewards.combined import combined, steps_of
+from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
+from alphazero_llm_trainer.runs.summary import Summary
+from alphazero_llm_trainer.tree.arena import ROOT, Tree
+from alphazero_llm_trainer.tree.extract import (
     outcomes,
     step_preferences,
     trajectories,
     value_targets,
 )
-from alphazero_llm_trainer.mcts.journal import read
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree
-from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
-from alphazero_llm_trainer.rollouts import GradedTree
-from alphazero_llm_trainer.runs.summary import Summary
+from alphazero_llm_trainer.tree.graded import GradedTree
+from alphazero_llm_trainer.tree.journal import read
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 

@@ -25,11 +25,11 @@ from alphazero_llm_trainer.learning.methods.distill import DISTILL, DrawnRows, d
 from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.stats import RoundStats
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.tree.arena import ROOT, Tree
+from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)

@@ -14,7 +14,7 @@ import yaml
 from tables import CHECKOUT, read_json
 
 from alphazero_llm_trainer.cli.main import build_parser
-from alphazero_llm_trainer.mcts.tree import COLUMNS, Rollout
+from alphazero_llm_trainer.tree.arena import COLUMNS, Rollout
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 CONTRACT = (

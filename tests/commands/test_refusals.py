@@ -66,7 +66,9 @@ def test_a_command_line_that_cannot_be(line, folder, monkeypatch, capsys):
     words, before = shlex.split(line), set(folder.rglob("*"))
     ways = [words]
     if words[0] == "eval":
-        monkeypatch.setattr("alphazero_llm_trainer.policy.answering.answering_student", pytest.fail)
+        monkeypatch.setattr(
+            "alphazero_llm_trainer.answering.students.answering_student", pytest.fail
+        )
     if words[0] == "train" and line not in CASES["late"]:
         monkeypatch.setattr(live.Progress, "load", pytest.fail)
         ways.append([*words, "--dry-run"])

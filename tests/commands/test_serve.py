@@ -25,9 +25,9 @@ from tables import CHECKOUT, read_jsonl, table
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.environment.front_end import run as vf_eval
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.tree.arena import Tree
 
 QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40, start=300)]
 OPEN = "Zoe has "  # what follows may be many things

@@ -23,9 +23,7 @@ from alphazero_llm_trainer.engine.protocol import TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.select import GUIDED
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import NUMBERS
 from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
@@ -35,6 +33,8 @@ from alphazero_llm_trainer.runs.recorder import Recorder
 from alphazero_llm_trainer.runs.start import prepare
 from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.serve.load import load_models
+from alphazero_llm_trainer.tree.arena import Tree
+from alphazero_llm_trainer.tree.journal import read
 
 CASES = table("train")
 

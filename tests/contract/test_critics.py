@@ -46,7 +46,6 @@ from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.learning.packing import Work, plan
 from alphazero_llm_trainer.learning.size import used_questions
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
@@ -73,6 +72,7 @@ from alphazero_llm_trainer.runs.critic_run import (
     train_critic,
 )
 from alphazero_llm_trainer.runs.fit import fit, planned
+from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)

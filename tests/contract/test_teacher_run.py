@@ -6,12 +6,12 @@ from support import grpo_config
 
 from alphazero_llm_trainer.chat import client
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.mcts.journal import read
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.recorder import Recorder
 from alphazero_llm_trainer.runs.start import prepare
 from alphazero_llm_trainer.runs.train import Run
+from alphazero_llm_trainer.tree.arena import Tree
+from alphazero_llm_trainer.tree.journal import read
 
 CALLS = 45
 

@@ -17,7 +17,7 @@ ROOT = CHECKOUT / PACKAGE
 
 
 def module_name(path):
-    """`mcts.tree` for alphazero_llm_trainer/mcts/tree.py; a package's own name for its __init__."""
+    """`mcts.seeds` for alphazero_llm_trainer/mcts/seeds.py; a package's own name for its __init__."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -29,10 +29,10 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 # docs/design.md section 2. Rooms of one number don't know each other, but for those of layer 0.
 LAYERS = {
     "types": 0, "errors": 0, "files": 0, "live": 0,
-    "grading": 0.3, "viewer": 0.5, "config": 1,
+    "grading": 0.3, "viewer": 0.5, "tree": 0.6, "config": 1,
     "engine": 2, "chat": 2.3, "policy": 2.5,
     "mcts": 3, "problems": 3, "rewards": 3.5,
-    "rollouts": 4,
+    "answering": 4,
     "eval": 5, "serve": 5.3, "environment": 5.6,
     "learning": 6, "report": 6, "runs": 6.5,
     "api": 7, "cli": 8,
@@ -96,8 +96,8 @@ def test_the_package_and_its_search_load_nothing_heavy():
         f"import {PACKAGE}",
         f"found = {{{heavy}, 'pydantic', 'yaml', 'numpy'}} & set(sys.modules)",
         "assert not found, found",
-        f"import {PACKAGE}.mcts.driver, {PACKAGE}.rollouts, {PACKAGE}.viewer.page, "
-        f"{PACKAGE}.cli.main",
+        f"import {PACKAGE}.mcts.driver, {PACKAGE}.answering.searches, "
+        f"{PACKAGE}.learning.collector, {PACKAGE}.viewer.page, {PACKAGE}.cli.main",
         f"found = {{{heavy}}} & set(sys.modules)",
         "assert not found, found",
     )
@@ -116,7 +116,7 @@ def test_nothing_asks_the_network_when_it_is_imported():
 
 def test_no_name_in_the_search_core_speaks_of_gold():
     for name, tree in TREES.items():
-        if room(name) == "mcts":
+        if room(name) in ("mcts", "tree") and name != "tree.graded":
             words = {
                 getattr(node, key, "") for node in ast.walk(tree) for key in ("id", "attr", "arg")
             }
@@ -127,7 +127,7 @@ def test_no_name_in_the_search_core_speaks_of_gold():
             }, name
 
 
-def test_only_rollouts_may_reward_by_gold():
+def test_only_the_collector_may_reward_by_gold():
     """Whoever else makes a terminal reward passes None for the tasks, in so many letters."""
     makers = set()
     for name, tree in TREES.items():
@@ -142,7 +142,7 @@ def test_only_rollouts_may_reward_by_gold():
                     *(word.value for word in node.keywords if word.arg == "tasks"),
                 ]
                 makers |= {name} if [ast.unparse(one) for one in given] != ["None"] else set()
-    assert makers == {"rollouts"}
+    assert makers == {"learning.collector"}
 
 
 # Of whoever starts several processes: accelerate, torchrun, Ray.

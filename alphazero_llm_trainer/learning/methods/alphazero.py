@@ -30,11 +30,11 @@ import numpy as np
 
 from ...config.train import Rates, TrainConfig
 from ...eval.critic_figures import States, auc
-from ...mcts.extract import OUTSIDE
 from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
-from ...mcts.tree import REJECTED, ROOT, Tree
-from ...rollouts import GradedTree
+from ...tree.arena import REJECTED, ROOT, Tree
+from ...tree.extract import OUTSIDE
+from ...tree.graded import GradedTree
 from ..rows import GoodRows, Minibatches, TrainRow
 from ..stats import RoundStats
 from .base import Method, Objective

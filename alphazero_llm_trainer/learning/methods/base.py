@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.load import Config
 from ...config.sections import LoraConfig
 from ...config.train import Rates, TrainConfig
-from ...rollouts import Searches
+from ..earned import Searches
 
 if TYPE_CHECKING:
     import torch

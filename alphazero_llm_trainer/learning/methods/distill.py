@@ -26,9 +26,9 @@ from ...config.load import Config, load_config
 from ...engine.protocol import Engine
 from ...errors import ConfigError, EngineError
 from ...mcts.seeds import derive_seed
-from ...mcts.tree import Tree
 from ...policy.folders import find_model
-from ...rollouts import GradedTree
+from ...tree.arena import Tree
+from ...tree.graded import GradedTree
 from ..rows import SampledRows, TrainRow
 from ..stats import RoundStats
 from .base import Method

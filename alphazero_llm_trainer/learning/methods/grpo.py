@@ -15,10 +15,10 @@ from ...config.load import Config
 from ...config.train import Rates, TrainConfig
 from ...engine.protocol import Verifier
 from ...errors import ConfigError
-from ...mcts.extract import Trajectory, step_values
-from ...mcts.tree import Tree
 from ...policy.engine_tokens import EngineTokens
-from ...rollouts import Earned, GradedTree
+from ...tree.arena import Tree
+from ...tree.extract import Trajectory, step_values
+from ...tree.graded import GradedTree
 from ...types import Problem, Step
 from ..credit import (
     ADVANTAGE_CLIP,
@@ -28,6 +28,7 @@ from ..credit import (
     process_advantages,
     step_advantages,
 )
+from ..earned import Earned
 from ..rows import SampledRows, TrainRow
 from ..stats import RoundStats
 from .base import Method, Objective

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...rollouts import GradedTree
+from ...tree.graded import GradedTree
 from ..credit import zero_variance
 from ..rows import GoodRows, TrainRow
 from .expert_iteration import EXPERT_ITERATION

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.sections import LoraConfig
 from ...config.train import Rates, TrainConfig
 from ...mcts.seeds import derive_seed
-from ...rollouts import GradedTree
+from ...tree.graded import GradedTree
 from ..credit import gae
 from ..rows import SampledRows, TrainRow
 from ..stats import RoundStats

@@ -41,7 +41,6 @@ from alphazero_llm_trainer.environment.taskset_rules import scored
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.mcts.driver import SearchResult
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import load_student
@@ -51,6 +50,7 @@ from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.serve.requests import ChatBody, Models, chat_request
+from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.types import Cost, Direction, Problem, Step, Task, ids_of, text_of
 
 

@@ -26,8 +26,8 @@ from alphazero_llm_trainer.learning.methods.alphazero import (
 )
 from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.rows import TrainRow
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.rollouts import GradedTree
+from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
 
 PROMPT = (40, 41)

@@ -23,11 +23,11 @@ from alphazero_llm_trainer.learning.methods.grpo import Grpo
 from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.mcts.extract import trajectories
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.runs.progress import show_round
+from alphazero_llm_trainer.tree.arena import REJECTED, ROOT
+from alphazero_llm_trainer.tree.extract import trajectories
 from alphazero_llm_trainer.types import STUDENT, StepCheck
 
 QUESTIONS = 24

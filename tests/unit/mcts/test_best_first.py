@@ -17,7 +17,7 @@ from alphazero_llm_trainer.mcts.descent import BestFirst, Live, shares
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.select import open_puct, phs
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, RewardParts, Step
 
 RULE = Rule(lambda text: float(hashed_reward(text) > 0.3))

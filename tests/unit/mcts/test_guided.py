@@ -21,9 +21,9 @@ from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.select import best_first
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
 from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, Cost, Step
 
 GAMES = 30

@@ -20,7 +20,7 @@ from alphazero_llm_trainer.mcts.gumbel import (
 )
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.select import open_gumbel, puct
-from alphazero_llm_trainer.mcts.tree import ROOT, Tree
+from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Step
 
 GUMBEL = closed(gumbel, 0.1)

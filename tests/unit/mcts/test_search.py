@@ -28,13 +28,12 @@ from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
-from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
-from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.problems.source import reading_of, source_of
 from alphazero_llm_trainer.rewards import terminal
-from alphazero_llm_trainer.rollouts import reading_of
+from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, WHOLE, Tree
+from alphazero_llm_trainer.tree.extract import step_values, trajectories
 from alphazero_llm_trainer.types import Continuation, Direction, Problem, RewardParts, Step, Task
 
 CASES = table("search")

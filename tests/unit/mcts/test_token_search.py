@@ -29,12 +29,12 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct
-from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
+from alphazero_llm_trainer.tree.arena import ROOT, Rollout, Tree
+from alphazero_llm_trainer.tree.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.types import RewardParts, Step, ids_of
 
 GOLDEN = TESTS / "golden" / "token.json"

@@ -28,10 +28,10 @@ from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import MeteredVerifier
 from alphazero_llm_trainer.mcts.select import SELECTORS, open_puct
-from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.rollouts import GradedTree
+from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")

@@ -13,6 +13,7 @@ from support import tiny_chat
 from tables import read_json, table, write_jsonl
 
 import alphazero_llm_trainer as alphazero
+from alphazero_llm_trainer.answering.students import answering_student
 from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
@@ -24,11 +25,9 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.grading.answers import is_final, thinks, without_thinking
 from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
-from alphazero_llm_trainer.mcts.extract import SHORT, shortfall
 from alphazero_llm_trainer.mcts.steps import verdict
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.adapters import POLICY, fingerprint, own_parameters
-from alphazero_llm_trainer.policy.answering import answering_student
 from alphazero_llm_trainer.policy.critic import load_critic
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
@@ -38,6 +37,7 @@ from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
 from alphazero_llm_trainer.runs.merging import bare
+from alphazero_llm_trainer.tree.extract import SHORT, shortfall
 from alphazero_llm_trainer.types import NOTHING, Direction, Opening, Problem, Step
 
 CASES = table("chat")

@@ -15,16 +15,17 @@ from scripted import (
     search,
 )
 
+from alphazero_llm_trainer.answering.searches import answer_search
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
+from alphazero_llm_trainer.learning.collector import Collector
 from alphazero_llm_trainer.learning.methods.registry import method_of
-from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.metered import ReadTokens
-from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
-from alphazero_llm_trainer.rollouts import Collector, answer_search
+from alphazero_llm_trainer.tree.arena import ROOT
+from alphazero_llm_trainer.tree.extract import trajectories
 from alphazero_llm_trainer.types import Cost, Direction, Step
 
 MODES = ["search.mode=step", "search.mode=token"]

@@ -15,7 +15,11 @@ from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.mcts.extract import (
+from alphazero_llm_trainer.runs import export as export_module
+from alphazero_llm_trainer.runs.export import COLUMNS, COMMON, SUFFIXES, export
+from alphazero_llm_trainer.runs.sample import run_sample
+from alphazero_llm_trainer.tree.arena import ROOT, Rollout, Tree
+from alphazero_llm_trainer.tree.extract import (
     OUTSIDE,
     outcomes,
     step_preferences,
@@ -23,11 +27,7 @@ from alphazero_llm_trainer.mcts.extract import (
     trajectories,
     value_targets,
 )
-from alphazero_llm_trainer.mcts.journal import journal_of, read
-from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
-from alphazero_llm_trainer.runs import export as export_module
-from alphazero_llm_trainer.runs.export import COLUMNS, COMMON, SUFFIXES, export
-from alphazero_llm_trainer.runs.sample import run_sample
+from alphazero_llm_trainer.tree.journal import journal_of, read
 from alphazero_llm_trainer.types import RewardParts, Step
 
 
@@ -55,7 +55,7 @@ TARGETS = {
 
 
 def expected(trees, kind):
-    """The rows as the readers of `mcts.extract` give them."""
+    """The rows as the readers of `tree.extract` give them."""
     renamed = {}
     if kind == "sft":
         renamed = {"token_ids": "completion_ids", "text": "completion", "samples": "count"}

@@ -17,12 +17,11 @@ from scripted import run
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import Choice
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve import app, server
-from alphazero_llm_trainer.serve.answering import Answerer
+from alphazero_llm_trainer.serve.answerer import Answerer
 from alphazero_llm_trainer.serve.requests import (
     ApiError,
     ChatBody,
@@ -33,6 +32,7 @@ from alphazero_llm_trainer.serve.requests import (
 from alphazero_llm_trainer.serve.service import Service
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import AnswerOutcome, Wire
+from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.types import Cost, Step
 
 # -- text ------------------------------------------------------------------------------------------

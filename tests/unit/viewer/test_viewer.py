@@ -17,8 +17,8 @@ from tables import read_json
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
-from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
+from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.types import Direction, RewardParts
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page

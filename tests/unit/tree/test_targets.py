@@ -5,7 +5,8 @@ one.
 import pytest
 from scripted import ScriptedPolicy, search
 
-from alphazero_llm_trainer.mcts.extract import (
+from alphazero_llm_trainer.tree.arena import ROOT, Rollout, Tree
+from alphazero_llm_trainer.tree.extract import (
     graded,
     outcomes,
     prefixes,
@@ -13,7 +14,6 @@ from alphazero_llm_trainer.mcts.extract import (
     trajectories,
     value_targets,
 )
-from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import RewardParts, Step
 
 

@@ -16,10 +16,10 @@ from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import METHODS
 from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
-from ..mcts.tree import Tree
 from ..policy.engine_steps import drawing_cost
+from ..problems.source import reading_of
 from ..rewards.perplexity import Perplexity
-from ..rollouts import reading_of
+from ..tree.arena import Tree
 from ..types import Cost, Problem, token_text
 from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
 from .text import TextReader, cut

@@ -22,6 +22,6 @@ def answering_student(
     """
     if config.engine.backend == "openai":
         return remote_student(config, opening)
-    from .student import load_student
+    from ..policy.student import load_student
 
     return load_student(config, path=path, opening=opening, inference=inference, trained=trained)

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.mcts.journal import Journal, read
+from alphazero_llm_trainer.tree.journal import Journal, read
 
 RECORDS = [{"key": f"0/{i}", "text": f"Zeile {i}\n\u2028 #### {i}", "W": 0.1 * i} for i in range(5)]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..grading.answers import extract
 from ..types import STUDENT
-from .tree import REJECTED, ROOT, WHOLE, Tree
+from .arena import REJECTED, ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 

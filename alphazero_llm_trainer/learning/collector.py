@@ -7,175 +7,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat.remote import RemoteSteps, RemoteStudent
-from .chat.teachers import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
-from .config.load import Config
-from .config.sections import SearchConfig
-from .engine.protocol import Teacher, ValueFunction, Verifier
-from .errors import ConfigError, DataError, RequestError, RewardError
-from .mcts.choose import Reading
-from .mcts.driver import Search, check_settings
-from .mcts.expansion import Evaluate
-from .mcts.extract import Trajectory, outcomes, trajectories
-from .mcts.seeds import derive_seed
-from .mcts.steps import Advisor, StepPolicy
-from .mcts.tokens import TokenPolicy
-from .mcts.tree import ROOT, Tree
-from .policy.engine_steps import EngineSteps
-from .policy.engine_tokens import EngineTokens
-from .policy.verifiers import Product
-from .problems.load import check_gold
-from .problems.source import open_source, source_of
-from .problems.step_checks import Calculator
-from .rewards.custom import open_reward
-from .rewards.perplexity import Perplexity
-from .rewards.terminal import finished_earns_one, make_evaluate
-from .types import Cost, Problem, Task
+from ..chat.teachers import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
+from ..config.load import Config
+from ..engine.protocol import Teacher, ValueFunction, Verifier
+from ..errors import ConfigError, RequestError, RewardError
+from ..mcts.driver import Search, check_settings
+from ..mcts.seeds import derive_seed
+from ..policy.proposals import policy_of
+from ..policy.verifiers import Product
+from ..problems.load import check_gold
+from ..problems.source import open_source, reading_of
+from ..problems.step_checks import Calculator
+from ..rewards.custom import open_reward
+from ..rewards.perplexity import Perplexity
+from ..rewards.terminal import finished_earns_one, make_evaluate
+from ..tree.arena import ROOT, Tree
+from ..tree.extract import trajectories
+from ..tree.graded import FAILED, FAILED_REWARD, GradedTree
+from ..types import Cost, Task
+from .earned import Earned, Searches
 
 if TYPE_CHECKING:
     import torch
 
-    from .policy.student import Student
-
-FAILED = "failed: "  # how `GradedTree.ended_by` of a question without a tree begins
-FAILED_REWARD = "failed reward: "  # and of one that the user's own reward ended
-
-
-@dataclass
-class GradedTree:
-    """A finished training search: its key in the journal, the task, the tree, its cost and how it
-    was extended.
-
-    `flat_at_first` tells that all trajectories had earned the same before any extension;
-    `extensions` counts the searches that were added (`train.requeue_limit`); `saved` counts the
-    simulations that an adaptive budget left out. `prompt_ids` are the tokens before the tree's
-    root, `policy_version` the engine's when the search began.
-    """
-
-    key: str
-    task: Task
-    tree: Tree
-    cost: Cost
-    ended_by: str
-    flat_at_first: bool
-    extensions: int
-    prompt_ids: tuple[int, ...] = ()
-    policy_version: int = 0
-    saved: int = 0
-
-    @cached_property
-    def responses(self) -> list[Trajectory]:
-        """The tree's distinct finished responses, extracted once: the tree is finished too."""
-        return trajectories(self.tree)
-
-    @property
-    def failed_reward(self) -> str | None:
-        """What the user's own reward did wrong, where that ended the question."""
-        return (
-            self.ended_by.removeprefix(FAILED_REWARD)
-            if self.ended_by.startswith(FAILED_REWARD)
-            else None
-        )
-
-    def record(self, **more: Any) -> dict[str, Any]:
-        """The journal line."""
-        problem = self.task.problem
-        return {
-            "key": self.key,
-            "problem": {"id": problem.id, "question": problem.question, "source": problem.source},
-            "flat_at_first": self.flat_at_first,
-            "extensions": self.extensions,
-            "ended_by": self.ended_by,
-            "saved": self.saved,
-            "policy_version": self.policy_version,
-            "prompt_ids": list(self.prompt_ids),
-            "cost": self.cost.as_dict(),
-            **more,
-            "tree": self.tree.to_dict(),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], task: Task) -> GradedTree:
-        """The tree of a journal line. Raises DataError when the line isn't a whole record."""
-        try:
-            return cls(
-                record["key"],
-                task,
-                Tree.from_dict(record["tree"]),
-                Cost(**record["cost"]),
-                record["ended_by"],
-                record["flat_at_first"],
-                record["extensions"],
-                tuple(record["prompt_ids"]),
-                record["policy_version"],
-                record["saved"],
-            )
-        except (KeyError, TypeError) as error:
-            raise DataError(
-                f"journal record {record.get('key')!r} lacks {error}: remove its line"
-            ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Searches:
-    """What searches have to know of the method that learns from them.
-
-    Args:
-        supervised: it learns from responses as they are, whoever wrote them and when.
-        ruled: under `train.groups: verified` it learns from right responses that the rule judged,
-            and from nothing else.
-        guided: a value that is trained with the policy says where to search (AlphaZero).
-    """
-
-    supervised: bool = False
-    ruled: bool = False
-    guided: bool = False
-
+    from ..policy.student import Student
 
 ERROR_RATE = 0.2  # how often the scripted teacher's likely-right step is wrong
-
-
-class Earned:
-    """What responses earned, in the currency of `train.reward`, and which of them count.
-
-    Args:
-        config: `train` and `rewards` decide it.
-        method: what learns from the trees.
-    """
-
-    def __init__(self, config: Config, method: Searches) -> None:
-        self.config, self.method = config, method
-        self.combined = credits_combined(config)
-
-    def reward(self, trajectory: Trajectory) -> float:
-        """What a trajectory earned for credit: `train.reward` picks correctness alone or the
-        combined reward.
-        """
-        return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
-
-    def node_values(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
-        """For each node a count and the sum of what it earned, in the currency of `reward`: with
-        `hre` the responses through it and how many of them were right, with `combined` its visits
-        and their rewards.
-        """
-        return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
-
-    def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
-        (`train.teacher_rows`).
-        """
-        every = self.method.supervised or self.config.train.teacher_rows
-        return [response for response in responses if every or response.student]
-
-    def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
-        """True when the responses that training learns from all earned the same: no signal."""
-        rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
-        return len(rewards) < 2
 
 
 class Collector(Earned):
@@ -203,7 +63,7 @@ class Collector(Earned):
         if config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does
             # without it.
-            from .policy.critic import load_value
+            from ..policy.critic import load_value
 
             self.value = load_value(Path(config.search.value), student, config)
         self.rule: Verifier = Calculator()  # `train.groups: verified`
@@ -221,7 +81,7 @@ class Collector(Earned):
         """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches
         from now on (`train.method: alphazero`).
         """
-        from .policy.critic import LEARNT, Critic, CriticVerifier
+        from ..policy.critic import LEARNT, Critic, CriticVerifier
 
         engine = self.student.engine
         bias = 0.0 if layer.bias is None else float(layer.bias.detach())
@@ -339,25 +199,6 @@ class Collector(Earned):
         )
 
 
-def credits_combined(config: Config) -> bool:
-    """Whether credit is made of the combined reward, and not of correctness alone: rewards of the
-    user's own are what a run is for, unless `train.reward` says otherwise, and PRE is where
-    correctness has no weight.
-    """
-    train, rewards = config.train, config.rewards
-    return train.reward == "combined" or (
-        train.reward is None and (rewards.own or rewards.hre_weight == 0)
-    )
-
-
-def measures_perplexity(config: Config, method: Searches) -> bool:
-    """Whether a training measures PRE: GRPO and PPO do where their advantages are made of it."""
-    rewards = config.rewards
-    if not rewards.use_student_model or rewards.pre_weight == 0:
-        return False
-    return method.supervised or credits_combined(config)
-
-
 def check_collecting(config: Config, method: Searches, valued: bool) -> None:
     """Raise ConfigError for settings of training searches that contradict each other. `valued`:
     there is a value network.
@@ -428,63 +269,3 @@ def scripted_teacher(config: Config) -> Teacher:
             "teacher: choose another tier"
         )
     return teacher
-
-
-# -- answering by search ---------------------------------------------------------------------------
-
-
-def answer_search(
-    student: Any,
-    config: Config,
-    perplexity: Perplexity | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    value: ValueFunction | None = None,
-    *,
-    policy: StepPolicy | TokenPolicy | None = None,
-    verifier: Verifier | None = None,
-    advisor: Advisor | None = None,
-) -> Search:
-    """The search that answers questions: no gold.
-
-    Under a verifier that judges each step; elsewhere a finished response earns the value network's
-    V of it where there is one, else its PRE, and without either 1: then the vote counts responses
-    and the most visited path is the likeliest one. `policy` proposes steps or tokens, None: the
-    student's engine does.
-    """
-    settings = config.search
-    evaluate: Evaluate | None = finished_earns_one
-    grading = None
-    if value is not None:
-        evaluate = None
-    elif perplexity is not None and config.rewards.pre_weight > 0:
-        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
-    return Search(
-        policy_of(student, settings) if policy is None else policy,
-        evaluate,
-        settings,
-        advisor,
-        stop=stop,
-        value=value,
-        grading=grading,
-        verifier=verifier,
-        reading=reading_of,
-    )
-
-
-def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineTokens | RemoteSteps:
-    """What proposes steps or tokens."""
-    if settings.mode == "token":
-        return EngineTokens(student, settings.temperature, settings.beam)
-    return steps_of(student, settings.temperature)
-
-
-def steps_of(student: Any, temperature: float) -> EngineSteps | RemoteSteps:
-    """What proposes steps: the student's engine, or the server of its model."""
-    steps = RemoteSteps if isinstance(student, RemoteStudent) else EngineSteps
-    return steps(student, temperature)
-
-
-def reading_of(problem: Problem) -> Reading:
-    """What responses to a problem answer, for votes: as its source reads them."""
-    source = source_of(problem)
-    return lambda response: source.vote_key(response) or None
