@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -168,6 +169,22 @@ def test_the_python_of_the_readme(tmp_path, capsys):
     assert learnt(printed)
     words = printed.split()
     assert (words[0], words[-1]) == ("14", "16")
+
+
+@pytest.mark.slow
+def test_the_environment_in_python_rolls_out_and_scores():
+    """In a process of its own, since verifiers' loops and servers end with it."""
+    guide = (CHECKOUT / "docs/guides/as-an-environment.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    ended = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, timeout=240, check=True
+    )
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        right = float(re.search(r"'correctness_reward': (\S+),", line)[1])
+        assert line.endswith("[]") and (float(line.split()[0]) > 0.5) == (right == 1.0)
+    assert any("'correctness_reward': 1.0" in line for line in lines)
 
 
 @pytest.mark.slow
