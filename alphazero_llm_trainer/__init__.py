@@ -47,7 +47,7 @@ _HOMES = {
     "train": "api.train",
 }
 VF_EVAL = "verifiers.v1.cli.eval.main"  # the module of its script
-FRONT_END = f"{__name__}.environment.front_end"  # of `vf-eval`
+OURS = f"{__name__}.cli.vf_eval"  # and of this package
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
     "Task", "TaskList", "TrainingRun", "collect", "compare", "evaluate", "load", "read_trees", "search", "train",
@@ -80,7 +80,7 @@ def take_over_vf_eval() -> None:
     `--tier`) it doesn't know.
     """
     script = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
-    if FRONT_END in sys.modules or VF_EVAL not in (*sys.modules, script):
+    if OURS in sys.modules or VF_EVAL not in (*sys.modules, script):
         return
     words = enumerate(sys.orig_argv)  # Python's own options stand before it, or another runner's
     at = next((i for i, word in words if word == VF_EVAL or Path(word).stem == "vf-eval"), None)
@@ -90,4 +90,4 @@ def take_over_vf_eval() -> None:
 
     argv = sys.orig_argv[at + 1 :]
     if names_us(argv):
-        raise SystemExit(import_module(FRONT_END).run(argv))
+        raise SystemExit(import_module(OURS).main(argv))

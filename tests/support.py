@@ -147,7 +147,7 @@ class Source:
         return [row for batch in self.minibatches() for row in batch]
 
     def trees(self):
-        return self.rounds.restored(0)
+        return self.rounds.restore_trees(0)
 
     def prompt(self, tree):
         return self.builder.student.prompt_ids(tree.task.problem.question)

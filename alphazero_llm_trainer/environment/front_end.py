@@ -8,7 +8,7 @@ import argparse
 import logging
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig
 
     from .env import AlphaZeroEnvConfig
+
+Train = Callable[[Sequence[str]], int]  # the training command: its arguments -> its exit code
 
 EXIT_ALL_FAILED = 1
 TRAIN_SIZE = 50  # problems of the train split
@@ -84,18 +86,18 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run `vf-eval` with `argv`; its exit code: 0, 1 when every rollout failed, 2 for what the user
-    can fix.
+def run(argv: Sequence[str], train: Train) -> int:
+    """Run `vf-eval` with `argv`, and the training command `train` for `-s`; the exit code: 0, 1
+    when every rollout failed, 2 for what the user can fix.
     """
     try:
-        return dispatch(list(argv))
+        return dispatch(list(argv), train)
     except AlphaZeroError as error:
         print(f"vf-eval: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 
-def dispatch(argv: list[str]) -> int:
+def dispatch(argv: list[str], train: Train) -> int:
     """Train, help or evaluate; what isn't for this package is verifiers' own."""
     if not names_us(argv):
         return verifiers_own(argv)
@@ -108,9 +110,7 @@ def dispatch(argv: list[str]) -> int:
                     f"{word} stands before `--`: "
                     f"write training options after it, as in {TRAIN_EXAMPLE}"
                 )
-        from ..cli.train import train_main
-
-        return train_main(["--help"] if flags.help else argv[at + 1 :])
+        return train(["--help"] if flags.help else argv[at + 1 :])
     if at < len(argv):
         raise ConfigError(f"`--` starts training options and needs -s before it: {TRAIN_EXAMPLE}")
     if flags.help_all:

@@ -117,12 +117,12 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                     raise EngineError(f"verifiers' training client closes every message; {NEEDS}")
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
-                    trace.info["mcts"] = record(await self._search(chat, sent, problem))
+                    trace.info["mcts"] = record(await self._search_question(chat, sent, problem))
             except AlphaZeroError as error:
                 return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
-    async def _search(
+    async def _search_question(
         self, chat: ChatCalls, opening: list[dict[str, Any]], problem: Problem
     ) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""

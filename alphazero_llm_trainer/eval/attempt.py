@@ -91,7 +91,7 @@ class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
     Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see
-    `rollouts.answer_search`.
+    `answering.searches.answer_search`.
     """
 
     def __init__(

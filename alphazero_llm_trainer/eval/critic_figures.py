@@ -10,28 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..policy.states import States, ranking_of
 from .metrics import Interval, paired_bootstrap
 
 CHANCE = 0.5  # of AUC and pair accuracy
 LEAST = 10  # questions that an interval can be read off
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """States of held-out questions, one entry each `[N]`.
-
-    `target` in [0, 1] is what the critic should say, `weight` how many outcomes it is the mean of,
-    `square` the mean of the single outcomes' squares (the target itself where each is 0 or 1);
-    `logprob` (nats) is the policy's of the step that led there, NaN where it is unknown; `final`
-    tells that the response ends there; `question` is its question's number.
-    """
-
-    target: np.ndarray
-    weight: np.ndarray
-    square: np.ndarray
-    logprob: np.ndarray
-    final: np.ndarray
-    question: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +35,9 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     Each question counts the same. The interval is the bootstrap's over questions; of fewer than
     `LEAST`, or without draws, it is all of [0, 1].
     """
-    _, rank = np.unique(value, return_inverse=True)
-    totals = np.bincount(states.question, states.weight)  # [Q]
-    share = states.weight / np.where(totals > 0, totals, 1.0)[states.question]
-
-    def area(times: np.ndarray) -> float:
-        """With each question so many times `[Q]`; NaN where all end alike."""
-        weight = share * times[states.question]
-        # The weight of right and of wrong states at each value.
-        right, wrong = (np.bincount(rank, weight * x) for x in (states.target, 1 - states.target))
-        pairs = right.sum() * wrong.sum()
-        return float(right @ (wrong.cumsum() - wrong / 2) / pairs) if pairs > 0 else float("nan")
-
-    whole, count = area(np.ones(totals.size)), totals.size
+    area = ranking_of(value, states)
+    count = states.question.max(initial=-1) + 1
+    whole = area(np.ones(count))
     if count < LEAST or not draws or np.isnan(whole):
         return Interval(whole, 0.0, 1.0)
     rng = np.random.default_rng(seed)

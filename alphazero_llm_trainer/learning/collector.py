@@ -75,7 +75,7 @@ class Collector(Earned):
         self.checker = build_terminal_checker(config, self.remote)
         check_collecting(config, method, self.value is not None)
         # A configuration that can't be searched with is refused now.
-        self._search(finished_earns_one, 1)
+        self._build_driver(finished_earns_one, 1)
 
     def guide(self, layer: torch.nn.Linear) -> None:
         """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches
@@ -96,7 +96,7 @@ class Collector(Earned):
         if asked is not None:
             asked.ledgers.open(folder / LEDGERS)
 
-    def ledgers(self) -> dict[str, Any]:
+    def describe_ledgers(self) -> dict[str, Any]:
         """What the teachers and the terminal checker did and spent so far, for run.json."""
         teachers = () if self.teachers is None else self.teachers.teachers
         return {
@@ -105,7 +105,7 @@ class Collector(Earned):
             "teacher_budget": None if self.remote is None else self.remote.ledgers.as_dict(),
         }
 
-    def spent(self) -> dict[str, Cost]:
+    def session_costs(self) -> dict[str, Cost]:
         """What each remote teacher and the terminal checker took in this process."""
         return {} if self.remote is None else self.remote.ledgers.session
 
@@ -119,15 +119,15 @@ class Collector(Earned):
         check_gold(known.values(), self.config.rewards)
         evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
         chain = self.config.train.groups == "chain" and self.config.search.mode == "step"
-        search = self._search(evaluate, 1 if chain else self.config.search.simulations)
+        driver = self._build_driver(evaluate, 1 if chain else self.config.search.simulations)
         # A budget is a question's whole budget: nothing is added to it.
         limit = 0 if self.config.search.budget_tokens else self.config.train.requeue_limit
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
-        async def guarded(key: str, task: Task) -> GradedTree:
+        async def admit_question(key: str, task: Task) -> GradedTree:
             async with gate:
                 try:
-                    return await searched(key, task)
+                    return await grow_tree(key, task)
                 except RequestError as error:
                     # One question that doesn't fit, or that can't be rewarded, is recorded, and the
                     # run goes on.
@@ -136,9 +136,9 @@ class Collector(Earned):
                         key, task, Tree(), error.cost or Cost(), f"{why}{error}", True, 0
                     )
 
-        async def searched(key: str, task: Task) -> GradedTree:
+        async def grow_tree(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version
-            result = await search.run(task.problem, derive_seed(seed, key))
+            result = await driver.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
             extensions, cost = 0, result.cost
             alike = flat_at_first = self.zero_variance(trajectories(result.tree))
@@ -148,7 +148,7 @@ class Collector(Earned):
                     # A chain group grows at the root alone.
                     result.tree.expanded[ROOT] = False
                 try:
-                    result = await search.run(
+                    result = await driver.run(
                         task.problem, derive_seed(seed, key, extensions), result.tree
                     )
                 except RequestError as error:
@@ -166,7 +166,7 @@ class Collector(Earned):
             )
 
         async with nullcontext() if self.remote is None else self.remote.session():
-            running = [asyncio.ensure_future(guarded(key, task)) for key, task in tasks]
+            running = [asyncio.ensure_future(admit_question(key, task)) for key, task in tasks]
             try:
                 for done in asyncio.as_completed(running):
                     yield await done
@@ -174,7 +174,7 @@ class Collector(Earned):
                 for task in running:
                     task.cancel()
 
-    def _search(self, evaluate: Any, simulations: int) -> Search:
+    def _build_driver(self, evaluate: Any, simulations: int) -> Search:
         settings = self.config.search.changed(simulations=simulations)
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":

@@ -51,7 +51,7 @@ class Earned:
         """
         return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
 
-    def counted(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
+    def select_responses(self, responses: Sequence[Trajectory]) -> list[Trajectory]:
         """Those of a tree's responses that training learns from: GRPO and PPO leave a teacher's out
         (`train.teacher_rows`).
         """
@@ -60,7 +60,7 @@ class Earned:
 
     def zero_variance(self, responses: Sequence[Trajectory]) -> bool:
         """True when the responses that training learns from all earned the same: no signal."""
-        rewards = {round(self.reward(response), 9) for response in self.counted(responses)}
+        rewards = {round(self.reward(response), 9) for response in self.select_responses(responses)}
         return len(rewards) < 2
 
 

@@ -92,14 +92,14 @@ class Rounds:
             check_update(student.engine, student.model, student.prompt_ids(QUESTION))
         tasks, trees = (
             self.size.of_round(self.tasks, number),
-            {tree.key: tree for tree in self.restored(number)},
+            {tree.key: tree for tree in self.restore_trees(number)},
         )
         stats = RoundStats(number, reused_trees=len(trees))
         missing: list[str] = self.ranks.broadcast([key for key in tasks if key not in trees])
         if missing:
             share = {key: tasks[key] for key in self.ranks.share(missing)}
-            for record in self.searched(share, number, trees):
-                self.keep(record, GradedTree.from_record(record, tasks[record["key"]]), trees)
+            for record in self.gather_records(share, number, trees):
+                self.keep_tree(record, GradedTree.from_record(record, tasks[record["key"]]), trees)
         if self.collector.perplexity is not None:
             self.collector.perplexity.forget()
         if any(self.ranks.gather(self.stop())):
@@ -115,7 +115,7 @@ class Rounds:
         stats.cost.seconds = stats.search_seconds
         return ordered, stats
 
-    def searched(
+    def gather_records(
         self, tasks: dict[str, Task], number: int, trees: dict[str, GradedTree]
     ) -> list[dict[str, Any]]:
         """Search these questions of round `number`. The first process keeps its trees in `trees` as
@@ -123,32 +123,34 @@ class Rounds:
         """
         records: list[dict[str, Any]] = []
 
-        async def search() -> None:
+        async def take_trees() -> None:
             async for tree in self.collector.collect(list(tasks.items()), self.seed):
                 if tree.ended_by == "stopped":
                     continue
                 record = tree.record(round=number, policy=self.student.engine.version)
                 if self.ranks.first:
-                    self.keep(record, tree, trees)
+                    self.keep_tree(record, tree, trees)
                 else:
                     records.append(record)
 
-        def search_until_stopped() -> None:
+        def end_quietly() -> None:
             with suppress(StoppedError):  # all ranks look whether to stop, afterwards
-                run_until(self.stop, search())
+                run_until(self.stop, take_trees())
 
-        self.ranks.everywhere(search_until_stopped)
+        self.ranks.everywhere(end_quietly)
         gathered = self.ranks.gather(records)
         return [record for records in gathered for record in records] if self.ranks.first else []
 
-    def keep(self, record: dict[str, Any], tree: GradedTree, trees: dict[str, GradedTree]) -> None:
+    def keep_tree(
+        self, record: dict[str, Any], tree: GradedTree, trees: dict[str, GradedTree]
+    ) -> None:
         """A new tree goes into the journal first."""
         assert self.journal is not None
         self.journal.append(record)
         trees[tree.key] = tree
         self.on_tree(tree)
 
-    def restored(self, number: int) -> list[GradedTree]:
+    def restore_trees(self, number: int) -> list[GradedTree]:
         """The trees of a round that the journal has."""
         journal = self.journal if self.journal is not None else {}
         records = (

@@ -200,7 +200,11 @@ class GoodRows(RowBuilder):
                 node for node in response.nodes if node != OUTSIDE
             ), -response.samples
 
-        right = [response for response in self.collector.counted(tree.responses) if response.right]
+        right = [
+            response
+            for response in self.collector.select_responses(tree.responses)
+            if response.right
+        ]
         return sorted(right, key=order)
 
 

@@ -23,7 +23,7 @@ class RunSize:
     A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the
     batch size, of which trees fill `policy_rows` and replayed demonstrations the rest; `share` is
     theirs of a minibatch. `planned` says the rounds in words. `supervised` is the method's
-    (`rollouts.Searches`).
+    (`learning.earned.Searches`).
     """
 
     def __init__(self, config: Config, supervised: bool) -> None:

@@ -212,7 +212,9 @@ def episodes(
     # Step credit is relative to its round.
     whole = "policy_version" if earned.config.train.credit == "step" else "key"
     for _, members in groupby(records, lambda pair: pair[0][whole]):
-        trees = [(record, tree, earned.counted(trajectories(tree))) for record, tree in members]
+        trees = [
+            (record, tree, earned.select_responses(trajectories(tree))) for record, tree in members
+        ]
         groups = {
             record["key"]: (tree, responses)
             for record, tree, responses in trees

@@ -415,7 +415,7 @@ class Recorder:
         if self.journal is not None:
             self.journal.close()
             self.journal = None
-            self.card |= self.collector.ledgers()
+            self.card |= self.collector.describe_ledgers()
             checker = self.card["terminal_checker"]
             if checker is not None and checker["cost"]["calls"] == 0:
                 self.progress.say(

@@ -76,7 +76,7 @@ def prepare(config: Config) -> Prepared:
 
 
 def check_searches(config: Config) -> None:
-    """`rollouts.check_collecting` for the configured method and value network."""
+    """`learning.collector.check_collecting` for the configured method and value network."""
     check_collecting(config, method_of(config.train.method), config.search.value is not None)
 
 

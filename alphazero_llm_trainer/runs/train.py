@@ -239,7 +239,7 @@ class Run:
         learner = self.learner
         if self.method.supervised:
             for number in range(start):
-                builder.remember(rounds.restored(number))
+                builder.remember(rounds.restore_trees(number))
         if checkpoint is not None:
             try:
                 learner.restore(checkpoint, updates)

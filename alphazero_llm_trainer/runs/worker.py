@@ -142,4 +142,4 @@ class Worker:
             result = TimeoutError(f"no tree within {self.job.seconds:g} s")
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
             result = error
-        return key, result, self.process, self.collector.spent() if self.policy else {}
+        return key, result, self.process, self.collector.session_costs() if self.policy else {}

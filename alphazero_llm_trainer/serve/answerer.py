@@ -80,7 +80,7 @@ class Answerer:
         """
         if wanted.method.name != SAMPLE:
             problem = Problem(name, wanted.question, "user")
-            outcome = await self.searched(wanted, problem, seed, due, grown)
+            outcome = await self.answer_by_search(wanted, problem, seed, due, grown)
             tell(outcome.text, ())
             return outcome
         echoes = isinstance(wanted.body, CompletionBody) and wanted.body.echo
@@ -217,7 +217,7 @@ class Answerer:
 
     # -- a search ----------------------------------------------------------------------------------
 
-    async def searched(
+    async def answer_by_search(
         self,
         wanted: WantedAnswer,
         problem: Problem,

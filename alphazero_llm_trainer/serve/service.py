@@ -19,9 +19,9 @@ from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..problems.load import SERVER_TOKENS
 from ..tree.arena import Tree
-from ..tree.graded import GradedTree
+from ..tree.graded import tree_record
 from ..tree.journal import JOURNAL, Journal
-from ..types import Problem, Task
+from ..types import Problem
 from ..viewer.record import pieces
 from .answerer import Answerer
 from .requests import ApiError, Models, WantedAnswer
@@ -160,10 +160,6 @@ def record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[s
     """
     name, tree, choice = outcome.trace_id, outcome.tree, outcome.choice
     assert name is not None and tree is not None and choice is not None
-    task = Task(Problem(name, wanted.question, "user"), "")
-    ungraded = GradedTree(
-        name, task, tree, outcome.cost, outcome.ended_by, True, 0, wanted.prompt, version
-    )
     served = {
         "method": wanted.method.label,
         "response": outcome.text,
@@ -177,5 +173,16 @@ def record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[s
     }
     # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a
     # benchmark's too.
-    tokens = SERVER_TOKENS if wanted.messages else {}
-    return ungraded.record(split="served", served=served, **tokens)
+    tokens: dict[str, Any] = SERVER_TOKENS if wanted.messages else {}
+    return tree_record(
+        name,
+        Problem(name, wanted.question, "user"),
+        tree,
+        outcome.cost,
+        outcome.ended_by,
+        wanted.prompt,
+        version,
+        split="served",
+        served=served,
+        **tokens,
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import DataError
-from ..types import Cost, Task
+from ..types import Cost, Problem, Task
 from .arena import Tree
 from .extract import Trajectory, trajectories
 
@@ -54,20 +54,19 @@ class GradedTree:
 
     def record(self, **more: Any) -> dict[str, Any]:
         """The journal line."""
-        problem = self.task.problem
-        return {
-            "key": self.key,
-            "problem": {"id": problem.id, "question": problem.question, "source": problem.source},
-            "flat_at_first": self.flat_at_first,
-            "extensions": self.extensions,
-            "ended_by": self.ended_by,
-            "saved": self.saved,
-            "policy_version": self.policy_version,
-            "prompt_ids": list(self.prompt_ids),
-            "cost": self.cost.as_dict(),
+        return tree_record(
+            self.key,
+            self.task.problem,
+            self.tree,
+            self.cost,
+            self.ended_by,
+            self.prompt_ids,
+            self.policy_version,
+            flat_at_first=self.flat_at_first,
+            extensions=self.extensions,
+            saved=self.saved,
             **more,
-            "tree": self.tree.to_dict(),
-        }
+        )
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], task: Task) -> GradedTree:
@@ -89,3 +88,35 @@ class GradedTree:
             raise DataError(
                 f"journal record {record.get('key')!r} lacks {error}: remove its line"
             ) from error
+
+
+def tree_record(
+    key: str,
+    problem: Problem,
+    tree: Tree,
+    cost: Cost,
+    ended_by: str,
+    prompt_ids: Sequence[int],
+    policy_version: int,
+    *,
+    flat_at_first: bool = True,
+    extensions: int = 0,
+    saved: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """The journal line of a finished search, graded or not: the fields of `GradedTree`, `more`
+    before its tree.
+    """
+    return {
+        "key": key,
+        "problem": {"id": problem.id, "question": problem.question, "source": problem.source},
+        "flat_at_first": flat_at_first,
+        "extensions": extensions,
+        "ended_by": ended_by,
+        "saved": saved,
+        "policy_version": policy_version,
+        "prompt_ids": list(prompt_ids),
+        "cost": cost.as_dict(),
+        **more,
+        "tree": tree.to_dict(),
+    }

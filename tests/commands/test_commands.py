@@ -139,7 +139,7 @@ def loaded(*names):
     return {{*names}} & {{*sys.modules}}
 import alphazero_llm_trainer
 assert not loaded("torch", "pydantic", "verifiers")
-from alphazero_llm_trainer.environment.__main__ import main as vf_eval
+from alphazero_llm_trainer.cli.vf_eval import main as vf_eval
 assert vf_eval(["{OUR_ID}", "--help"]) == 0
 from alphazero_llm_trainer.cli.main import main
 heavy = ("torch", "transformers", "verifiers", "trl", "openai", "datasets")

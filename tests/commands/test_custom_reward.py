@@ -15,8 +15,8 @@ from tables import read_json, read_jsonl, table
 from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.cli.vf_eval import main as vf_eval
 from alphazero_llm_trainer.config.sections import RewardConfig
-from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, RewardError
 from alphazero_llm_trainer.learning.stats import group_kind
 from alphazero_llm_trainer.rewards.combined import combined, steps_of

@@ -17,11 +17,13 @@ from tables import CHECKOUT, read_jsonl, table, write_jsonl
 from verifiers.v1.cli.replay import main as replay
 
 import alphazero_llm_trainer as az
-from alphazero_llm_trainer import environment
+from alphazero_llm_trainer import cli
+from alphazero_llm_trainer.cli import vf_eval
+from alphazero_llm_trainer.cli.vf_eval import main as run
 from alphazero_llm_trainer.environment import front_end
 from alphazero_llm_trainer.environment import rollouts as report
 from alphazero_llm_trainer.environment.argv import OUR_ID, names_us
-from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, parse, run
+from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, parse
 from alphazero_llm_trainer.errors import EXIT_USER_ERROR, AlphaZeroError
 
 # verifiers' own `vf-eval`
@@ -44,7 +46,8 @@ def in_a_process(folder, *command, path=CHECKOUT):
 
 WITHOUT = """
 import sys
-from alphazero_llm_trainer.environment.front_end import run, verifiers_has_one
+from alphazero_llm_trainer.cli.vf_eval import main as run
+from alphazero_llm_trainer.environment.front_end import verifiers_has_one
 assert not verifiers_has_one()
 for line in sys.argv[1:]:
     print("exit", run(line.split()), flush=True)
@@ -84,13 +87,13 @@ def test_verifiers_own_script_becomes_ours_in_its_own_process(capsys, monkeypatc
     """As its `main` asks for this package's classes."""
     name = "verifiers.v1.cli.eval.main"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(environment, "front_end", front_end)  # put back, as the next line does
-    monkeypatch.delitem(sys.modules, front_end.__name__)
+    monkeypatch.setattr(cli, "vf_eval", vf_eval)  # put back, as the next line does
+    monkeypatch.delitem(sys.modules, vf_eval.__name__)
     monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/vf-eval", "gsm8k"])
     assert az.AlphaZeroError is AlphaZeroError
     for python in ("", "-X dev", "-X dev -W error -I", "-X dev -m coverage run"):
         for script in ("/bin/vf-eval", f"-m {name}"):
-            monkeypatch.delitem(sys.modules, front_end.__name__, raising=False)
+            monkeypatch.delitem(sys.modules, vf_eval.__name__, raising=False)
             line = f"python {python} {script} {OUR_ID} --help"
             monkeypatch.setattr(sys, "orig_argv", line.split())
             with pytest.raises(SystemExit) as stop:

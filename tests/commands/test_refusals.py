@@ -10,9 +10,9 @@ from tables import table, write_jsonl
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.vf_eval import main as run
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.front_end import run
 from alphazero_llm_trainer.errors import ConfigError
 
 CASES = table("refusals")

@@ -23,8 +23,8 @@ from support import library_logprobs
 from tables import CHECKOUT, read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.vf_eval import main as vf_eval
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.environment.front_end import run as vf_eval
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.tree.arena import Tree

@@ -49,6 +49,7 @@ from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
+from alphazero_llm_trainer.policy.states import States
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.runs.critic_data import (
     Example,
@@ -193,7 +194,7 @@ def states_of(entries, question=None):
     target, count = map(np.asarray, zip(*entries, strict=True))
     none = np.zeros(target.size)
     numbers = np.arange(target.size) if question is None else question
-    return metrics.States(target, count, target, none, none.astype(bool), numbers)
+    return States(target, count, target, none, none.astype(bool), numbers)
 
 
 def random_states(seed):

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...config.train import Rates, TrainConfig
-from ...eval.critic_figures import States, auc
 from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
+from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
 from ...tree.extract import OUTSIDE
 from ...tree.graded import GradedTree
@@ -160,7 +160,7 @@ class AlphaZeroRows(GoodRows):
         right = np.array([float(z > 0) for z in ends])
         ones = np.ones(len(right))
         states = States(right, ones, right, ones * math.nan, ones < 1, np.array(questions))
-        area = auc(np.array(values), states, draws=0).value
+        area = ranking_of(np.array(values), states)(np.ones(len(trees)))
         stats.value_auc = None if math.isnan(area) else area
         stats.value_pair_accuracy = fmean(ordered) if ordered else None
         stats.value_error = fmean(values) - fmean(ends)

@@ -52,7 +52,7 @@ class CreditedRows(SampledRows):
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor
         # in a baseline.
         graded = [tree for tree in trees if not self.collector.zero_variance(tree.responses)]
-        groups = [(tree.tree, self.collector.counted(tree.responses)) for tree in graded]
+        groups = [(tree.tree, self.collector.select_responses(tree.responses)) for tree in graded]
         process = self.config.train.credit == "process"
         problems = [tree.task.problem for tree in graded]
         processes = self.processes(problems, groups, stats) if process else ()

@@ -40,7 +40,7 @@ class RewardedRows(SampledRows):
         shuffled.sort(key=lambda tree: self.collector.zero_variance(tree.responses))
         rows: list[TrainRow] = []
         for tree in shuffled:
-            for response in self.collector.counted(tree.responses):
+            for response in self.collector.select_responses(tree.responses):
                 rows += [
                     self.row(tree, response, 0.0, self.collector.reward(response))
                 ] * response.samples
