@@ -1,14 +1,14 @@
 """The benchmarks' own machinery: siblings, values and noise are what they say."""
 
 import pytest
+from generations import GAMES, sibling
+from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.problems.pancake import flip
 from alphazero_llm_trainer.problems.source import open_source
 from alphazero_llm_trainer.types import Problem
-from benchmarks.generations import GAMES, sibling
-from benchmarks.value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 
 def test_each_step_has_one_other_legal_step_as_sibling():
