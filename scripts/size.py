@@ -1,4 +1,5 @@
-"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages.
+"""How large the house is: code tokens by room against budgets, tests, benchmarks, keys, pages, and
+what must be open for a change (`reading_paths.yaml`).
 
     uv run python scripts/size.py
 
@@ -13,7 +14,7 @@ import io
 import shutil
 import subprocess
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import yaml
@@ -71,19 +72,51 @@ def docstrings(tree: ast.AST) -> set[tuple[int, int]]:
     return places
 
 
+def tokens_of(text: str) -> int:
+    """Code tokens of Python code."""
+    skipped, count = docstrings(ast.parse(text)), 0
+    inside = 0  # of so many f-strings
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        inside -= token.type == END
+        counts = token.type in (*COUNTED, BEGIN) and token.start not in skipped
+        count += counts and not inside
+        inside += token.type == BEGIN
+    return count
+
+
 def tokens(paths: list[Path]) -> int:
     """Code tokens of Python files."""
-    count = 0
+    return sum(tokens_of(path.read_text(encoding="utf-8")) for path in paths)
+
+
+def places(paths: list[Path]) -> dict[str, list[tuple[str, int]]]:
+    """Files and their functions and classes by name: the file of each home, and its code tokens."""
+    found = defaultdict(list)
     for path in paths:
-        text = path.read_text(encoding="utf-8")
-        skipped = docstrings(ast.parse(text))
-        inside = 0  # of so many f-strings
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            inside -= token.type == END
-            counts = token.type in (*COUNTED, BEGIN) and token.start not in skipped
-            count += counts and not inside
-            inside += token.type == BEGIN
-    return count
+        text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT / PACKAGE))
+        found[name].append((name, tokens_of(text)))
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                code = ast.get_source_segment(text, node) or ""
+                found[node.name].append((name, tokens_of(code)))
+    return found
+
+
+def print_paths(paths: list[Path]) -> bool:
+    """Print what must be open for each change; whether every name has one home."""
+    known = places(paths)
+    declared = yaml.safe_load(Path(__file__).with_name("reading_paths.yaml").read_text("utf-8"))
+    lost = False
+    print(f"\n{'to change a':18}{'files':>6}{'tokens':>8}{'aim':>8}")
+    for change, path in declared.items():
+        wrong = [name for name in path["open"] if len(known[name]) != 1]
+        homes = [home for name in path["open"] for home in known[name]]
+        files, count = len({file for file, _ in homes}), sum(size for _, size in homes)
+        print(f"{change:18}{files:6}{count:8,}{path['aim']:8,}")
+        if wrong:
+            print(f"  not one home each, mend reading_paths.yaml: {', '.join(wrong)}")
+        lost = lost or bool(wrong)
+    return not lost
 
 
 def rooms(paths: list[Path]) -> Counter[str]:
@@ -119,6 +152,8 @@ def main() -> None:
         ("result pages", len(tracked("docs/results/*.md")), 8),
     ):
         print(f"{name:28}{count:8,}{aim:10,}")
+    if not print_paths(python):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
